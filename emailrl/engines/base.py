@@ -1,0 +1,93 @@
+"""What every engine offers: completions for requests, many at a time, each trajectory at its own pace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from emailrl.trajectory import Message
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. ``temperature=0`` is greedy. ``top_p=1`` and ``top_k=0`` are off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(slots=True)
+class Request:
+    """Ask for one completion.
+
+    ``trajectory_id`` names the conversation: a request whose ``prompt_ids`` extend the tokens the engine last held
+    under that name reuses its KV cache. Token engines read ``prompt_ids``; chat engines read ``messages``.
+    ``seed`` fixes the sampled ids whatever else is in the batch.
+    """
+
+    trajectory_id: str
+    sampling: SamplingParams
+    prompt_ids: list[int] = field(default_factory=list)
+    messages: Sequence[Message] = ()
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Completion:
+    """What the policy sampled for one request.
+
+    ``token_ids`` include a sampled stop token. ``logprobs`` belong to them one to one: natural logarithm, after
+    temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines that only return text.
+    """
+
+    trajectory_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """``stop``, ``length``, or ``error`` (then ``error`` says what happened)."""
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    message: Message | None = None
+    """Set by chat engines: the assistant message as the server parsed it."""
+    error: str | None = None
+    cost: float | None = None
+
+
+Advance = Callable[[Completion], Request | None]
+"""Called as each completion ends; returns the trajectory's next request, or None when the trajectory is over."""
+
+
+class Engine(Protocol):
+    """Something that completes prompts."""
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """Complete every request, and every follow-up that ``advance`` returns, batched over all of them.
+
+        A follow-up joins the running batch at once: no trajectory waits for another's turn to end. Returns all
+        completions in the order they ended (without ``advance``: in the order of ``requests``).
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        ...
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine whose weights follow the trainer's."""
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, under the name ``version``."""
+        ...
+
+    def release(self) -> None:
+        """Give memory back while the trainer works."""
+        ...
+
+    def resume(self) -> None:
+        """Take memory again before the next rollout."""
+        ...

@@ -1,0 +1,194 @@
+"""One typed tree of settings, read from flag, environment, ``.env``, ``emailrl.toml``, preset and default.
+
+Every leaf has one name that is unique in the whole tree: its upper-case form is its environment variable
+(``MAX_STEPS``), ``Env(...)`` names others. In ``emailrl.toml`` it stands under its section (``[training]`` /
+``max_steps = 20``) or, just as well, at the top level.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class Env:
+    """The environment names of a field, the main one first, where they are not the field's own name in upper case."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class ModelSettings(Section):
+    name: Annotated[str, Env("MODEL_NAME")] = "OpenPipe/Qwen3-14B-Instruct"
+    """The base model: `nano` (packaged), a local folder, or a hub name."""
+    backend: Literal["transformers", "unsloth"] = "transformers"
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Parameter type of the frozen base; auto is bf16 on a GPU, fp32 on a CPU."""
+    device: str = "auto"
+    attn_implementation: str = "sdpa"
+    load_in_4bit: bool = False
+    max_model_len: Positive | None = None
+    """Context window in tokens; None takes the model's own."""
+
+
+class LoraSettings(Section):
+    lora_rank: Positive = 16
+    lora_alpha: Positive = 32
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: str = "all-linear"
+    """`all-linear`, or module names separated by commas."""
+
+
+class StoreSettings(Section):
+    db: Annotated[Path, Env("EMAILRL_DB")] = Path("data/enron_emails.db")
+    """The mail database."""
+    max_body_chars: NonNegative = 5000
+    """Mails with longer bodies are skipped by gen-db (ART-E); 0 keeps all."""
+    max_recipients: NonNegative = 30
+    """Mails with more to + cc + bcc are skipped by gen-db (ART-E); 0 keeps all."""
+    dedupe: bool = True
+    """Skip a mail whose subject, body and sender were seen before."""
+
+
+class DataSettings(Section):
+    questions: Path | None = None
+    """A local question file (JSONL); None reads the hub's ART-E questions."""
+    train_dataset_size: Annotated[Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE")] = 3000
+    eval_dataset_size: Annotated[Positive, Env("EVAL_DATASET_SIZE", "VAL_SET_SIZE")] = 100
+    test_set_size: Positive = 100
+    max_source_mails: Positive = 1
+    """Questions with more source mails are left out."""
+    allow_shared_inbox: bool = False
+    """Accept an inbox in several splits (every table then says so)."""
+
+
+class AgentSettings(Section):
+    max_turns: Positive = 10
+    max_tokens: Positive = 4096
+    """Most tokens of one generation."""
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+    """Sampling temperature of training rollouts."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    eval_temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Temperature of evaluation and benchmark; 0 is greedy."""
+    rollout_concurrency: Positive = 10
+    """Most remote completions in flight at once."""
+    max_batch_trajectories: Positive = 64
+    """Most trajectories the in-process engine decodes at once."""
+    engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
+
+
+class RewardSettings(Section):
+    reward: str = "art_e"
+    """A named reward: art_e, simple (1 if right), or `module:attribute` / path.py:attribute."""
+    judge: Literal["auto", "llm", "offline"] = "auto"
+    """auto asks an LLM when OPENROUTER_API_KEY is set, else matches offline."""
+    judge_model: str = "google/gemini-2.0-flash-001"
+    judge_base_url: str = "https://openrouter.ai/api/v1"
+    judge_cache: Path = Path("outputs/judge_cache.sqlite")
+    openrouter_api_key: SecretStr | None = None
+    litellm_timeout: Annotated[float, Field(gt=0)] = 60
+    """Seconds to wait for a remote completion."""
+
+
+class TrainingSettings(Section):
+    mode: Literal["simple", "rollout", "masked"] = "masked"
+    algorithm: str = "grpo"
+    seed: int = 42
+    max_steps: Positive = 200
+    num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS")] = 2
+    """Passes over the questions; bounds the modes simple and rollout only."""
+    per_device_train_batch_size: Annotated[Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP")] = 4
+    """Questions a rank a micro-step."""
+    gradient_accumulation_steps: Positive = 1
+    num_generations: Annotated[Positive, Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
+    """Rollouts a question."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    warmup_steps: NonNegative = 10
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    adam_beta1: Fraction = 0.9
+    adam_beta2: Fraction = 0.99
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Gradient clipping by norm; 0 is off."""
+    num_mini_batches: Positive = 1
+    """Optimizer updates the trajectories of one step are split into."""
+    update_epochs: Positive = 1
+    """Passes over the trajectories of one step."""
+    max_tokens_per_micro_batch: Positive = 16384
+    """Tokens of one forward pass, padding included."""
+    gradient_checkpointing: bool = False
+
+
+class AlgorithmSettings(Section):
+    """Overrides of the named algorithm; None takes what the algorithm says."""
+
+    beta: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the KL to the reference policy; 0 computes no reference."""
+    min_group_std: Annotated[float, Field(ge=0)] = 0.05
+    """Groups whose rewards vary less are dropped and counted."""
+    clip_low: Annotated[float, Field(ge=0)] | None = None
+    clip_high: Annotated[float, Field(ge=0)] | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
+
+
+class EvaluationSettings(Section):
+    eval_steps: Positive = 10
+    target_accuracy: Fraction = 0.95
+    patience: Positive = 5
+    """Evaluations without a better accuracy before training stops."""
+
+
+class OutputSettings(Section):
+    output_dir: Path = Path("outputs/grpo")
+    """The mode is appended, unless it already ends in it."""
+    save_steps: Positive = 10
+    save_total_limit: Positive = 3
+    verbose: bool = False
+
+
+class TrackingSettings(Section):
+    wandb_project: str = "email-agent-grpo"
+    wandb_entity: str | None = None
+    wandb_name: str = "grpo-{mode}"
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    tensorboard: bool = False
+
+
+class BenchmarkSettings(Section):
+    bench_sequential: bool = False
+    """One question at a time."""
+    show_trajectory_details: bool = False
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    model: ModelSettings = ModelSettings()
+    lora: LoraSettings = LoraSettings()
+    store: StoreSettings = StoreSettings()
+    data: DataSettings = DataSettings()
+    agent: AgentSettings = AgentSettings()
+    rewards: RewardSettings = RewardSettings()
+    training: TrainingSettings = TrainingSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    output: OutputSettings = OutputSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()

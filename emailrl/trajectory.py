@@ -1,0 +1,148 @@
+"""The nouns every room shares: scenario, message, turn, trajectory and group, as plain dataclasses.
+
+A trajectory is one rollout of one scenario. Its tokens are the truth: ``samples`` hold the ids exactly as the
+policy sampled them, with the mask made while they were produced; ``messages`` are for people and for chat servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    ANSWERED = "answered"
+    RAN_OUT_OF_TURNS = "ran_out_of_turns"
+    CANT_PARSE_TOOL_CALL = "cant_parse_tool_call"
+    BAD_TOOL_CALL_NAME = "bad_tool_call_name"
+    BAD_TOOL_CALL_ARGS = "bad_tool_call_args"
+    TRUNCATED = "truncated"
+    """The completion hit the token limit, or the prompt no longer fits the context window."""
+    COMPLETED = "completed"
+    """A single completion on a static prompt (mode ``simple``) reached its end."""
+    EXCEPTION = "exception"
+
+
+@dataclass(slots=True)
+class Scenario:
+    """One question on one mailbox, with its answer and the ids of the mails that hold it (ART-E's fields)."""
+
+    id: str
+    question: str
+    answer: str
+    message_ids: list[str]
+    inbox_address: str
+    query_date: str
+    """``YYYY-MM-DD``, UTC; the agent sees no mail dated on or after it."""
+    how_realistic: float = 1.0
+    split: str | None = None
+    kind: str | None = None
+    """Which template made the question; None for questions from elsewhere."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call as the model asked for it: a tool's name and its arguments (not yet checked)."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+@dataclass(slots=True)
+class Message:
+    """One chat message. For an assistant turn ``content`` is the raw sampled text, tool-call markup included,
+    when it came from a token engine, and ``tool_calls`` is what was parsed out of it."""
+
+    role: str
+    content: str
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_id: str | None = None
+    name: str | None = None
+    """The tool's name, on ``role="tool"`` messages."""
+    parse_error: str | None = None
+    """Set when the text holds tool-call markup that cannot be read."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One completion and what the environment made of it."""
+
+    completion_ids: list[int]
+    """Sampled ids, the sampled stop token included; empty for engines that hand back text only."""
+    logprobs: list[float]
+    finish_reason: str
+    """``stop`` or ``length``, as the engine said."""
+    tool_name: str | None = None
+    tool_args: dict[str, Any] | None = None
+    tool_result: str | None = None
+    seconds: float = 0.0
+    tool_seconds: float = 0.0
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class TokenSample:
+    """One training sequence: three lists of equal length.
+
+    ``loss_mask`` is 1 where the id was sampled by the policy; ``sampler_logprobs`` is None elsewhere.
+    A trajectory has one, or several where its chat template does not extend the tokens so far.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    sampler_logprobs: list[float | None] = field(default_factory=list)
+
+    def append_prompt(self, ids: list[int]) -> None:
+        """Add ids the policy was shown."""
+        self.token_ids += ids
+        self.loss_mask += [0] * len(ids)
+        self.sampler_logprobs += [None] * len(ids)
+
+    def append_sampled(self, ids: list[int], logprobs: list[float]) -> None:
+        """Add ids the policy sampled, with their log-probabilities."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
+        self.token_ids += ids
+        self.loss_mask += [1] * len(ids)
+        self.sampler_logprobs += logprobs
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One rollout of one scenario, from the first prompt to the reward."""
+
+    id: str
+    group_id: str
+    scenario: Scenario
+    run_id: str = ""
+    step: int = 0
+    mode: str = "masked"
+    policy_version: str = ""
+    adapter_sha256: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    samples: list[TokenSample] = field(default_factory=list)
+    reward: float = 0.0
+    reward_terms: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward; they add up to ``reward``."""
+    rubric: dict[str, Any] = field(default_factory=dict)
+    """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
+    final_answer: str | None = None
+    final_sources: list[str] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    seconds: float = 0.0
+    exception: str | None = None
+    """``Type: message`` where the rollout itself raised (engine, database, judge); such a trajectory is never trained."""
+
+
+@dataclass(slots=True)
+class TrajectoryGroup:
+    """The rollouts of one scenario under one policy version, compared with each other by the advantage."""
+
+    id: str
+    scenario: Scenario
+    trajectories: list[Trajectory]
