@@ -1,0 +1,43 @@
+"""Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
+
+from emailrl.settings.tree import (
+    AgentSettings,
+    AlgorithmSettings,
+    BenchmarkSettings,
+    DataSettings,
+    Env,
+    EvaluationSettings,
+    Fraction,
+    LoraSettings,
+    ModelSettings,
+    NonNegative,
+    OutputSettings,
+    Positive,
+    RewardSettings,
+    Section,
+    Settings,
+    StoreSettings,
+    TrackingSettings,
+    TrainingSettings,
+)
+
+__all__ = [
+    "AgentSettings",
+    "AlgorithmSettings",
+    "BenchmarkSettings",
+    "DataSettings",
+    "Env",
+    "EvaluationSettings",
+    "Fraction",
+    "LoraSettings",
+    "ModelSettings",
+    "NonNegative",
+    "OutputSettings",
+    "Positive",
+    "RewardSettings",
+    "Section",
+    "Settings",
+    "StoreSettings",
+    "TrackingSettings",
+    "TrainingSettings",
+]
