@@ -1,0 +1,126 @@
+"""One scenario played on one mailbox: the model's message in, the tool's result out, the rubric on the side.
+
+The rules are ART-E's (native tools): one tool call a turn, the first of several; a call that cannot be read, names no
+tool or carries bad arguments ends the trajectory and is never fed back; so does the final answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from emailrl.environment.prompts import system_prompt
+from emailrl.environment.rubric import Rubric, is_i_dont_know
+from emailrl.environment.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
+from emailrl.errors import ToolError
+from emailrl.trajectory import Message, Scenario, StopReason, ToolCall
+
+if TYPE_CHECKING:
+    from emailrl.store import Mailbox
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the environment made of one assistant message."""
+
+    messages: list[Message] = field(default_factory=list)
+    """To append to the conversation: the tool's result, or nothing when the trajectory ended without one."""
+    done: bool = False
+    tool_name: str | None = None
+    tool_args: dict[str, Any] | None = None
+    tool_result: str | None = None
+    """JSON: what the tool returned, or ``{"error": …}`` for a call that ended the trajectory (recorded, never shown
+    to the model). None for a final answer."""
+    stop_reason: StopReason | None = None
+
+
+class MailEnvironment:
+    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until it says ``done``.
+
+    ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
+    """
+
+    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, max_turns: int) -> None:
+        self.scenario = scenario
+        self.mailbox = mailbox
+        self.max_turns = max_turns
+        self.rubric = Rubric()
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+        self._sources = frozenset(scenario.message_ids)
+        self._state = "new"
+
+    def start(self) -> list[Message]:
+        """The system message and the question."""
+        if self._state != "new":
+            raise RuntimeError("a MailEnvironment plays one trajectory: make another")
+        self._state = "running"
+        return [
+            Message("system", system_prompt(self.scenario, self.max_turns)),
+            Message("user", self.scenario.question),
+        ]
+
+    def step(self, message: Message) -> StepResult:
+        """Play one assistant message.
+
+        The tool result of the last allowed turn is returned with ``done`` set: the agent ran out of turns.
+        Errors of the mailbox itself (not the model's) are raised.
+        """
+        if self._state != "running":
+            raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
+        self.rubric.num_turns += 1
+        result = self._play(message)
+        if not result.done and self.rubric.num_turns >= self.max_turns:
+            self.rubric.num_turns += 1
+            self.rubric.ran_out_of_turns = True
+            result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
+        if result.done:
+            self._state = "over"
+        return result
+
+    def _play(self, message: Message) -> StepResult:
+        if message.parse_error is not None:
+            self.rubric.cant_parse_tool_call = True
+            return _refusal(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
+        if not message.tool_calls:
+            self.rubric.bad_tool_call_args = True
+            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
+        call = message.tool_calls[0]
+        if call.name not in TOOLS:
+            self.rubric.bad_tool_call_name = True
+            return _refusal(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
+        try:
+            value = call_tool(self.mailbox, call.name, call.arguments)
+        except ToolError as error:
+            self.rubric.bad_tool_call_args = True
+            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
+        if call.name == "return_final_answer":
+            self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
+            return StepResult([], True, call.name, call.arguments, None, StopReason.ANSWERED)
+        self._note(call, value)
+        content = to_json(value)
+        reply = Message("tool", content, tool_call_id=call.id, name=call.name)
+        return StepResult([reply], False, call.name, call.arguments, content)
+
+    def _note(self, call: ToolCall, value: Any) -> None:
+        """Write what a search or a read achieved into the rubric."""
+        if call.name == "search_emails":
+            self.rubric.ever_found_right_email |= any(hit["message_id"] in self._sources for hit in value)
+        elif value is EMAIL_NOT_FOUND:
+            self.rubric.ever_tried_to_read_invalid_email = True
+        else:
+            self.rubric.ever_read_right_email |= value["message_id"] in self._sources
+
+    def _take_answer(self, answer: str, sources: list[str]) -> None:
+        self.final_answer, self.final_sources = answer, sources
+        self.rubric.num_sources = len(set(sources))
+        if is_i_dont_know(answer):
+            self.rubric.returned_i_dont_know = True
+        else:
+            self.rubric.attempted_answer = True
+            self.rubric.sources_correct = not self._sources.isdisjoint(sources)
+
+
+def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
+    name, arguments = (call.name, call.arguments) if call else (None, None)
+    return StepResult([], True, name, arguments, to_json({"error": error}), reason)
