@@ -103,6 +103,43 @@ class RewardSettings(Section):
     openrouter_api_key: SecretStr | None = None
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds to wait for a remote completion."""
+    judge_max_tokens: Positive = 16
+    """Tokens of one verdict; give a model that thinks aloud more."""
+    judge_retries: NonNegative = 3
+    """Times a failed verdict is asked for again, waiting 1, 2, 4, … seconds between."""
+
+
+class RewardWeightSettings(Section):
+    """The numbers of the reward `art_e`; the defaults are ART-E's."""
+
+    reward_cant_parse: float = -2.0
+    """The tool call cannot be read."""
+    reward_bad_name: float = -1.9
+    """There is no such tool."""
+    reward_bad_args: float = -1.8
+    """No tool call, or one with bad arguments."""
+    reward_truncated: float = -1.8
+    """A completion hit the token limit (ART-E scores it as the bad tool call it leaves behind)."""
+    reward_wrong: float = -1.0
+    """A wrong answer."""
+    reward_no_answer: float = 0.0
+    """"I don't know", or out of turns."""
+    reward_correct: float = 1.0
+    """A right answer."""
+    bonus_found: float = 0.1
+    """A search returned a source mail (unless the answer is right)."""
+    bonus_read: float = 0.1
+    """A source mail was read (unless the answer is right)."""
+    bonus_no_invalid_id: float = 0.1
+    """No mail was asked for that is not there (unless the answer is right)."""
+    bonus_cited_wrong: float = 0.1
+    """A wrong answer cites a source mail."""
+    bonus_cited: float = 0.3
+    """A right answer cites a source mail."""
+    bonus_few_sources: float = 0.1
+    """For a right answer, divided by the number of mails it cites."""
+    bonus_few_turns: float = 0.1
+    """For a right answer, times the share of turns left."""
 
 
 class TrainingSettings(Section):
@@ -186,6 +223,7 @@ class Settings(Section):
     data: DataSettings = DataSettings()
     agent: AgentSettings = AgentSettings()
     rewards: RewardSettings = RewardSettings()
+    reward_weights: RewardWeightSettings = RewardWeightSettings()
     training: TrainingSettings = TrainingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
