@@ -1,0 +1,23 @@
+"""Questions on mailboxes: loaded, split by inbox, checked against a database, or made from one."""
+
+from emailrl.scenarios.coverage import Coverage, missing_ids
+from emailrl.scenarios.load import (
+    ScenarioSet,
+    Split,
+    fingerprint,
+    load_scenario_set,
+    load_scenarios,
+)
+from emailrl.scenarios.rows import read_jsonl, write_scenarios
+
+__all__ = [
+    "Coverage",
+    "ScenarioSet",
+    "Split",
+    "fingerprint",
+    "load_scenario_set",
+    "load_scenarios",
+    "missing_ids",
+    "read_jsonl",
+    "write_scenarios",
+]

@@ -1,0 +1,61 @@
+"""Which questions a database can answer: every source mail is there, in the inbox, before the question's date."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.errors import UsageError
+from emailrl.trajectory import Scenario
+
+_VISIBLE = """
+SELECT 1 FROM emails WHERE message_id = :message_id AND date < :until AND (
+    from_address = :inbox
+    OR EXISTS (SELECT 1 FROM recipients WHERE email_id = emails.id AND recipient_address = :inbox))
+"""
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What a database lacks of a set of questions."""
+
+    missing: list[str]
+    """Source ids that the database does not hold, each once, in the order of the questions."""
+    hidden: list[str]
+    """Source ids that it holds, but not in the question's inbox before its date."""
+    num_questions: int
+    num_answerable: int
+    """Questions all of whose source mails the agent can read."""
+
+    @property
+    def answerable(self) -> float:
+        """Share of answerable questions, 0 to 1."""
+        return self.num_answerable / self.num_questions if self.num_questions else 0.0
+
+
+def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
+    """Look up every source mail of every question; raises UsageError where ``db`` is no mail database."""
+    if not Path(db).is_file():
+        raise UsageError(f"No such database: {db}.", "Build one with `emailrl gen-db`.")
+    missing: dict[str, None] = {}
+    hidden: dict[str, None] = {}
+    num_answerable = 0
+    with closing(sqlite3.connect(f"{Path(db).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            for scenario in scenarios:
+                unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
+                for message_id in unseen:
+                    is_there = connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone()
+                    (hidden if is_there else missing)[message_id] = None
+                num_answerable += not unseen
+        except sqlite3.DatabaseError as error:
+            raise UsageError(f"{db} is not a mail database: {error}.", "Build one with `emailrl gen-db`.") from error
+    return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
+
+
+def _is_visible(connection: sqlite3.Connection, message_id: str, scenario: Scenario) -> bool:
+    values = {"message_id": message_id, "until": scenario.query_date, "inbox": scenario.inbox_address}
+    return connection.execute(_VISIBLE, values).fetchone() is not None

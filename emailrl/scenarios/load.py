@@ -1,0 +1,156 @@
+"""Questions in and out: a local JSONL, a folder or a hub set read through ``datasets``, checked row by row.
+
+A row has ART-E's fields (id, question, answer, message_ids, how_realistic, inbox_address, query_date) and may have
+``split`` (train, val or test: in every row or in none) and ``kind``. What the splits mean:
+
+- a set whose rows name no split is one pool: all of it is ``test``; for training, ``val`` is cut from its inboxes
+  and the rest is ``train`` (the tables of a benchmark say that the set names no splits);
+- a set with ``train`` but no ``val`` gets ``val`` cut from its train inboxes;
+- no split asked for: every question, and no inbox is compared with another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from emailrl.errors import UsageError
+from emailrl.scenarios.rows import read_jsonl
+from emailrl.scenarios.splits import check_disjoint, cut_val, mixed_order
+from emailrl.settings import DataSettings
+from emailrl.trajectory import Scenario
+
+Split = Literal["train", "val", "test"]
+
+ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
+"""Questions of ART-E's set whose answers are known to be wrong (dropped by its own loader too)."""
+
+
+@dataclass(slots=True)
+class ScenarioSet:
+    """The questions of one split, and what became of the others."""
+
+    scenarios: list[Scenario]
+    source: str
+    """The file, folder or hub name they came from."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Questions of the whole source left out, by reason: ``known_bad_id``, ``too_many_sources``."""
+    notes: list[str] = field(default_factory=list)
+    """What every table made from these questions must say."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the questions' content that does not depend on their order."""
+        return fingerprint(self.scenarios)
+
+
+def load_scenarios(
+    questions: Path | None,
+    split: Split | None,
+    *,
+    limit: int | None,
+    seed: int,
+    data: DataSettings,
+    check_inboxes: bool = True,
+) -> list[Scenario]:
+    """The questions of ``split`` alone; see ``load_scenario_set`` for arguments, notes and errors."""
+    return load_scenario_set(questions, split, limit=limit, seed=seed, data=data, check_inboxes=check_inboxes).scenarios
+
+
+def load_scenario_set(
+    questions: Path | None,
+    split: Split | None,
+    *,
+    limit: int | None,
+    seed: int,
+    data: DataSettings,
+    check_inboxes: bool = True,
+) -> ScenarioSet:
+    """Read the questions of one split, or all of them for ``split=None``.
+
+    ``questions`` is a JSONL file or a folder ``datasets`` can load; None takes ``data.questions``, and without that
+    the hub's ART-E questions. ``limit`` takes a seeded sample that keeps the mix of kinds and inboxes; without it
+    the order is the file's. ``check_inboxes=False`` is for reading one split on its own, with nothing to compare.
+    Raises UsageError (file and line) for a bad row, for splits that share an inbox and for an empty split,
+    EmailRLError where the hub cannot be reached.
+    """
+    source, rows = _open(questions or data.questions)
+    everything, dropped = _filter(rows, data.max_source_mails)
+    if not everything:
+        raise UsageError(f"{source}: no questions left.", _dropped_text(dropped))
+    allow_shared = data.allow_shared_inbox or not check_inboxes
+    chosen, notes = _select(everything, split, source, data.eval_dataset_size, allow_shared)
+    if not chosen:
+        have = ", ".join(f"{n} {name}" for name, n in sorted(Counter(s.split or "unsplit" for s in everything).items()))
+        raise UsageError(f"{source}: no questions of split {split!r}.", f"It has {have}.")
+    if limit is not None:
+        chosen = mixed_order(chosen, seed)[:limit]
+    return ScenarioSet(chosen, source, dropped, notes)
+
+
+def fingerprint(scenarios: Sequence[Scenario]) -> str:
+    """SHA-256 over the questions' content, in the order of their ids."""
+    digest = hashlib.sha256()
+    for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
+        digest.update(json.dumps(asdict(scenario), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _open(questions: Path | None) -> tuple[str, Iterator[Scenario]]:
+    """Where the questions come from, and a reader over them."""
+    if questions is not None and Path(questions).is_file():
+        return str(questions), read_jsonl(Path(questions))
+    if questions is not None and not Path(questions).exists():
+        raise UsageError(f"No such question file: {questions}.")
+    from emailrl.scenarios.hub import HUB_QUESTIONS, read_dataset
+
+    source = str(questions or HUB_QUESTIONS)
+    return source, read_dataset(source)
+
+
+def _filter(rows: Iterator[Scenario], max_source_mails: int) -> tuple[list[Scenario], dict[str, int]]:
+    kept: list[Scenario] = []
+    dropped: Counter[str] = Counter()
+    for scenario in rows:
+        if _is_bad_art_e(scenario):
+            dropped["known_bad_id"] += 1
+        elif len(scenario.message_ids) > max_source_mails:
+            dropped["too_many_sources"] += 1
+        else:
+            kept.append(scenario)
+    return kept, dict(dropped)
+
+
+def _is_bad_art_e(scenario: Scenario) -> bool:
+    """ART-E's questions have bare numbers for ids, no kind, and Enron inboxes; another file's question 49 is kept."""
+    return scenario.id in ART_E_BAD_IDS and scenario.kind is None and scenario.inbox_address.endswith("@enron.com")
+
+
+def _dropped_text(dropped: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{name} {number}" for name, number in dropped.items())
+    return f"Left out: {reasons} (see --max-source-mails)." if dropped else ""
+
+
+def _select(
+    everything: list[Scenario], split: Split | None, source: str, val_size: int, allow_shared: bool
+) -> tuple[list[Scenario], list[str]]:
+    """The questions of a split, and the notes that tables must carry."""
+    if split is None:
+        return everything, []
+    if everything[0].split is None and split == "test":
+        return everything, ["the question set names no splits: all of it serves as test"]
+    notes = [check_disjoint(everything, source, allow_shared=allow_shared)]
+    if split == "test" or any(s.split == "val" for s in everything):
+        return [s for s in everything if s.split == split], [note for note in notes if note]
+    train = [s for s in everything if s.split in (None, "train")]
+    if not train:
+        return [], []
+    val, note = cut_val(train, val_size, source, allow_shared=allow_shared)
+    notes.append(note)
+    chosen = [s for s in train if (s.id in val) == (split == "val")]
+    return chosen, [note for note in notes if note]

@@ -1,0 +1,122 @@
+"""The question file: one JSON object a line with ART-E's fields, checked field by field, written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.scenarios.splits import SPLITS
+from emailrl.trajectory import Scenario
+
+ONE_A_LINE = "A question file has one JSON object a line."
+
+
+def read_jsonl(path: Path) -> Iterator[Scenario]:
+    """The questions of a JSONL file; a bad row raises UsageError with file and line."""
+    lines: dict[tuple[str | None, str], int] = {}
+    first_split: str | None = None
+    try:
+        with path.open("rb") as handle:
+            for number, line in enumerate(handle, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                scenario = parse_row(_json(line, where), where)
+                if not lines:
+                    first_split = scenario.split
+                elif (scenario.split is None) != (first_split is None):
+                    raise UsageError(f"{where}: 'split' must stand in every row or in none.")
+                earlier = lines.setdefault((scenario.split, scenario.id), number)
+                if earlier != number:
+                    raise UsageError(f"{where}: id {scenario.id!r} stands in line {earlier} already.")
+                yield scenario
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if not lines:
+        raise UsageError(f"{path}: the question file is empty.")
+
+
+def parse_row(row: Any, where: str) -> Scenario:
+    """One checked question; raises UsageError that begins with ``where`` and names the field."""
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
+    question_id = _field(row, "id", (str, int), where)
+    message_ids = _field(row, "message_ids", (list, tuple), where)
+    if not message_ids or not all(isinstance(m, str) and m.strip() for m in message_ids):
+        raise UsageError(f"{where}: field 'message_ids' must be a list of at least one message id.")
+    realistic = _field(row, "how_realistic", (int, float), where)
+    if not 0 <= realistic <= 1:
+        raise UsageError(f"{where}: field 'how_realistic' must lie between 0 and 1, not {realistic!r}.")
+    split = row.get("split")
+    if split is not None and split not in SPLITS:
+        raise UsageError(f"{where}: field 'split' must be one of {', '.join(SPLITS)}, not {split!r}.")
+    kind = row.get("kind")
+    if kind is not None and not isinstance(kind, str):
+        raise UsageError(f"{where}: field 'kind' must be a string, not {kind!r}.")
+    return Scenario(
+        id=str(question_id),
+        question=_field(row, "question", (str,), where),
+        answer=_field(row, "answer", (str,), where),
+        message_ids=list(message_ids),
+        inbox_address=_field(row, "inbox_address", (str,), where).strip().lower(),
+        query_date=_day(_field(row, "query_date", (str, date), where), where),
+        how_realistic=float(realistic),
+        split=split,
+        kind=kind,
+    )
+
+
+def _json(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
+
+
+def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: str) -> Any:
+    if name not in row:
+        raise UsageError(f"{where}: field {name!r} is missing.")
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, types) or (isinstance(value, str) and not value.strip()):
+        kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)
+        raise UsageError(f"{where}: field {name!r} must be a non-empty {kinds}, not {value!r:.60}.")
+    return value
+
+
+def _day(value: str | date, where: str) -> str:
+    """A date or timestamp as ``YYYY-MM-DD``."""
+    text = value.isoformat() if isinstance(value, date) else value.strip()
+    try:
+        if text[10:11] not in ("", "T", " "):
+            raise ValueError(text)
+        return date.fromisoformat(text[:10]).isoformat()
+    except ValueError:
+        raise UsageError(f"{where}: field 'query_date' must be YYYY-MM-DD, not {text!r:.60}.") from None
+
+
+def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
+    """Write one question a line, beside the target and renamed; returns the absolute path.
+
+    Raises EmailRLError where the path cannot be written.
+    """
+    path = Path(path).absolute()
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("w", encoding="utf-8") as handle:
+                for scenario in scenarios:
+                    row = {name: value for name, value in asdict(scenario).items() if value is not None}
+                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise EmailRLError(f"Cannot write {path}: {error.strerror or error}.") from error
+    return path

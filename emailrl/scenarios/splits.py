@@ -1,0 +1,122 @@
+"""Who may learn from which mailbox: train, val and test share no inbox, and samples keep the mix of their set.
+
+A split is a set of inboxes, so that nothing read while training can help on the test. Val is cut from the inboxes
+of train where a set has none. Both the cut and the assignment hash the inbox address, so they depend on neither
+the order of the file nor a run's seed: two runs with different seeds are compared on the same questions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from emailrl.errors import UsageError
+from emailrl.trajectory import Scenario
+
+SPLITS = ("train", "val", "test")
+VAL_SHARE = 0.2
+"""The most of a training set that a cut takes for val."""
+
+
+def shared_inboxes(scenarios: Iterable[Scenario]) -> dict[str, list[str]]:
+    """Inboxes that stand in more than one split, each with its splits in the order train, val, test."""
+    seen: defaultdict[str, set[str]] = defaultdict(set)
+    for scenario in scenarios:
+        if scenario.split is not None:
+            seen[scenario.inbox_address].add(scenario.split)
+    return {inbox: [s for s in SPLITS if s in splits] for inbox, splits in sorted(seen.items()) if len(splits) > 1}
+
+
+def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: bool) -> str | None:
+    """Refuse a set whose splits share an inbox, or, where that is allowed, return the note its tables must carry.
+
+    Raises UsageError naming one shared inbox and the flag that accepts it.
+    """
+    shared = shared_inboxes(scenarios)
+    if not shared:
+        return None
+    inbox, splits = next(iter(shared.items()))
+    others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+    if allow_shared:
+        return f"splits share an inbox ({inbox}{others}): not a test on unseen mailboxes"
+    raise UsageError(
+        f"{source}: inbox {inbox}{others} stands in the splits {' and '.join(splits)}.",
+        "Splits must share no inbox; --allow-shared-inbox accepts it (tables then say so).",
+    )
+
+
+def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: bool) -> tuple[set[str], str | None]:
+    """Choose the training questions that serve as val, whole inboxes at a time, and the note that goes with them.
+
+    Takes inboxes in the order of their hash, those with over a third of the questions last, until val holds
+    ``size`` questions or a fifth of the set; one inbox always stays. A single inbox is cut by question where
+    ``allow_shared``, else UsageError. Returns the scenario ids of val.
+    """
+    goal = min(size, max(1, int(len(train) * VAL_SHARE)))
+    counts = Counter(scenario.inbox_address for scenario in train)
+    if len(counts) < 2:
+        inbox = train[0].inbox_address if train else "none"
+        if not allow_shared:
+            raise UsageError(
+                f"{source}: training needs a val split on other inboxes, but there is only one inbox ({inbox}).",
+                "--allow-shared-inbox cuts val from the same inbox (tables then say so).",
+            )
+        if len(train) < 2:
+            raise UsageError(f"{source}: one training question cannot be split into train and val.")
+        chosen = sorted(train, key=lambda s: _hash(s.id))[:goal]
+        return {s.id for s in chosen}, f"val is cut from the only train inbox ({inbox}): not a test on unseen mailboxes"
+    order = sorted(counts, key=lambda inbox: (counts[inbox] * 3 > len(train), _hash(inbox)))
+    inboxes: set[str] = set()
+    taken = 0
+    for inbox in order[:-1]:
+        if taken >= goal:
+            break
+        inboxes.add(inbox)
+        taken += counts[inbox]
+    return {s.id for s in train if s.inbox_address in inboxes}, None
+
+
+def assign_inboxes(inboxes: Iterable[str], *, val: float = 0.15, test: float = 0.25) -> dict[str, str]:
+    """Give every inbox a split: shares of the inboxes, at least one each for test and val where there are three.
+
+    One inbox alone is test; of two, one is train and one is test.
+    """
+    order = sorted(set(inboxes), key=_hash)
+    if len(order) < 2:
+        return dict.fromkeys(order, "test")
+    num_test = max(1, round(len(order) * test))
+    num_val = max(1, round(len(order) * val)) if len(order) > 2 else 0
+    splits = ["test"] * num_test + ["val"] * num_val
+    splits += ["train"] * (len(order) - len(splits))
+    return dict(zip(order, splits, strict=True))
+
+
+def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:
+    """A seeded order of which every prefix keeps the set's mix of kinds and, within a kind, of inboxes.
+
+    Systematic sampling: the i-th of a stratum of n gets the key (i + u) / n with u uniform in [0, 1). A limit of 50
+    is therefore contained in a limit of 100, and a mean over a prefix estimates the mean over the set.
+    """
+    rng = random.Random(seed)
+    return _interleave(scenarios, [lambda s: s.kind or "", lambda s: s.inbox_address], rng)
+
+
+def _interleave(
+    scenarios: Sequence[Scenario], strata: Sequence[Callable[[Scenario], str]], rng: random.Random
+) -> list[Scenario]:
+    if not strata:
+        return rng.sample(list(scenarios), len(scenarios))
+    groups: defaultdict[str, list[Scenario]] = defaultdict(list)
+    for scenario in scenarios:
+        groups[strata[0](scenario)].append(scenario)
+    keyed: list[tuple[float, Scenario]] = []
+    for name in sorted(groups):
+        group = _interleave(groups[name], strata[1:], rng)
+        keyed += [((rank + rng.random()) / len(group), scenario) for rank, scenario in enumerate(group)]
+    return [scenario for _, scenario in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
