@@ -1,0 +1,147 @@
+"""One policy on one set of questions: accuracy with its interval, rewards, rubric means, cost in time and tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Z_95 = 1.959963984540054
+"""The normal distribution's 97.5 % point."""
+
+
+class Collects(Protocol):
+    """What evaluation asks of ``rollout.collect.Collector``: finished, scored groups for scenarios."""
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float,
+        split_label: str = "train",
+        progress: Callable[[Trajectory], None] | None = None,
+    ) -> list[TrajectoryGroup]: ...
+
+
+def wilson_interval(successes: int, total: int, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
+
+    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n−k)/n + z²/4) / (n + z²).
+    """
+    if total == 0:
+        return 0.0, 1.0
+    centre = (successes + z * z / 2) / (total + z * z)
+    half = z * math.sqrt(successes * (total - successes) / total + z * z / 4) / (total + z * z)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one pass over the questions showed; ``accuracy`` counts a trajectory that raised as wrong."""
+
+    step: int
+    num_questions: int
+    num_correct: int
+    exceptions: int
+    reward: float | None
+    """Mean over the trajectories that did not raise; None when all did."""
+    latency_seconds: float | None
+    """Mean wall time of a trajectory that did not raise."""
+    tokens: float | None
+    """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
+    rubric: dict[str, float]
+    """Mean of each rubric field over the trajectories that did not raise; truth values count as 0 and 1."""
+    trajectories: list[Trajectory]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers, 0–1."""
+        return self.num_correct / self.num_questions if self.num_questions else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's Wilson 95 % interval."""
+        return wilson_interval(self.num_correct, self.num_questions)
+
+    def metrics(self) -> dict[str, Any]:
+        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included."""
+        low, high = self.interval
+        return {
+            "accuracy": self.accuracy,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "latency_seconds": self.latency_seconds,
+            "tokens": self.tokens,
+            "reward": self.reward,
+            "num_questions": self.num_questions,
+            "exceptions": self.exceptions,
+        } | self.rubric
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
+        """Measure scored trajectories, one per question."""
+        whole = [trajectory for trajectory in trajectories if trajectory.exception is None]
+        return cls(
+            step=step,
+            num_questions=len(trajectories),
+            num_correct=sum(map(is_correct, trajectories)),
+            exceptions=len(trajectories) - len(whole),
+            reward=mean([trajectory.reward for trajectory in whole]),
+            latency_seconds=mean([trajectory.seconds for trajectory in whole]),
+            tokens=mean([num_tokens(trajectory) for trajectory in whole]),
+            rubric=rubric_means(whole),
+            trajectories=list(trajectories),
+        )
+
+
+def evaluate(
+    collector: Collects,
+    scenarios: Sequence[Scenario],
+    *,
+    step: int,
+    seed: int,
+    temperature: float,
+    split_label: str = "val",
+    progress: Callable[[Trajectory], None] | None = None,
+) -> Evaluation:
+    """Roll out and score each question once with the policy the collector's engine now holds."""
+    groups = collector.collect(
+        scenarios, 1, step=step, seed=seed, temperature=temperature, split_label=split_label, progress=progress
+    )
+    return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
+
+
+def is_correct(trajectory: Trajectory) -> bool:
+    """Whether the answer was judged right; a trajectory that raised is wrong."""
+    return trajectory.exception is None and bool(trajectory.rubric.get("answer_correct"))
+
+
+def num_tokens(trajectory: Trajectory) -> int:
+    """Tokens in the trajectory; for engines that return text only, what the server counted in the rubric."""
+    if trajectory.samples:
+        return sum(len(sample.token_ids) for sample in trajectory.samples)
+    return sum(int(trajectory.rubric.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+
+
+def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of every numeric or boolean rubric field over the trajectories that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.rubric.items():
+            if isinstance(value, (bool, int, float)):
+                values.setdefault(name, []).append(float(value))
+    return {name: math.fsum(items) / len(items) for name, items in values.items()}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None of nothing."""
+    return math.fsum(values) / len(values) if values else None
