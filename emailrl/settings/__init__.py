@@ -1,5 +1,7 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
+from emailrl.settings.load import load_settings
+from emailrl.settings.presets import PRESETS
 from emailrl.settings.tree import (
     AgentSettings,
     AlgorithmSettings,
@@ -20,9 +22,11 @@ from emailrl.settings.tree import (
     StoreSettings,
     TrackingSettings,
     TrainingSettings,
+    run_root,
 )
 
 __all__ = [
+    "PRESETS",
     "AgentSettings",
     "AlgorithmSettings",
     "BenchmarkSettings",
@@ -42,4 +46,6 @@ __all__ = [
     "StoreSettings",
     "TrackingSettings",
     "TrainingSettings",
+    "load_settings",
+    "run_root",
 ]

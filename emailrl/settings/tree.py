@@ -7,10 +7,13 @@ Every leaf has one name that is unique in the whole tree: its upper-case form is
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 
 
 class Env:
@@ -23,7 +26,9 @@ class Env:
 class Section(BaseModel):
     """A group of settings; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -215,7 +220,7 @@ class BenchmarkSettings(Section):
 
 
 class Settings(Section):
-    """The whole tree."""
+    """The whole tree, every section at its defaults unless `load_settings` says otherwise."""
 
     model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
@@ -230,3 +235,22 @@ class Settings(Section):
     output: OutputSettings = OutputSettings()
     tracking: TrackingSettings = TrackingSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+
+    def public(self) -> dict[str, dict[str, Any]]:
+        """The tree as JSON values for metadata and logs: without secrets, and without credentials inside URLs."""
+        return {
+            section: {
+                name: _CREDENTIALS.sub("//", value) if isinstance(value, str) else value
+                for name, value in fields.items()
+                if not isinstance(getattr(getattr(self, section), name), SecretStr)
+            }
+            for section, fields in self.model_dump(mode="json").items()
+        }
+
+
+def run_root(settings: Settings) -> Path:
+    """The directory of this mode's runs: ``output_dir`` with ``_<mode>`` appended unless it ends in the mode."""
+    root, mode = settings.output.output_dir, settings.training.mode
+    if root.name in ("", ".."):
+        return root / mode
+    return root if root.name.endswith(mode) else root.with_name(f"{root.name}_{mode}")

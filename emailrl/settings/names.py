@@ -1,0 +1,111 @@
+"""The names of every setting: one table of the tree's leaves, and the nearest name to a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from emailrl.settings.tree import Env, Section, Settings
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: where it stands in the tree, its names, and what kind of value it takes."""
+
+    section: str
+    field: str
+    env_names: tuple[str, ...]
+    """Environment names, the main one first."""
+    kinds: frozenset[Any]
+    """The plain types its value may have, unions and constraints unwrapped; ``None`` for optional ones."""
+    choices: tuple[str, ...]
+    """The values of a ``Literal``, else empty."""
+    default: Any
+    description: str
+
+    @property
+    def key(self) -> str:
+        """The name unique in the whole tree, for flags and for the top level of ``emailrl.toml``."""
+        return f"{self.section}_name" if self.field == "name" else self.field
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every lower-case name it answers to in flags and in ``emailrl.toml``, the unique one first."""
+        bare = (name.lower() for name in self.env_names)
+        section = (self.section,) if self.field == "name" else ()
+        return tuple(dict.fromkeys((self.key, self.field, *bare, *section)))
+
+    @property
+    def secret(self) -> bool:
+        """Whether its value must never be shown."""
+        return SecretStr in self.kinds
+
+    @property
+    def is_path(self) -> bool:
+        """Whether its value is a path of the file system."""
+        return Path in self.kinds
+
+
+@cache
+def leaves() -> tuple[Leaf, ...]:
+    """Every setting, in the order of the tree."""
+    found = []
+    for section, info in Settings.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type) and issubclass(model, Section)
+        found += [_leaf(section, name, field) for name, field in model.model_fields.items()]
+    return tuple(found)
+
+
+@cache
+def by_name() -> dict[str, Leaf]:
+    """Lower-case name → setting, aliases included."""
+    return {name: leaf for leaf in leaves() for name in leaf.names}
+
+
+@cache
+def by_env_name() -> dict[str, Leaf]:
+    """Environment name → setting, aliases included."""
+    return {name: leaf for leaf in leaves() for name in leaf.env_names}
+
+
+def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The valid name most like ``name`` whatever its case, or None when none is alike enough."""
+    folded = {candidate.lower(): candidate for candidate in valid}
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else None
+
+
+def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
+    env = next((item.names for item in field.metadata if isinstance(item, Env)), None)
+    kinds, choices = _unwrap(field.annotation)
+    return Leaf(
+        section=section,
+        field=name,
+        env_names=env or (name.upper(),),
+        kinds=frozenset(kinds),
+        choices=tuple(choices),
+        default=field.default,
+        description=field.description or "",
+    )
+
+
+def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:
+    """The plain types and the literal values an annotation admits."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return [str], [str(value) for value in get_args(annotation)]
+    if origin is Annotated:
+        return _unwrap(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        parts = [_unwrap(part) for part in get_args(annotation)]
+        return [kind for kinds, _ in parts for kind in kinds], [value for _, values in parts for value in values]
+    return [None if annotation is type(None) else origin or annotation], []

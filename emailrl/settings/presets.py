@@ -1,0 +1,43 @@
+"""Size presets: named sets of settings that stand below every other source but the defaults."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "quick": {
+            "train_dataset_size": 10,
+            "eval_dataset_size": 5,
+            "per_device_train_batch_size": 2,
+            "num_generations": 2,
+            "max_turns": 5,
+            "max_tokens": 512,
+            "eval_steps": 1,
+            "num_train_epochs": 2,
+            # Epochs do not bound masked mode, so the two epochs are said in steps too: 10 questions / 2 a step * 2.
+            "max_steps": 10,
+        },
+        "small": {"train_dataset_size": 100, "eval_dataset_size": 20, "eval_steps": 5},
+        "medium": {"train_dataset_size": 1000, "eval_dataset_size": 50, "eval_steps": 20},
+        "full": {},
+        "paper": {
+            "model_name": "unsloth/Qwen3-14B-Base",
+            "per_device_train_batch_size": 8,
+            "num_generations": 6,
+            "eval_steps": 30,
+            "max_turns": 4,
+        },
+        "guide": {
+            "train_dataset_size": 4000,
+            "eval_dataset_size": 100,
+            "per_device_train_batch_size": 8,
+            "num_generations": 6,
+            "eval_steps": 30,
+            "num_train_epochs": 4,
+            "max_tokens": 2048,
+        },
+    }
+)
+"""Preset name → settings by their unique names; ``full`` is the defaults."""

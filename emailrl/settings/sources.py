@@ -1,0 +1,175 @@
+"""The places settings come from, each read into ``{leaf: Given}`` that remembers where every value stood."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dotenv.parser import parse_stream
+
+from emailrl.errors import UsageError
+from emailrl.settings.names import Leaf, by_env_name, by_name, leaves, nearest
+from emailrl.settings.presets import PRESETS
+
+NEAR_MISS = 0.85
+"""Likeness from which a foreign name in ``.env`` is taken for a mistyped setting; WANDB_API_KEY must stay below it."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value as a source gave it, under the name and from the place the user wrote it."""
+
+    value: Any
+    name: str
+    origin: str
+
+
+Source = dict[Leaf, Given]
+
+
+def from_flags(overrides: Mapping[str, Any]) -> Source:
+    """Values given on the command line, by setting name; None means not given."""
+    pairs = []
+    for name, value in overrides.items():
+        leaf = by_name().get(name)
+        if leaf is None:
+            raise UsageError(f"unknown setting {name!r} (command line).", _did_you_mean(name, by_name()))
+        if value is not None:
+            flag = "--" + name.removesuffix("_name").replace("_", "-")
+            pairs.append((leaf, Given(_home(leaf, value), flag, "command line")))
+    return _gather(pairs)
+
+
+def from_environment(environ: Mapping[str, str]) -> Source:
+    """Values of the environment variables that name a setting; an empty one counts as not set."""
+    present = ((leaf, name, environ.get(name)) for name, leaf in by_env_name().items())
+    return _gather((leaf, Given(_decode(leaf, text), name, "environment")) for leaf, name, text in present if text)
+
+
+def from_dotenv(path: Path) -> Source:
+    """Values of a ``.env`` file (absent: none); a name that nearly matches a setting is warned of on stderr."""
+    last: dict[str, tuple[Leaf, Given]] = {}
+    for binding in parse_stream(io.StringIO(_read(path))):
+        origin = f".env line {binding.original.line}"
+        if binding.error:
+            raise UsageError(f"{origin} cannot be read.", "Write NAME=value, one to a line.")
+        if binding.key in by_env_name():
+            leaf = by_env_name()[binding.key]
+            # As in a shell, a later line replaces an earlier one of the same name; an empty one takes it back.
+            last.pop(binding.key, None)
+            if binding.value:
+                last[binding.key] = leaf, Given(_decode(leaf, binding.value), binding.key, origin)
+        elif binding.key:
+            _warn_of_near_miss(binding.key, origin)
+    return _gather(last.values())
+
+
+def from_toml(path: Path) -> Source:
+    """Values of ``emailrl.toml`` (absent: none), under their section or at the top level; an unknown key is an error."""
+    try:
+        tree = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path.name} cannot be read: {error}.", "Mend that line.") from error
+    pairs = []
+    for key, value in tree.items():
+        table = value if isinstance(value, dict) else {key: value}
+        for name, item in table.items():
+            leaf = _toml_leaf(key if isinstance(value, dict) else None, name, path)
+            pairs.append((leaf, Given(_toml_value(leaf, name, item, path), name, path.name)))
+    return _gather(pairs)
+
+
+def from_preset(name: str | None) -> Source:
+    """Values of a size preset; None is no preset."""
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        near = nearest(name, PRESETS)
+        guess = f"Did you mean {near}? " if near else ""
+        raise UsageError(f"unknown preset {name!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
+    return {by_name()[key]: Given(value, key, f"preset {name}") for key, value in PRESETS[name].items()}
+
+
+def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
+    """One value a setting; two names of one setting with different values are an error."""
+    source: Source = {}
+    for leaf, given in pairs:
+        before = source.setdefault(leaf, given)
+        if before.value != given.value:
+            raise UsageError(
+                f"{before.name} and {given.name} ({given.origin}) are the same setting with different values.",
+                f"Keep one of them; the main name is {leaf.env_names[0]}.",
+            )
+    return source
+
+
+def _read(path: Path) -> str:
+    """The text of a settings file, empty when there is none."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path.name} cannot be read: {reason}.", f"Mend or remove {path}.") from error
+
+
+def _decode(leaf: Leaf, text: str) -> Any:
+    """The text of a variable as a value: ``none`` for optional settings, JSON or commas for lists, else itself."""
+    text = text.strip()
+    if None in leaf.kinds and text.lower() in ("none", "null"):
+        return None
+    if leaf.kinds & {list, tuple, set, frozenset}:
+        return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
+    return _home(leaf, text)
+
+
+def _home(leaf: Leaf, value: Any) -> Any:
+    """A path with its ``~`` written out; anything else unchanged."""
+    return Path(value).expanduser() if leaf.is_path and isinstance(value, str | Path) else value
+
+
+def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
+    """The setting that ``name`` means in ``[section]``, or at the top level of the file."""
+    sections = {leaf.section for leaf in leaves()}
+    if section is not None and section not in sections:
+        raise UsageError(f"unknown section [{section}] in {path.name}.", _did_you_mean(section, sections))
+    valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
+    if name in valid:
+        return valid[name]
+    written = f"{section}.{name}" if section else name
+    elsewhere = by_name().get(name)
+    if elsewhere:
+        raise UsageError(f"unknown key {written!r} in {path.name}.", f"{name} belongs in [{elsewhere.section}].")
+    raise UsageError(
+        f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid) or _did_you_mean(name, by_name())
+    )
+
+
+def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
+    """A TOML value, its relative path resolved against the file's directory; kinds pydantic would bend are refused."""
+    if (isinstance(value, bool) and bool not in leaf.kinds) or (leaf.is_path and value == ""):
+        raise UsageError(
+            f"{name} = {json.dumps(value)} in {path.name} is not a value of this setting.", "See docs/settings.md."
+        )
+    value = _home(leaf, value)
+    return path.parent / value if isinstance(value, Path) else value
+
+
+def _did_you_mean(name: str, valid: Iterable[str]) -> str:
+    near = nearest(name, valid)
+    return f"Did you mean {near}?" if near else "See docs/settings.md for every name."
+
+
+def _warn_of_near_miss(name: str, origin: str) -> None:
+    """Warn when a name in ``.env`` looks like a mistyped setting; other programs' names pass in silence."""
+    own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {env: env for env in by_env_name()}
+    near = nearest(name, own, 0.0 if name.startswith("EMAILRL_") else NEAR_MISS)
+    if near:
+        print(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?", file=sys.stderr)
