@@ -1,0 +1,226 @@
+"""One trajectory on the terminal, turn by turn; ``verbose`` adds every token with its mask and log-probability.
+
+Everything shown is ``rich.text.Text`` built from neutralised strings: mail and model output are never read as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from emailrl.inspection.plain import plain, plain_line
+from emailrl.inspection.tokens import TokenTexts
+from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
+
+TRAINED = "bold green"
+"""Style of a token whose loss mask is 1."""
+CONTEXT = "grey58"
+"""Style of a token the policy was only shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingNote:
+    """What training added to a trajectory, from ``training/step-NNNNNN.jsonl``."""
+
+    advantage: float | None = None
+    """None: it never reached an update."""
+    dropped: str | None = None
+    """Why its group or samples were left out, where the record says so."""
+
+
+def render_trajectory(
+    trajectory: Trajectory,
+    *,
+    title: str = "",
+    verbose: bool = False,
+    tokens: TokenTexts | None = None,
+    note: TrainingNote | None = None,
+) -> RenderableType:
+    """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
+
+    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory comes from.
+    """
+    parts: list[RenderableType] = [_header(trajectory, title)]
+    parts += _turns(trajectory, verbose)
+    parts.append(_outcome(trajectory, note))
+    if verbose:
+        parts.append(_numbers("Rubric", trajectory.rubric))
+        for number, sample in enumerate(trajectory.samples, 1):
+            name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
+            parts.append(_tokens(name, sample, tokens))
+    return Group(*parts)
+
+
+def _header(trajectory: Trajectory, title: str) -> Panel:
+    scenario = trajectory.scenario
+    identity = (
+        f"{trajectory.id}  group {trajectory.group_id}  step {trajectory.step}  mode {trajectory.mode}"
+        f"  policy {trajectory.policy_version or 'unversioned'}"
+    )
+    if trajectory.adapter_sha256:
+        identity += f"  adapter {trajectory.adapter_sha256[:12]}"
+    rows = {
+        "Trajectory": identity,
+        "Question": scenario.question,
+        "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
+        "Gold answer": scenario.answer,
+        "Gold mails": ", ".join(scenario.message_ids) or "none",
+    }
+    return Panel(_pairs(rows), title=Text(plain_line(title)), title_align="left", box=box.ROUNDED)
+
+
+def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
+    """Yield the conversation: opening messages (``verbose``), then each assistant message with its tool result."""
+    turns = iter(trajectory.turns)
+    number = 0
+    for message in trajectory.messages:
+        if message.role == "assistant":
+            number += 1
+            yield _turn_rule(number, next(turns, None))
+            yield _assistant(message)
+        elif message.role == "tool":
+            yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
+        elif verbose or message.role not in ("system", "user") or number:
+            yield _labelled(message.role, plain(message.content), CONTEXT)
+    for turn in turns:  # a chat-less recording keeps the calls in the turns alone
+        number += 1
+        yield _turn_rule(number, turn)
+        if turn.tool_name:
+            yield _call(turn.tool_name, turn.tool_args or {})
+        if turn.tool_result is not None:
+            yield _labelled("result", _tool_result(turn.tool_result), "cyan")
+
+
+def _turn_rule(number: int, turn: Turn | None) -> Rule:
+    facts = [f"turn {number}"]
+    if turn is not None:
+        if turn.completion_ids:
+            facts.append(f"{len(turn.completion_ids)} tokens")
+        facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"]
+    return Rule(Text(" · ".join(facts)), align="left", style="blue")
+
+
+def _assistant(message: Message) -> RenderableType:
+    parts: list[RenderableType] = []
+    if message.content.strip():
+        parts.append(_labelled("assistant", plain(message.content.strip()), "white"))
+    parts += [_call(call.name, call.arguments) for call in message.tool_calls]
+    if message.parse_error:
+        parts.append(_labelled("cannot be read", plain(message.parse_error), "red"))
+    return Group(*parts)
+
+
+def _call(name: str, arguments: dict[str, Any]) -> Padding:
+    text = Text("→ ", style="yellow")
+    text.append(plain_line(name), style="bold yellow")
+    values = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    text.append(f"({plain_line(values)})", style="yellow")
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _labelled(label: str, content: str, style: str) -> Padding:
+    text = Text(f"{label}: ", style="dim")
+    text.append(content, style=style)
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _tool_result(content: str) -> str:
+    """Indent a JSON result so that a mail's body reads as lines; anything else is shown as it is."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return plain(content)
+    if isinstance(value, list):
+        return "".join(f"\n• {_flat(item)}" for item in value) or "[] (nothing found)"
+    if isinstance(value, dict):
+        return "".join(f"\n{plain_line(str(key))}: {_flat(item)}" for key, item in value.items())
+    return plain(content)
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(plain(str(item)) for item in value.values())
+    if isinstance(value, list):
+        return ", ".join(plain(str(item)) for item in value)
+    return plain(str(value)) if value is not None else "none"
+
+
+def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
+    correct = trajectory.rubric.get("answer_correct")
+    verdict = "not judged" if correct is None else "correct" if correct else "wrong"
+    rows = {
+        "Answer": trajectory.final_answer if trajectory.final_answer is not None else "none given",
+        "Sources": ", ".join(trajectory.final_sources) or "none",
+        "Verdict": verdict,
+        "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
+        "Reward": f"{trajectory.reward:.4f}",
+        "Took": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turns",
+    }
+    if note is not None and note.advantage is not None:
+        rows["Advantage"] = f"{note.advantage:+.4f}"
+    if note is not None and note.dropped:
+        rows["Not trained"] = note.dropped
+    if trajectory.exception:
+        rows["Exception"] = trajectory.exception
+    content = Group(_pairs(rows), _numbers("Reward terms", trajectory.reward_terms))
+    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(verdict, "white")
+    return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
+
+
+def _pairs(rows: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, Text(plain(value)))
+    return table
+
+
+def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
+    if not values:
+        return Text()
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in values.items():
+        shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
+        table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
+    return table
+
+
+def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None) -> Panel:
+    """Every token of one training sequence; a sampled one carries its log-probability as ``⟨-0.31⟩``."""
+    trained = sum(sample.loss_mask)
+    total = len(sample.token_ids)
+    share = trained / total if total else 0.0
+    known = [logprob for logprob in sample.sampler_logprobs if logprob is not None]
+    facts = f"{trained} of {total} trained ({share:.1%})"
+    if known:
+        facts += f", {len(known)} sampled, mean log-probability {sum(known) / len(known):.3f}, least {min(known):.3f}"
+    if tokens is None:
+        facts += "\nids only: their tokenizer was not found"
+    pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
+    text = Text(overflow="fold")
+    for piece, trainable, logprob in zip(pieces, sample.loss_mask, sample.sampler_logprobs, strict=True):
+        text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if trainable else CONTEXT)
+        if logprob is not None:
+            text.append(f"⟨{logprob:.2f}⟩", style=_confidence(logprob))
+    legend = Text.assemble(("trained", TRAINED), ", ", ("context", CONTEXT), ", ⟨log-probability of a sampled token⟩")
+    return Panel(Group(Text(facts, style="dim"), legend, Text(), text), title=name, title_align="left")
+
+
+def _confidence(logprob: float) -> str:
+    """Colour by how surprising the sampled token was: p ≥ 0.9, p ≥ 0.1, rarer."""
+    if logprob >= -0.105:
+        return "green dim"
+    return "yellow dim" if logprob >= -2.303 else "red"

@@ -1,0 +1,129 @@
+"""Where trajectories lie: the newest file of a run or folder, new lines as they come, what training noted of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.inspection.console import TrainingNote
+from emailrl.inspection.tokens import TokenTexts
+from emailrl.recording import numbered_records, trajectory_from_dict
+from emailrl.trajectory import Trajectory
+
+_HEAD_BYTES = 4096
+"""Enough of a first line to tell a trajectory from a metric or a question."""
+
+
+def find_file(path: Path) -> Path:
+    """Return the trajectory file that ``path`` means: itself, or the newest one anywhere under a folder.
+
+    Raises ``UsageError`` where there is none.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
+    newest = newest_file([path])
+    if newest is None:
+        raise UsageError(f"No trajectory file under {path}.", "Runs keep theirs in trajectories/*.jsonl.")
+    return newest
+
+
+def newest_file(roots: Iterable[Path]) -> Path | None:
+    """Return the trajectory file written last under ``roots``, or None; other JSONL files are passed over."""
+    files = [file for root in roots for file in root.rglob("*.jsonl") if file.is_file()]
+    by_age = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
+    return next(filter(_holds_trajectories, by_age), None)
+
+
+def _holds_trajectories(file: Path) -> bool:
+    with file.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    return head.startswith(b"{") and b'"group_id"' in head and b'"scenario"' in head
+
+
+def pick(file: Path, index: int) -> tuple[int, int, Trajectory]:
+    """Return ``(position, count, trajectory)`` for ``index`` of a file (0 the first, -1 the last)."""
+    records = list(numbered_records(file))
+    if not records:
+        raise UsageError(f"{file} holds no whole trajectory yet.", "Wait for the run, or name another file.")
+    position = index if index >= 0 else len(records) + index
+    if not 0 <= position < len(records):
+        raise UsageError(f"{file} holds {len(records)} trajectories; there is no --index {index}.", "Count from 0.")
+    return position, len(records), build(file, *records[position])
+
+
+def build(file: Path, line: int, record: dict[str, Any]) -> Trajectory:
+    """Make a trajectory of one line's object; ``EmailRLError`` names file and line where it is not one."""
+    try:
+        return trajectory_from_dict(record)
+    except KeyError as error:
+        raise EmailRLError(f"{file}, line {line}: not a trajectory, {error.args[0]!r} is missing.") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise EmailRLError(f"{file}, line {line}: not a trajectory ({error}).") from None
+
+
+def follow(path: Path, *, poll_seconds: float = 0.5) -> Iterator[tuple[Path, int, Trajectory]]:
+    """Yield ``(file, position, trajectory)`` as lines are appended, for ever; a folder's newer files are taken up too.
+
+    Starts at the last whole line there is. A line without its newline is waited for, never reported as torn.
+    """
+    file = find_file(path)
+    offset, position = _before_last_line(file)
+    while True:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                if line.strip():
+                    yield file, position, build(file, position + 1, _object(file, position + 1, line))
+                    position += 1
+        newer = newest_file([path]) if path.is_dir() else None
+        if newer is not None and newer != file:
+            file, offset, position = newer, 0, 0
+        else:
+            time.sleep(poll_seconds)
+
+
+def _before_last_line(file: Path) -> tuple[int, int]:
+    """Byte offset and number (from 0) of the last line that ends in a newline."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return (sum(map(len, whole[:-1])), len(whole) - 1) if whole else (0, 0)
+
+
+def _object(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise EmailRLError(f"{file}, line {number}: not JSON ({error}).") from None
+    if not isinstance(record, dict):
+        raise EmailRLError(f"{file}, line {number}: expected a JSON object, found {type(record).__name__}.")
+    return record
+
+
+def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
+    """Return what training recorded under the trajectory's id, or None where no training record stands beside it."""
+    record_file = file.parent.parent / "training" / f"step-{trajectory.step:06d}.jsonl"
+    if not record_file.is_file():
+        return None
+    for _, record in numbered_records(record_file):
+        if record.get("id") == trajectory.id:
+            return TrainingNote(advantage=record.get("advantage"), dropped=record.get("dropped"))
+    return None
+
+
+def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:
+    """Return the first folder's tokenizer that decodes the recorded ids to the recorded texts, or None."""
+    for folder in folders:
+        if (folder / "tokenizer.json").is_file():
+            tokens = TokenTexts.load(folder)
+            if tokens.fits(trajectory):
+                return tokens
+    return None

@@ -1,0 +1,114 @@
+"""The terminal rendering: what stands there, how tokens are coloured, and that hostile text stays text."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from emailrl.inspection.console import CONTEXT, TRAINED, TrainingNote, render_trajectory
+from emailrl.inspection.tokens import TokenTexts
+from emailrl.trajectory import Message, StopReason, ToolCall, Trajectory
+
+
+def shown(trajectory: Trajectory, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=120, no_color=True)
+    console.print(render_trajectory(trajectory, **options))  # type: ignore[arg-type]
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
+    text = shown(trajectory, title="step-000003.jsonl, 1 of 1")
+    story = [
+        "step-000003.jsonl, 1 of 1",
+        "t-7  group g-2  step 3  mode masked  policy v3  adapter abababababab",
+        "Question     Who paid?",
+        "bob@example.com, as of 2001-05-14",
+        "Gold answer  Ann",
+        "Gold mails   <m1@x>",
+        "turn 1 · 2 tokens · 0.50 s · finish stop",
+        '→ search_emails(keywords=["paid"])',
+        "result of search_emails:",
+        "• <m1@x>  Ann <b>paid</b>",
+        "turn 2 · 2 tokens · 0.25 s · finish stop",
+        '→ return_final_answer(answer="Ann", sources=["<m1@x>"])',
+        "Answer       Ann",
+        "Verdict      correct",
+        "Stop reason  answered",
+        "Reward       1.3800",
+        "sources   +0.3000",
+    ]
+    places = [text.find(line) for line in story]
+    assert -1 not in places, story[places.index(-1)]
+    assert places == sorted(places)
+    assert "You search mail." not in text and "trained" not in text
+
+
+def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, tokenizer_folder: Path) -> None:
+    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(advantage=-0.5))
+    assert "You search mail." in text
+    assert "Advantage    -0.5000" in text
+    assert "num_turns" in text
+    assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, least -3.500" in text
+    assert "Who paid<call>⟨-0.25⟩<|end|>⟨-0.01⟩ result⏎" in text
+    assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
+
+
+def test_tokens_are_coloured_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:
+    console = Console(width=200, color_system="truecolor", force_terminal=True)
+    tokens = TokenTexts.load(tokenizer_folder)
+    segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
+    styles = {segment.text.strip(): str(segment.style) for segment in segments}
+    assert styles["<call>"] == TRAINED and styles["result"] == CONTEXT
+    trajectory.samples[0].loss_mask[2] = 0
+    trajectory.samples[0].loss_mask[4] = 1
+    segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
+    styles = {segment.text.strip(): str(segment.style) for segment in segments}
+    assert styles["<call>"] == CONTEXT and styles["result"] == TRAINED
+
+
+def test_without_a_tokenizer_ids_are_shown(trajectory: Trajectory) -> None:
+    text = shown(trajectory, verbose=True)
+    assert "ids only: their tokenizer was not found" in text
+    assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
+
+
+def test_hostile_text_cannot_act_on_the_terminal(trajectory: Trajectory) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07[bold red]boo[/]\u202egnp.exe\r[/nonsense"
+    trajectory.scenario.question = evil
+    trajectory.scenario.answer = evil
+    trajectory.scenario.inbox_address = evil
+    trajectory.messages[2] = Message("assistant", evil, [ToolCall(evil, {evil: evil})], parse_error=evil)
+    trajectory.messages[3] = Message("tool", f'{{"{evil}', name=evil)
+    trajectory.messages.append(Message("tool", '[{"body": "\\u001b[31m\\u202e"}]', name="read_email"))
+    trajectory.final_answer = evil
+    trajectory.final_sources = [evil]
+    trajectory.rubric = {evil: evil, "answer_correct": False}
+    trajectory.reward_terms = {evil: -1.0}
+    trajectory.exception = evil
+    text = shown(trajectory, verbose=True, title=evil)
+    assert not set(text) & {"\x1b", "\x07", "\r", "\u202e"}
+    assert "[bold red]boo[/]" in text and "[/nonsense" in text and "␛[2J" in text
+    assert "␛[31m<U+202E>" in text
+
+
+def test_a_broken_trajectory_shows_its_exception(trajectory: Trajectory) -> None:
+    trajectory.messages, trajectory.turns, trajectory.samples = [], [], []
+    trajectory.stop_reason, trajectory.exception = StopReason.EXCEPTION, "OSError: disk full"
+    trajectory.rubric, trajectory.final_answer = {}, None
+    text = shown(trajectory, verbose=True)
+    assert "OSError: disk full" in text and "Verdict      not judged" in text and "Answer       none given" in text
+
+
+def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:
+    tokens = TokenTexts.load(tokenizer_folder)
+    assert tokens.pieces([4, 7, 8, 9, 2]) == ["Ann", "", "", "€", " paid"]
+    assert tokens.pieces([4, 7, 8]) == ["Ann", "", "⟨7⟩⟨8⟩"]
+
+
+def test_a_tokenizer_fits_only_its_own_trajectories(trajectory: Trajectory, tokenizer_folder: Path) -> None:
+    tokens = TokenTexts.load(tokenizer_folder)
+    assert tokens.fits(trajectory)
+    trajectory.turns[0].completion_ids = [2, 0]
+    assert not tokens.fits(trajectory)
