@@ -1,0 +1,32 @@
+"""From settings to a scorer."""
+
+from __future__ import annotations
+
+from emailrl.rewards.custom import load_reward
+from emailrl.rewards.heuristic import heuristic_reward
+from emailrl.rewards.judge import LLMJudge
+from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
+from emailrl.rewards.scorer import AnswerCheck, OfflineMatcher, Scorer
+from emailrl.settings import Settings
+
+
+def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
+    """The scorer that ``settings.rewards`` asks for; ``reward`` overrides its reward (mode simple: ``heuristic``)."""
+    return Scorer(_answer_check(settings), _reward(settings, reward or settings.rewards.reward))
+
+
+def _answer_check(settings: Settings) -> AnswerCheck:
+    rewards = settings.rewards
+    if rewards.judge == "llm" or (rewards.judge == "auto" and rewards.openrouter_api_key is not None):
+        return LLMJudge(rewards, concurrency=settings.agent.rollout_concurrency)
+    return OfflineMatcher()
+
+
+def _reward(settings: Settings, name: str) -> Reward:
+    if name == "art_e":
+        return art_e_reward(settings.reward_weights, settings.agent.max_turns)
+    if name == "simple":
+        return simple_reward
+    if name == "heuristic":
+        return heuristic_reward(settings.agent.max_tokens)
+    return load_reward(name)

@@ -1,0 +1,75 @@
+"""The reward of mode ``simple``: one completion on the static first prompt, judged by what shows without a rollout.
+
+A first move that serves is a readable call of a real tool with fitting arguments: a search for words of the question.
+Terms (their sum lies between -0.25 and 1.1):
+
+    readable   +0.25 a tool call that can be read · -0.25 markup that cannot · 0 no call
+    valid      +0.25 a tool that exists, with arguments that fit its signature
+    useful     +0.5 * the share of the keywords' words that occur in the question, less where there are more than three;
+               for an immediate final answer, +0.5 if the offline matcher finds it right
+    brevity    +0.1 * the share of the completion budget left
+"""
+
+from __future__ import annotations
+
+import re
+
+from emailrl.environment.tools import TOOLS, check_arguments
+from emailrl.errors import ToolError
+from emailrl.rewards.matching import match
+from emailrl.rewards.rubric import Reward
+from emailrl.trajectory import Message, Scenario, ToolCall, Trajectory
+
+ENOUGH_WORDS = 3
+"""Keywords are joined by AND: every further word makes an empty result likelier."""
+
+
+def heuristic_reward(max_tokens: int) -> Reward:
+    """The reward described above, for completions of at most ``max_tokens`` tokens."""
+
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        message = next((m for m in trajectory.messages if m.role == "assistant"), None)
+        if message is None:
+            raise ValueError(f"trajectory {trajectory.id} holds no completion")
+        used = len(trajectory.turns[0].completion_ids) if trajectory.turns else 0
+        brevity = 0.1 * max(0.0, 1 - used / max_tokens)
+        return _call_terms(message, trajectory.scenario) | {"brevity": brevity}
+
+    return reward
+
+
+def _call_terms(message: Message, scenario: Scenario) -> dict[str, float]:
+    if message.parse_error is not None:
+        return {"readable": -0.25, "valid": 0.0, "useful": 0.0}
+    if not message.tool_calls:
+        return {"readable": 0.0, "valid": 0.0, "useful": 0.0}
+    call = message.tool_calls[0]
+    if not _is_valid(call):
+        return {"readable": 0.25, "valid": 0.0, "useful": 0.0}
+    return {"readable": 0.25, "valid": 0.25, "useful": 0.5 * _usefulness(call, scenario)}
+
+
+def _is_valid(call: ToolCall) -> bool:
+    if call.name not in TOOLS:
+        return False
+    try:
+        check_arguments(call.name, call.arguments)
+    except ToolError:
+        return False
+    return True
+
+
+def _usefulness(call: ToolCall, scenario: Scenario) -> float:
+    """Between 0 and 1; a mail cannot usefully be read before any search."""
+    if call.name == "search_emails":
+        words = _words(" ".join(call.arguments["keywords"]))
+        asked = set(_words(scenario.question))
+        share = sum(word in asked for word in words) / max(1, len(words))
+        return share * min(1.0, ENOUGH_WORDS / max(1, len(words)))
+    if call.name == "return_final_answer":
+        return float(match(scenario.question, scenario.answer, call.arguments["answer"]))
+    return 0.0
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

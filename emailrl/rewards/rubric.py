@@ -1,0 +1,81 @@
+"""ART-E's reward as named terms that add up to it, and the plain right-or-wrong reward.
+
+The formula, with p = found + read + no_invalid_id + cited; the first case that holds decides:
+
+    unreadable call    -2 + p    wrong answer                 -1 + p
+    unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
+    bad arguments    -1.8 + p      right answer   1 + 0.3*cited + 0.1 / num_sources + 0.1*(1 - num_turns / max_turns)
+
+Departures from ART-E: ``num_sources`` is really set (there it stayed 0, and with it the bonus); a completion cut off at
+the token limit has a case of its own, worth what ART-E gives the bad tool call it leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from emailrl.settings import RewardWeightSettings
+from emailrl.trajectory import StopReason, Trajectory
+
+Reward = Callable[[Trajectory], dict[str, float]]
+"""Named terms of one finished trajectory whose ``rubric["answer_correct"]`` is known; their sum is its reward."""
+
+
+def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
+    """ART-E's reward with the given weights: the same seven terms for every trajectory, 0.0 where one does not apply."""
+
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        rubric = trajectory.rubric
+        outcome = _outcome(trajectory, weights)
+        if outcome is None:
+            return _right(rubric, weights, max_turns)
+        return {
+            "outcome": outcome,
+            "found": weights.bonus_found if rubric["ever_found_right_email"] else 0.0,
+            "read": weights.bonus_read if rubric["ever_read_right_email"] else 0.0,
+            "no_invalid_id": 0.0 if rubric["ever_tried_to_read_invalid_email"] else weights.bonus_no_invalid_id,
+            "cited": weights.bonus_cited_wrong if rubric["sources_correct"] else 0.0,
+            "few_sources": 0.0,
+            "few_turns": 0.0,
+        }
+
+    return reward
+
+
+def simple_reward(trajectory: Trajectory) -> dict[str, float]:
+    """1 for a right answer, else 0 (ART-E's ablation)."""
+    return {"outcome": float(trajectory.rubric["answer_correct"])}
+
+
+def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | None:
+    """The base of the case that holds; None for a right answer."""
+    rubric = trajectory.rubric
+    if rubric["cant_parse_tool_call"]:
+        return weights.reward_cant_parse
+    if rubric["bad_tool_call_name"]:
+        return weights.reward_bad_name
+    if rubric["bad_tool_call_args"]:
+        return weights.reward_bad_args
+    if trajectory.stop_reason is StopReason.TRUNCATED:
+        return weights.reward_truncated
+    if rubric["answer_correct"]:
+        return None
+    if rubric["attempted_answer"]:
+        return weights.reward_wrong
+    if rubric["returned_i_dont_know"] or rubric["ran_out_of_turns"]:
+        return weights.reward_no_answer
+    raise ValueError(f"trajectory {trajectory.id} has no outcome to reward (stop_reason {trajectory.stop_reason})")
+
+
+def _right(rubric: dict[str, Any], weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:
+    num_sources = rubric["num_sources"]
+    return {
+        "outcome": weights.reward_correct,
+        "found": 0.0,
+        "read": 0.0,
+        "no_invalid_id": 0.0,
+        "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
+        "few_sources": weights.bonus_few_sources / num_sources if num_sources else 0.0,
+        "few_turns": weights.bonus_few_turns * (1 - rubric["num_turns"] / max_turns),
+    }
