@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dotenv.parser import parse_stream
 
@@ -17,7 +17,7 @@ from emailrl.errors import UsageError
 from emailrl.settings.names import Leaf, by_env_name, by_name, leaves, nearest
 from emailrl.settings.presets import PRESETS
 
-NEAR_MISS = 0.85
+NEAR_MISS: Final = 0.85
 """Likeness from which a foreign name in ``.env`` is taken for a mistyped setting; WANDB_API_KEY must stay below it."""
 
 
@@ -31,6 +31,7 @@ class Given:
 
 
 Source = dict[Leaf, Given]
+_SEE: Final = "See docs/settings.md."
 
 
 def from_flags(overrides: Mapping[str, Any]) -> Source:
@@ -71,7 +72,7 @@ def from_dotenv(path: Path) -> Source:
 
 
 def from_toml(path: Path) -> Source:
-    """Values of ``emailrl.toml`` (absent: none), under their section or at the top level; an unknown key is an error."""
+    """Values of ``emailrl.toml`` (absent: none), under their section or at the top level; unknown keys are errors."""
     try:
         tree = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
@@ -147,24 +148,20 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
     elsewhere = by_name().get(name)
     if elsewhere:
         raise UsageError(f"unknown key {written!r} in {path.name}.", f"{name} belongs in [{elsewhere.section}].")
-    raise UsageError(
-        f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid) or _did_you_mean(name, by_name())
-    )
+    raise UsageError(f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid))
 
 
 def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
     """A TOML value, its relative path resolved against the file's directory; kinds pydantic would bend are refused."""
     if (isinstance(value, bool) and bool not in leaf.kinds) or (leaf.is_path and value == ""):
-        raise UsageError(
-            f"{name} = {json.dumps(value)} in {path.name} is not a value of this setting.", "See docs/settings.md."
-        )
+        raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is no value of this setting.", _SEE)
     value = _home(leaf, value)
     return path.parent / value if isinstance(value, Path) else value
 
 
 def _did_you_mean(name: str, valid: Iterable[str]) -> str:
     near = nearest(name, valid)
-    return f"Did you mean {near}?" if near else "See docs/settings.md for every name."
+    return f"Did you mean {near}?" if near else _SEE
 
 
 def _warn_of_near_miss(name: str, origin: str) -> None:

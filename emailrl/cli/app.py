@@ -1,0 +1,81 @@
+"""The ``emailrl`` command: one Typer app, one thin file a command, and one place where errors become exit codes.
+
+Nothing here or in a command file's header imports torch, transformers or a database driver: ``--help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+import emailrl
+from emailrl.cli.output import fail
+from emailrl.errors import EmailRLError
+
+app = typer.Typer(
+    name="emailrl",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+INTERRUPTED: Final = 130
+# Newer Typer carries its own copy of click, older ones use the package: in both this is the base of all wrong usage.
+_WrongUsage: Final = typer.BadParameter.__mro__[1]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"emailrl {emailrl.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def emailrl_command(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Build a searchable mailbox, let a language model search it, train that model, benchmark it and export it.
+
+    Examples:
+
+    \b
+      emailrl quickstart                     the whole cycle on a demo mailbox
+      emailrl gen-db --source demo           index a mailbox
+      emailrl train --mode masked            train the policy on it
+      emailrl benchmark --sequential         measure the best checkpoint
+      emailrl inspect-trajectory --verbose   look inside one trajectory
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
+    try:
+        result = app(standalone_mode=False)
+        sys.stdout.flush()
+    except EmailRLError as error:
+        fail(error.message, error.hint, error.exit_code)
+    except _WrongUsage as error:
+        context = getattr(error, "ctx", None)
+        fail(
+            error.format_message().rstrip(".") + ".", f"See {context.command_path if context else 'emailrl'} --help.", 2
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        result = INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) left; what is still buffered must not raise again when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = 1
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
+    if result == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    sys.exit(result if isinstance(result, int) else 0)

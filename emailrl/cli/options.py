@@ -1,0 +1,31 @@
+"""Options several commands share, so that a flag has one spelling and one help text everywhere.
+
+Each is an ``Annotated`` type for a command's signature; None means not given, and `load_settings` ignores it::
+
+    def train(model: Model = None, db: Db = None, json: Json = False) -> None:
+        settings = load_settings({"model_name": model, "db": db})
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]
+Model = Annotated[str | None, typer.Option("--model", help="nano (packaged), a local folder or a hub name.")]
+Db = Annotated[Path | None, typer.Option("--db", help="The mail database.")]
+Questions = Annotated[Path | None, typer.Option("--questions", help="A local question file (JSONL).")]
+Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto, transformers, vllm or openai.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]
+OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Root of the runs; the mode is appended.")]
+Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest or a checkpoint's folder.")]
+Mode = Annotated[str | None, typer.Option("--mode", help="simple, rollout or masked.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+AllowSharedInbox = Annotated[
+    bool | None, typer.Option("--allow-shared-inbox", help="Accept an inbox in several splits; every table says so.")
+]
+Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Say more.")]

@@ -1,0 +1,51 @@
+"""What commands print: one JSON value on stdout for machines, everything else on stderr, errors on one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null."""
+    print(json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def progress_console() -> Console:
+    """A Rich console on stderr for progress and tables; mail text must be escaped before it is printed there."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def fail(message: str, hint: str, exit_code: int) -> NoReturn:
+    """End the process with one line on stderr, ``error: message hint``."""
+    print(one_line(f"error: {message} {hint}"), file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line without control characters, which a file name or a mail may carry into an error."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
