@@ -188,6 +188,12 @@ class AlgorithmSettings(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
+    constant_length: Positive | None = None
+    """Tokens a sequence counts as under `constant` aggregation; None takes MAX_TOKENS."""
+    kl_target: Annotated[float, Field(gt=0)] | None = None
+    """The KL that an adaptive weight steers to; None keeps the weight at BETA."""
+    kl_horizon: Positive = 10000
+    """Trajectories over which an adaptive KL weight moves."""
 
 
 class EvaluationSettings(Section):

@@ -1,0 +1,78 @@
+"""Algorithms as data: which advantage, which ratio and clip, which KL and where, which aggregation.
+
+The update reads these fields and never asks for a name; a new algorithm is a new row of ``ALGORITHMS``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from emailrl.errors import UsageError
+from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One policy-gradient algorithm. ``docs/algorithms.md`` sets each field against its paper."""
+
+    name: str
+    advantage: str
+    """A key of ``advantages.ESTIMATORS``."""
+    whiten: bool = False
+    """Shift and scale the advantages to mean 0 and variance 1 over all trainable tokens of the step."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    ratio_level: Literal["token", "sequence"] = "token"
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+
+    @property
+    def min_group_size(self) -> int:
+        """Fewest rollouts of one question that its advantage is defined for."""
+        return 1 if self.advantage == "reinforce" else 2
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm("grpo", advantage="group_norm"),
+        Algorithm("dr_grpo", advantage="dr_grpo", aggregation="constant"),
+        Algorithm("dapo", advantage="group_norm", clip_high=0.28),
+        Algorithm(
+            "gspo",
+            advantage="group_norm",
+            ratio_level="sequence",
+            aggregation="sequence_mean",
+            clip_low=3e-4,
+            clip_high=4e-4,
+        ),
+        Algorithm("rloo", advantage="rloo", kl_estimator="k1", kl_in="reward"),
+        Algorithm("reinforce_pp", advantage="reinforce", whiten=True, kl_estimator="k1", kl_in="reward"),
+        Algorithm("reinforce_pp_baseline", advantage="reinforce_baseline", whiten=True, kl_estimator="k2"),
+    )
+}
+
+
+def resolve(settings: Settings) -> Algorithm:
+    """Take the algorithm that ``settings.training.algorithm`` names, with the overrides of ``settings.algorithm``.
+
+    Raises UsageError for an unknown name, with the nearest known one.
+    """
+    name = settings.training.algorithm
+    if name not in ALGORITHMS:
+        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
+    wanted = settings.algorithm
+    overrides = {
+        "clip_low": wanted.clip_low,
+        "clip_high": wanted.clip_high,
+        "dual_clip": wanted.dual_clip,
+        "kl_estimator": wanted.kl_estimator,
+        "aggregation": wanted.loss_aggregation,
+    }
+    return replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})

@@ -1,0 +1,88 @@
+"""From samples to padded tensors: micro-batches of bounded size, mini-batches in a seeded order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emailrl.training.samples import TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples padded on the right to one length; every tensor but ``advantages`` ``(B,)`` is ``(B, T)``."""
+
+    token_ids: Tensor
+    loss_mask: Tensor
+    """bool"""
+    sampler_logprobs: Tensor
+    """NaN where the sampler gave none."""
+    advantages: Tensor
+    indices: tuple[int, ...]
+    """Where each row stands in the list of samples that the batch was made from."""
+    num_tokens: int
+    """Tokens without padding."""
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens that the loss sees."""
+        return int(self.loss_mask.sum())
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], max_tokens: int, *, pad_id: int = 0, device: torch.device | str = "cpu"
+) -> list[MicroBatch]:
+    """Split ``samples`` into batches of at most ``max_tokens`` padded tokens (rows x longest), longest first.
+
+    Sorting by length leaves little padding; ties keep their order, so that the same samples always give the same
+    batches. A sample longer than ``max_tokens`` gets a batch of its own.
+    """
+    by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+    rows: list[list[int]] = []
+    for i in by_length:
+        if rows and len(samples[rows[-1][0]].token_ids) * (len(rows[-1]) + 1) <= max_tokens:
+            rows[-1].append(i)
+        else:
+            rows.append([i])
+    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device) for indices in rows]
+
+
+def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[TrainingSample]]:
+    """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in an order fixed by ``seed``.
+
+    A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never an empty one.
+    """
+    ids = sorted({sample.trajectory_id for sample in samples})
+    random.Random(seed).shuffle(ids)
+    num = min(num, len(ids))
+    place = {trajectory_id: i % num for i, trajectory_id in enumerate(ids)}
+    for which in range(num):
+        yield [sample for sample in samples if place[sample.trajectory_id] == which]
+
+
+def _pad(
+    samples: list[TrainingSample], indices: tuple[int, ...], pad_id: int, device: torch.device | str
+) -> MicroBatch:
+    width = len(samples[0].token_ids)
+    shape = (len(samples), width)
+    token_ids = torch.full(shape, pad_id, dtype=torch.long)
+    loss_mask = torch.zeros(shape, dtype=torch.bool)
+    sampler_logprobs = torch.full(shape, torch.nan)
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        token_ids[row, :length] = torch.tensor(sample.token_ids)
+        loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
+        sampler_logprobs[row, :length] = torch.tensor(known)
+    return MicroBatch(
+        token_ids=token_ids.to(device),
+        loss_mask=loss_mask.to(device),
+        sampler_logprobs=sampler_logprobs.to(device),
+        advantages=torch.tensor([sample.advantage for sample in samples]).to(device),
+        indices=indices,
+        num_tokens=sum(len(sample.token_ids) for sample in samples),
+    )

@@ -1,0 +1,54 @@
+"""Estimators of the divergence from the reference policy, and its adaptive weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are cut here before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
+
+
+def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Estimate KL(policy || reference) at each sampled token from d = ``logprobs - ref_logprobs``.
+
+    k1 = d, k2 = d²/2, k3 = e^-d - 1 + d (Schulman, http://joschu.net/blog/kl-approx.html), each clamped to ±10, where
+    its gradient is 0. Same shape as the inputs, float32 (float64 given float64); no gradient reaches the reference.
+    Raises ValueError for another estimator.
+    """
+    wide = torch.float64 in (logprobs.dtype, ref_logprobs.dtype)
+    dtype = torch.float64 if wide else torch.float32
+    d = (logprobs.to(dtype) - ref_logprobs.detach().to(dtype)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if estimator == "k1":
+        kl = d
+    elif estimator == "k2":
+        kl = d.square() / 2
+    elif estimator == "k3":
+        kl = torch.expm1(-d) + d
+    else:
+        raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
+    return kl.clamp(-10, 10)
+
+
+@dataclass
+class AdaptiveKL:
+    """The KL weight, moved so that the measured KL stays near ``target`` (Ziegler et al., arXiv 1909.08593).
+
+    ``target`` None keeps ``coef`` fixed; ``horizon`` is in trajectories.
+    """
+
+    coef: float
+    target: float | None = None
+    horizon: float = 10000
+
+    def update(self, kl: float, num_trajectories: int) -> float:
+        """Keep and return coef * (1 + clip(kl / target - 1, ±0.2) * num_trajectories / horizon)."""
+        if not math.isfinite(kl):
+            raise ValueError(f"the measured KL is {kl}")
+        if self.target is not None:
+            error = min(max(kl / self.target - 1, -0.2), 0.2)
+            self.coef *= 1 + error * num_trajectories / self.horizon
+        return self.coef

@@ -1,0 +1,188 @@
+"""The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimise plus metrics.
+
+``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks
+may be bool, int or float; arithmetic is in float32, or float64 when given float64. What stands outside the mask, NaN
+and infinity included, reaches neither a value nor a gradient. Targets (old log-probs, advantages, returns, weights) are
+detached here. A ``denominator`` replaces the local count by the optimizer step's global one, so that the losses of
+micro-batches, or of ranks, add up to the loss of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from emailrl.training.kl import LOG_RATIO_LIMIT
+
+Aggregation = Literal["token_mean", "sequence_mean", "constant"]
+AGGREGATIONS = get_args(Aggregation)
+RatioLevel = Literal["token", "sequence"]
+Correction = Literal["tis", "icepop", "sequence_mask"]
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    ratio_level: RatioLevel = "token",
+    aggregation: Aggregation = "token_mean",
+    constant_length: float | None = None,
+    weights: Tensor | None = None,
+    denominator: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Clipped surrogate: -min(rA, clip(r, 1 - clip_low, 1 + clip_high)A) with r = exp(logprobs - old_logprobs).
+
+    PPO (arXiv 1707.06347); separate clips: DAPO (2503.14476). ``dual_clip`` c > 1 bounds the loss where A < 0 by
+    -max(min(...), cA) (1912.09729). ``ratio_level="sequence"`` takes r = exp(masked mean of the log-ratio) for every
+    token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one a sequence; ``weights``
+    multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest.
+    """
+    trainable = _trainable(loss_mask, logprobs, old_logprobs)
+    log_ratio = _masked(logprobs, trainable) - _masked(old_logprobs.detach(), trainable)
+    if ratio_level == "sequence":
+        log_ratio = _row_mean(log_ratio, trainable).expand_as(log_ratio)
+    elif ratio_level != "token":
+        raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    advantages = advantages[:, None].expand_as(ratio) if advantages.ndim == 1 else advantages
+    advantages = _masked(advantages.detach(), trainable)
+    unclipped, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    gain = torch.minimum(unclipped, clipped)
+    idle = clipped < unclipped
+    if dual_clip is not None:
+        if dual_clip <= 1:
+            raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+        floor = torch.where(advantages < 0, dual_clip * advantages, gain)
+        idle = idle | (gain < floor)
+        gain = torch.maximum(gain, floor)
+    if weights is not None:
+        gain = gain * _masked(weights.detach(), trainable)
+    loss = aggregate(-gain, trainable, aggregation, constant_length=constant_length, denominator=denominator)
+    return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), idle & trainable, trainable)
+
+
+def importance_weights(
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    loss_mask: Tensor,
+    *,
+    kind: Correction = "tis",
+    low: float = 0.5,
+    high: float = 5.0,
+) -> Tensor:
+    """Weigh tokens ``(B, T)`` by w = exp(old - sampler), for a sampler not quite the trainer's policy; detached.
+
+    ``tis`` clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the
+    row's geometric mean exp(mean log w) lies inside, else zeroes the row. OpenRLHF's three corrections.
+    """
+    trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
+    log_weight = _masked(old_logprobs.detach(), trainable) - _masked(sampler_logprobs.detach(), trainable)
+    weight = log_weight.exp()
+    if kind == "tis":
+        weight = weight.clamp(low, high)
+    elif kind == "icepop":
+        weight = _masked(weight, (low <= weight) & (weight <= high))
+    elif kind == "sequence_mask":
+        mean = _row_mean(log_weight, trainable).exp()
+        weight = _masked(weight, (low <= mean) & (mean <= high))
+    else:
+        raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
+    return _masked(weight, trainable)
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip: float | None = None,
+    denominator: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Half the squared error of the critic, token mean: ½ max((V - R)², (clip(V, V_old ± clip) - R)²).
+
+    All ``(B, T)``; ``clip`` None leaves the second term out. PPO's value clipping as in OpenRLHF and verl.
+    """
+    trainable = _trainable(loss_mask, values, old_values, returns)
+    values, returns = _masked(values, trainable), _masked(returns.detach(), trainable)
+    error = (values - returns).square()
+    clipped_share = 0.0
+    if clip is not None:
+        old_values = _masked(old_values.detach(), trainable)
+        clipped = (torch.clamp(values, old_values - clip, old_values + clip) - returns).square()
+        clipped_share = float(((clipped > error) & trainable).sum() / trainable.sum().clamp(min=1))
+        error = torch.maximum(error, clipped)
+    loss = aggregate(error / 2, trainable, "token_mean", denominator=denominator)
+    return loss, {"value_clip_fraction": clipped_share}
+
+
+def aggregate(
+    per_token: Tensor,
+    loss_mask: Tensor,
+    aggregation: Aggregation,
+    *,
+    constant_length: float | None = None,
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """Reduce ``(B, T)`` over the mask to a scalar; 0 where nothing is trainable.
+
+    ``token_mean`` sum / tokens (DAPO); ``sequence_mean`` mean over sequences of their token means (GRPO);
+    ``constant`` sum / (sequences * ``constant_length``) (Dr. GRPO). ``denominator`` replaces the count divided by:
+    tokens, sequences, or sequences * constant_length. A row without a trainable token is not a sequence.
+    """
+    trainable = loss_mask.bool()
+    per_token = _masked(per_token, trainable)
+    if aggregation not in AGGREGATIONS:
+        raise ValueError(f"unknown aggregation {aggregation!r}: {', '.join(AGGREGATIONS)}")
+    count = count_for(trainable, aggregation, constant_length) if denominator is None else denominator
+    total = (_row_mean(per_token, trainable) if aggregation == "sequence_mean" else per_token).sum()
+    # An empty batch has sum and count 0; dividing by 1 keeps its loss, and its gradient, at 0.
+    return total / torch.as_tensor(count, dtype=total.dtype, device=total.device).where(trainable.any(), 1)
+
+
+def count_for(loss_mask: Tensor, aggregation: Aggregation, constant_length: float | None = None) -> Tensor:
+    """Count what ``aggregation`` divides by in these rows ``(B, T)``; over micro-batches the counts add up."""
+    trainable = loss_mask.bool()
+    if aggregation == "token_mean":
+        return trainable.sum()
+    num_sequences = trainable.any(-1).sum()
+    if aggregation == "sequence_mean":
+        return num_sequences
+    if constant_length is None or constant_length <= 0:
+        raise ValueError("aggregation 'constant' needs a constant_length above 0")
+    return num_sequences * constant_length
+
+
+def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:
+    """Means and extremes over trainable tokens; ``approx_kl`` is k3 of old policy against new."""
+    if not trainable.any():
+        return {"clip_fraction": 0.0, "ratio_mean": 1.0, "ratio_min": 1.0, "ratio_max": 1.0, "approx_kl": 0.0}
+    kept, kept_log = ratio[trainable], log_ratio[trainable]
+    stats = [clipped.sum() / trainable.sum(), kept.mean(), kept.min(), kept.max(), (kept - 1 - kept_log).mean()]
+    names = ["clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "approx_kl"]
+    return dict(zip(names, torch.stack([stat.to(kept.dtype) for stat in stats]).tolist(), strict=True))
+
+
+def _trainable(loss_mask: Tensor, *tensors: Tensor) -> Tensor:
+    for tensor in tensors:
+        if tensor.shape != loss_mask.shape:
+            raise ValueError(f"shape {tuple(tensor.shape)} does not match the loss_mask's {tuple(loss_mask.shape)}")
+    return loss_mask.bool()
+
+
+def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:
+    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
+    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
+    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+
+def _row_mean(per_token: Tensor, trainable: Tensor) -> Tensor:
+    """Mean over each row's trainable tokens, ``(B, 1)``; 0 for a row without any. Zeros outside the mask are given."""
+    return per_token.sum(-1, keepdim=True) / trainable.sum(-1, keepdim=True).clamp(min=1)

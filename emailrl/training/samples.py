@@ -1,0 +1,147 @@
+"""From trajectory groups to training samples: what is dropped (and counted), what is trained, with which advantage."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from emailrl.errors import EmailRLError
+from emailrl.training.advantages import ESTIMATORS
+from emailrl.training.algorithms import Algorithm
+from emailrl.trajectory import TokenSample, Trajectory, TrajectoryGroup
+
+LossMask = Literal["sampled", "after_prompt", "completion"]
+"""Which tokens a mode trains: the sampled ones (masked), every one after the prompt, tool results included
+(rollout), or the completion's (simple: sampled ones, of a trajectory that is a single completion)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One sequence to train on. The three lists are equally long, and end at the last trained token."""
+
+    trajectory_id: str
+    group_id: str
+    token_ids: list[int]
+    loss_mask: list[int]
+    sampler_logprobs: list[float | None]
+    """None where the sampler gave no log-probability, as for tool results."""
+    advantage: float
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens that the loss sees."""
+        return sum(self.loss_mask)
+
+
+def keep_groups(
+    groups: Sequence[TrajectoryGroup], *, min_group_std: float, min_group_size: int = 2
+) -> tuple[list[TrajectoryGroup], dict[str, int]]:
+    """Drop trajectories that raised, groups left too small, and groups whose rewards hardly differ.
+
+    "Hardly" is a *sample* standard deviation (n - 1) below ``min_group_std``; a group of one has none and passes.
+    Returns what is left and the counts ``trajectories_exception``, ``groups_too_small``, ``groups_low_std``.
+    """
+    dropped = {"trajectories_exception": 0, "groups_too_small": 0, "groups_low_std": 0}
+    kept = []
+    for group in groups:
+        sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
+        dropped["trajectories_exception"] += len(group.trajectories) - len(sound)
+        if len(sound) < max(min_group_size, 1):
+            dropped["groups_too_small"] += 1
+        elif len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < min_group_std:
+            dropped["groups_low_std"] += 1
+        else:
+            kept.append(replace(group, trajectories=sound))
+    return kept, dropped
+
+
+def trajectory_advantages(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
+    """Estimate one advantage a trajectory, by its id; groups may differ in size.
+
+    Raises EmailRLError where a reward is not a finite number, ValueError for a group too small to compare.
+    """
+    estimator = ESTIMATORS[algorithm.advantage]
+    advantages: dict[str, float] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            if not math.isfinite(trajectory.reward):
+                raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
+        rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
+        ids = [trajectory.id for trajectory in group.trajectories]
+        advantages.update(zip(ids, estimator(rewards)[0].tolist(), strict=True))
+    return advantages
+
+
+def make_samples(
+    groups: Sequence[TrajectoryGroup], advantages: Mapping[str, float], loss_mask: LossMask
+) -> tuple[list[TrainingSample], dict[str, int]]:
+    """Turn kept groups into samples; a trajectory broken into several gives each of them its advantage.
+
+    Each sample is cut after its last trained token: under causal attention what follows changes nothing. Returns the
+    samples and the counts ``samples_nothing_trainable`` (left out) and ``trajectories_broken`` (more than one sample).
+    Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
+    """
+    samples: list[TrainingSample] = []
+    counts = Counter(samples_nothing_trainable=0, trajectories_broken=0)
+    for group in groups:
+        for trajectory in group.trajectories:
+            _check_tokens(trajectory)
+            counts["trajectories_broken"] += len(trajectory.samples) > 1
+            for tokens in trajectory.samples:
+                sample = _training_sample(trajectory, tokens, advantages[trajectory.id], loss_mask)
+                if sample is None:
+                    counts["samples_nothing_trainable"] += 1
+                else:
+                    samples.append(sample)
+    return samples, dict(counts)
+
+
+def _training_sample(
+    trajectory: Trajectory, tokens: TokenSample, advantage: float, loss_mask: LossMask
+) -> TrainingSample | None:
+    sampled = tokens.loss_mask
+    if not any(sampled):
+        return None
+    if loss_mask == "after_prompt":
+        start = sampled.index(1)
+        trained = [0] * start + [1] * (len(sampled) - start)
+    else:
+        trained = list(sampled)
+    end = len(trained) - trained[::-1].index(1)
+    return TrainingSample(
+        trajectory_id=trajectory.id,
+        group_id=trajectory.group_id,
+        token_ids=tokens.token_ids[:end],
+        loss_mask=trained[:end],
+        sampler_logprobs=tokens.sampler_logprobs[:end],
+        advantage=advantage,
+    )
+
+
+def _check_tokens(trajectory: Trajectory) -> None:
+    """Refuse what no honest gradient can be taken of."""
+
+    def refuse(problem: str) -> None:
+        hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."
+        raise EmailRLError(f"Trajectory {trajectory.id} cannot be trained: {problem}.", hint)
+
+    if not trajectory.samples or (trajectory.turns and not any(any(tokens.loss_mask) for tokens in trajectory.samples)):
+        refuse("it has no sampled token ids")
+    for tokens in trajectory.samples:
+        if not len(tokens.token_ids) == len(tokens.loss_mask) == len(tokens.sampler_logprobs):
+            refuse("its token ids, loss mask and log-probabilities differ in length")
+        if tokens.loss_mask and tokens.loss_mask[0]:
+            refuse("its first token is marked as sampled, with no prompt before it")
+        for is_sampled, logprob in zip(tokens.loss_mask, tokens.sampler_logprobs, strict=True):
+            if is_sampled and (logprob is None or not math.isfinite(logprob)):
+                refuse(f"a sampled token has log-probability {logprob}")
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
