@@ -35,7 +35,7 @@ class Collects(Protocol):
 def wilson_interval(successes: int, total: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
 
-    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n−k)/n + z²/4) / (n + z²).
+    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
     """
     if total == 0:
         return 0.0, 1.0
@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers, 0–1."""
+        """Share of right answers, 0 to 1."""
         return self.num_correct / self.num_questions if self.num_questions else 0.0
 
     @property

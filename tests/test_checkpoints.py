@@ -1,0 +1,268 @@
+"""The registry: whole or not there, whatever moment the process dies; found by name; damaged ones refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.checkpoints import (
+    Metadata,
+    find_checkpoint,
+    find_runs,
+    incomplete_checkpoints,
+    list_checkpoints,
+    prune,
+    read_checkpoint,
+    recover,
+    run_base,
+    verify,
+    write_checkpoint,
+)
+from emailrl.errors import EmailRLError, UsageError
+
+HELLO_SHA256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+
+def metadata(**fields: Any) -> Metadata:
+    defaults: dict[str, Any] = {
+        "run_id": "run-1", "kind": "checkpoint", "step": 5, "mode": "masked", "algorithm": "grpo",
+        "base_model": "nano", "lora": {"rank": 8}, "metrics": {"accuracy": 0.5}, "settings": {}, "parent": None,
+        "seed": 42, "versions": {"emailrl": "0.1.0"}, "database_fingerprint": "d", "questions_fingerprint": "q",
+        "git_commit": None,
+    }  # fmt: skip
+    return Metadata(**(defaults | fields))
+
+
+def write(path: Path, text: str = "hello", **fields: Any) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "adapter_model.safetensors").write_text(text)
+        (directory / "adapter_config.json").write_text("{}")
+
+    write_checkpoint(path, metadata(**fields), fill)
+
+
+def text_of(path: Path) -> str:
+    return (path / "adapter_model.safetensors").read_text()
+
+
+def test_metadata_has_exactly_the_fields_of_the_contract_and_the_files_hashes(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-5")
+    record = json.loads((tmp_path / "checkpoint-5" / "metadata.json").read_text())
+    assert set(record) == {
+        "schema_version", "run_id", "kind", "step", "mode", "algorithm", "base_model", "lora", "metrics", "settings",
+        "parent", "seed", "versions", "database_fingerprint", "questions_fingerprint", "files", "created_at",
+        "git_commit",
+    }  # fmt: skip
+    assert record["files"]["adapter_model.safetensors"] == HELLO_SHA256
+    assert set(record["files"]) == {"adapter_model.safetensors", "adapter_config.json"}
+    assert read_checkpoint(tmp_path / "checkpoint-5").metadata == metadata(
+        files=record["files"], created_at=record["created_at"]
+    )
+
+
+def test_the_list_is_in_order_of_steps_and_leaves_out_what_is_not_whole(tmp_path: Path) -> None:
+    write(tmp_path / "final", kind="final", step=10)
+    write(tmp_path / "checkpoint-10", step=10)
+    write(tmp_path / "checkpoint-9", step=9)
+    write(tmp_path / "best_model", kind="best", step=9)
+    (tmp_path / "checkpoint-11").mkdir()
+    write(tmp_path / "checkpoint-12", step=12)
+    (tmp_path / "checkpoint-12" / "adapter_config.json").unlink()
+    (tmp_path / "trajectories").mkdir()
+    names = [checkpoint.path.name for checkpoint in list_checkpoints(tmp_path)]
+    assert names == ["best_model", "checkpoint-9", "checkpoint-10", "final"]
+    assert {
+        path.name: reason.partition("/checkpoint")[2] for path, reason in incomplete_checkpoints(tmp_path).items()
+    } == {
+        "checkpoint-11": "-11 has no metadata.json.",
+        "checkpoint-12": "-12 lacks adapter_config.json.",
+    }
+
+
+def test_prune_keeps_the_last_numbered_ones_and_best_and_final_always(tmp_path: Path) -> None:
+    for step in (2, 4, 10, 6):
+        write(tmp_path / f"checkpoint-{step}", step=step)
+    write(tmp_path / "best_model", kind="best", step=2)
+    write(tmp_path / "final", kind="final", step=10)
+    removed = prune(tmp_path, keep=2)
+    assert [path.name for path in removed] == ["checkpoint-2", "checkpoint-4"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "best_model",
+        "checkpoint-10",
+        "checkpoint-6",
+        "final",
+    ]
+    assert prune(tmp_path, keep=2) == []
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "mode", "base"),
+    [
+        ("outputs/grpo", "masked", "outputs/grpo_masked"),
+        ("outputs/grpo_masked", "masked", "outputs/grpo_masked"),
+        ("outputs/grpo_masked", "simple", "outputs/grpo_masked_simple"),
+        ("outputs/unmasked", "masked", "outputs/unmasked_masked"),
+        ("masked", "masked", "masked"),
+    ],
+)
+def test_the_mode_is_appended_unless_the_directory_ends_in_it(output_dir: str, mode: str, base: str) -> None:
+    assert run_base(Path(output_dir), mode) == Path(base)
+
+
+def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) -> None:
+    output = tmp_path / "grpo"
+    write(tmp_path / "grpo_masked" / "best_model", kind="best", step=4, created_at="2026-01-01T00:00:00.000001+00:00")
+    write(tmp_path / "grpo_masked-2" / "best_model", kind="best", step=1, created_at="2026-01-01T00:00:00.000002+00:00")
+    write(tmp_path / "grpo_masked-2" / "checkpoint-3", step=3, created_at="2026-01-01T00:00:00.000003+00:00")
+    write(tmp_path / "grpo_rollout" / "final", kind="final", step=9, created_at="2026-01-01T00:00:00.000009+00:00")
+    write(tmp_path / "grpo_masked_old" / "final", kind="final", step=9, created_at="2027-01-01T00:00:00.000009+00:00")
+    (tmp_path / "grpo_masked-3").mkdir()
+    assert [run.name for run in find_runs(output, "masked")] == ["grpo_masked", "grpo_masked-2"]
+    assert find_checkpoint("best", output, "masked").path == tmp_path / "grpo_masked-2" / "best_model"
+    assert find_checkpoint("latest", output, "masked").path == tmp_path / "grpo_masked-2" / "checkpoint-3"
+    assert find_checkpoint("latest", output).path == tmp_path / "grpo_rollout" / "final"
+    with pytest.raises(UsageError, match=r"grpo_rollout holds no best_model"):
+        find_checkpoint("best", output)
+    with pytest.raises(UsageError, match=r"No checkpoint under .*grpo_simple"):
+        find_checkpoint("latest", output, "simple")
+    path = tmp_path / "grpo_masked" / "best_model"
+    assert find_checkpoint(str(path), output).metadata.step == 4
+
+
+def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "checkpoint-5")
+    with pytest.raises(UsageError, match=r"No checkpoint at .*nowhere"):
+        find_checkpoint(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(UsageError, match=r"has no metadata\.json.* name one of its checkpoints: checkpoint-5"):
+        find_checkpoint(tmp_path / "run", tmp_path)
+    path = tmp_path / "run" / "checkpoint-5"
+    record = json.loads((path / "metadata.json").read_text())
+    for text, complaint in [
+        (json.dumps({name: value for name, value in record.items() if name != "seed"}), "lacks 'seed'"),
+        (json.dumps(record)[:-9], "cannot be read"),
+        ("[]", "cannot be read"),
+        (json.dumps(record | {"schema_version": 99}), "schema version 99; this emailrl reads 1"),
+    ]:
+        (path / "metadata.json").write_text(text)
+        with pytest.raises(EmailRLError, match=complaint) as caught:
+            find_checkpoint(path, tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_hash_is_refused_and_names_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-5")
+    checkpoint = read_checkpoint(tmp_path / "checkpoint-5")
+    assert verify(checkpoint) is checkpoint
+    (checkpoint.path / "adapter_model.safetensors").write_text("hellp")
+    with pytest.raises(EmailRLError, match=r"adapter_model\.safetensors is damaged .*2cf24dba5fb0") as caught:
+        find_checkpoint(checkpoint.path, tmp_path)
+    assert caught.value.exit_code == 1
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+_countdown: list[int] = []
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _countdown and event in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}:
+        _countdown[0] -= 1
+        if _countdown[0] < 0:
+            raise Crash(event)
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def dying_at(operation: int) -> Iterator[None]:
+    """Every file operation from the given one on fails, as if the process were gone."""
+    _countdown[:] = [operation]
+    try:
+        yield
+    finally:
+        _countdown.clear()
+
+
+def test_replacing_a_checkpoint_is_safe_at_every_file_operation(tmp_path: Path) -> None:
+    seen = []
+    for operation in range(200):
+        best = tmp_path / str(operation) / "best_model"
+        write(best, "old", kind="best", step=1)
+        try:
+            with dying_at(operation):
+                write(best, "new", kind="best", step=2)
+        except Crash:
+            pass
+        else:
+            break
+        (standing,) = list_checkpoints(best.parent)
+        assert text_of(verify(standing).path) == {1: "old", 2: "new"}[standing.metadata.step]
+        recover(best.parent)
+        assert [entry.name for entry in best.parent.iterdir()] == ["best_model"]
+        assert verify(read_checkpoint(best)).metadata.step == standing.metadata.step
+        seen.append(standing.metadata.step)
+        write(best, "newer", kind="best", step=3)
+        assert text_of(best) == "newer"
+    else:
+        pytest.fail("the write never ended")
+    assert seen == sorted(seen) and set(seen) == {1, 2}  # first always the old one, from one moment on the new one
+
+
+def test_a_recovery_may_itself_be_cut_short(tmp_path: Path) -> None:
+    for first in range(0, 60, 3):
+        for second in range(12):
+            best = tmp_path / f"{first}-{second}" / "best_model"
+            write(best, "old", kind="best", step=1)
+            for operation, action in (
+                (first, lambda: write(best, "new", step=2)),
+                (second, lambda: recover(best.parent)),
+            ):
+                try:
+                    with dying_at(operation):
+                        action()
+                except Crash:
+                    pass
+            (standing,) = list_checkpoints(best.parent)
+            verify(standing)
+            recover(best.parent)
+            assert [entry.name for entry in best.parent.iterdir()] == ["best_model"]
+
+
+def test_a_pruning_cut_short_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    for operation in range(12):
+        run = tmp_path / str(operation)
+        write(run / "checkpoint-1", step=1)
+        write(run / "checkpoint-2", step=2)
+        try:
+            with dying_at(operation):
+                prune(run, keep=1)
+        except Crash:
+            pass
+        assert incomplete_checkpoints(run) == {}
+        recover(run)
+        assert {entry.name for entry in run.iterdir()} in ({"checkpoint-2"}, {"checkpoint-1", "checkpoint-2"})
+
+
+def test_a_first_write_cut_short_is_never_taken_for_whole(tmp_path: Path) -> None:
+    for operation in range(40):
+        run = tmp_path / str(operation)
+        run.mkdir()
+        try:
+            with dying_at(operation):
+                write(run / "checkpoint-5")
+        except Crash:
+            pass
+        for checkpoint in list_checkpoints(run):
+            verify(checkpoint)
+        recover(run)
+        assert incomplete_checkpoints(run) == {}
+        assert {entry.name for entry in run.iterdir()} <= {"checkpoint-5"}

@@ -1,0 +1,82 @@
+"""Accuracy, its interval and the means, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emailrl.evaluation import Evaluation, evaluate, wilson_interval
+from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup
+
+
+def scenario(name: str) -> Scenario:
+    return Scenario(name, "?", "!", [], "a@x", "2001-01-01")
+
+
+def trajectory(name: str, correct: bool, reward: float, **fields: Any) -> Trajectory:
+    rubric = {"answer_correct": correct, "num_turns": 2 if correct else 4, "note": "text"} | fields.pop("rubric", {})
+    return Trajectory(name, name, scenario(name), reward=reward, rubric=rubric, **fields)
+
+
+@pytest.mark.parametrize(
+    ("successes", "total", "low", "high"),
+    [  # Wilson's own formula, z = 1.959964
+        (0, 10, 0.0, 0.277533),
+        (10, 10, 0.722467, 1.0),
+        (5, 10, 0.236593, 0.763407),
+        (96, 100, 0.901628, 0.984337),
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_wilson_interval(successes: int, total: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, total) == pytest.approx((low, high), abs=1e-5)
+
+
+def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
+    result = Evaluation.of(
+        [
+            trajectory("a", True, 1.2, seconds=1.0, samples=[TokenSample([1] * 10, [0] * 10, [None] * 10)]),
+            trajectory("b", False, -0.8, seconds=3.0, samples=[TokenSample([1] * 4, [0] * 4, [None] * 4)] * 2),
+            trajectory("c", True, 9.0, seconds=90.0, exception="OSError: gone"),
+            trajectory("d", False, 0.2, seconds=2.0, rubric={"prompt_tokens": 20, "completion_tokens": 4}),
+        ],
+        step=30,
+    )
+    assert result.metrics() == pytest.approx(
+        {
+            "accuracy": 0.25,
+            "accuracy_low": 0.0455872,
+            "accuracy_high": 0.6993582,
+            "latency_seconds": 2.0,
+            "tokens": 14.0,  # (10 + 8 + 24) / 3
+            "reward": 0.2,
+            "num_questions": 4,
+            "exceptions": 1,
+            "answer_correct": 1 / 3,
+            "num_turns": 10 / 3,
+            "prompt_tokens": 20.0,
+            "completion_tokens": 4.0,
+        },
+        abs=1e-6,
+    )
+    assert result.step == 30 and result.interval == wilson_interval(1, 4)
+
+
+def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
+    result = Evaluation.of([trajectory("a", True, 1.0, exception="OSError: gone")])
+    assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
+
+
+def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None:
+    asked: list[Any] = []
+
+    class Scripted:
+        def collect(self, scenarios: Any, group_size: int, **how: Any) -> list[TrajectoryGroup]:
+            asked.append((len(scenarios), group_size, how))
+            return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
+
+    result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
+    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None}
+    assert asked == [(2, 1, expected)]
+    assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)

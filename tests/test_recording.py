@@ -1,0 +1,183 @@
+"""Trajectories and metrics on disk: the exact line, torn lines, bad lines, truncation for a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emailrl.errors import EmailRLError
+from emailrl.recording import (
+    JsonlWriter,
+    MetricsWriter,
+    TrajectoryWriter,
+    read_records,
+    read_trajectories,
+    trajectory_from_dict,
+    trajectory_to_dict,
+    write_trajectories,
+)
+from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
+
+SCENARIO = Scenario("q1", "Which room?", "B12", ["<a@x>"], "ann@x.com", "2001-05-02", split="train")
+
+
+def make_trajectory(**changes: object) -> Trajectory:
+    call = ToolCall("search_emails", {"keywords": ["room"]})
+    fields: dict[str, object] = {
+        "id": "s3-q1-0",
+        "group_id": "s3-q1",
+        "scenario": SCENARIO,
+        "run_id": "run",
+        "step": 3,
+        "policy_version": "v-000002",
+        "adapter_sha256": "ab" * 32,
+        "messages": [
+            Message("system", "You search mail."),
+            Message("user", "Which room?"),
+            Message("assistant", "<tool_call>…</tool_call>", [call]),
+            Message("tool", "[]", name="search_emails"),
+        ],
+        "turns": [Turn([7, 8], [-0.5, -0.25], "stop", "search_emails", {"keywords": ["room"]}, "[]", 0.5, 0.001, 3)],
+        "samples": [TokenSample([1, 2, 3, 7, 8, 4], [0, 0, 0, 1, 1, 0], [None, None, None, -0.5, -0.25, None])],
+        "reward": 0.2,
+        "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
+        "rubric": {"answer_correct": False, "num_turns": 1},
+        "stop_reason": StopReason.RAN_OUT_OF_TURNS,
+        "seconds": 0.75,
+    }
+    return Trajectory(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_trajectory_line_holds_the_contract_literally() -> None:
+    record = trajectory_to_dict(make_trajectory())
+    assert json.loads(json.dumps(record)) == {
+        "id": "s3-q1-0",
+        "group_id": "s3-q1",
+        "run_id": "run",
+        "step": 3,
+        "mode": "masked",
+        "policy_version": "v-000002",
+        "adapter_sha256": "ab" * 32,
+        "scenario": {
+            "id": "q1", "question": "Which room?", "answer": "B12", "message_ids": ["<a@x>"],
+            "inbox_address": "ann@x.com", "query_date": "2001-05-02", "how_realistic": 1.0, "split": "train",
+            "kind": None,
+        },
+        "messages": [
+            {"role": "system", "content": "You search mail."},
+            {"role": "user", "content": "Which room?"},
+            {"role": "assistant", "content": "<tool_call>…</tool_call>",
+             "tool_calls": [{"name": "search_emails", "arguments": {"keywords": ["room"]}}]},
+            {"role": "tool", "content": "[]", "name": "search_emails"},
+        ],
+        "turns": [{
+            "completion_ids": [7, 8], "logprobs": [-0.5, -0.25], "finish_reason": "stop",
+            "tool_name": "search_emails", "tool_args": {"keywords": ["room"]}, "tool_result": "[]",
+            "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3,
+        }],
+        "token_ids": [1, 2, 3, 7, 8, 4],
+        "loss_mask": [0, 0, 0, 1, 1, 0],
+        "sampler_logprobs": [None, None, None, -0.5, -0.25, None],
+        "reward": 0.2,
+        "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
+        "rubric": {"answer_correct": False, "num_turns": 1},
+        "final_answer": None,
+        "final_sources": [],
+        "stop_reason": "ran_out_of_turns",
+        "seconds": 0.75,
+        "exception": None,
+    }  # fmt: skip
+
+
+def test_a_broken_trajectory_has_samples_instead_of_the_three_lists() -> None:
+    parts = [TokenSample([1, 7], [0, 1], [None, -1.5]), TokenSample([1, 9], [0, 1], [None, -2.5])]
+    record = trajectory_to_dict(make_trajectory(samples=parts))
+    assert record["samples"] == [
+        {"token_ids": [1, 7], "loss_mask": [0, 1], "sampler_logprobs": [None, -1.5]},
+        {"token_ids": [1, 9], "loss_mask": [0, 1], "sampler_logprobs": [None, -2.5]},
+    ]
+    assert not {"token_ids", "loss_mask", "sampler_logprobs"} & set(record)
+    assert trajectory_from_dict(json.loads(json.dumps(record))).samples == parts
+
+
+@pytest.mark.parametrize("changes", [{}, {"samples": []}, {"stop_reason": None, "exception": "OSError: disk"}])
+def test_what_is_written_is_read_back_equal(tmp_path: Path, changes: dict[str, object]) -> None:
+    trajectory = make_trajectory(**changes)
+    with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
+        writer.append(trajectory)
+    write_trajectories(tmp_path / "b.jsonl", [trajectory])
+    assert list(read_trajectories(tmp_path / "a.jsonl")) == [trajectory]
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_mail_text_of_any_kind_stays_on_one_line(tmp_path: Path) -> None:
+    text = "a\nb\r\u2028\x00\x1b[31m\ud800 é"
+    path = tmp_path / "t.jsonl"
+    write_trajectories(path, [make_trajectory(messages=[Message("tool", text)])])
+    assert path.read_bytes().count(b"\n") == 1
+    assert next(iter(read_trajectories(path))).messages[0].content == text
+
+
+@given(cut=st.integers(0, 40))
+def test_a_line_torn_anywhere_is_dropped_and_the_others_kept(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "m.jsonl"
+    last = json.dumps({"step": 2, "loss": 0.123456789, "kl": 1e-9})
+    torn = last[: cut % len(last)]
+    path.write_text('{"step":1}\n' + torn)
+    assert list(read_records(path)) == [{"step": 1}]
+    with JsonlWriter(path) as writer:
+        writer.write({"step": 2})
+    assert path.read_text() == '{"step":1}\n{"step":2}\n'
+
+
+def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step":1}')
+    assert list(read_records(path)) == [{"step": 1}]
+    with JsonlWriter(path) as writer:
+        writer.write({"step": 2})
+    assert list(read_records(path)) == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [("{broken", "not JSON"), ("[1]", "expected a JSON object, found list")],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step":1}\n\n' + line + '\n{"step":2}\n')
+    with pytest.raises(EmailRLError, match=complaint) as caught:
+        list(read_records(path))
+    assert f"{path}, line 3" in caught.value.message
+
+
+def test_a_line_that_is_no_trajectory_says_what_is_missing(tmp_path: Path) -> None:
+    record = trajectory_to_dict(make_trajectory())
+    path = tmp_path / "t.jsonl"
+    for broken, complaint in [
+        ({name: value for name, value in record.items() if name != "turns"}, "'turns' is missing"),
+        (record | {"loss_mask": [1]}, "differ in length"),
+        (record | {"stop_reason": "tired"}, "tired"),
+        (record | {"scenario": {"id": "q1"}}, "Scenario"),
+    ]:
+        with JsonlWriter(path) as writer:
+            writer.write(broken)
+        with pytest.raises(EmailRLError, match=r"t\.jsonl, line 1: not a trajectory.*" + complaint):
+            list(read_trajectories(path))
+        path.unlink()
+
+
+def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.10}\n{"step": 2}\n{"step": 3}\n{"st')
+    with MetricsWriter(path, after_step=2) as metrics:
+        metrics.write({"step": 3, "loss": float("nan"), "deep": {"list": [float("inf"), 1.0]}})
+    assert path.read_text() == (
+        '{"step": 1, "loss": 0.10}\n{"step": 2}\n{"step":3,"loss":null,"deep":{"list":[null,1.0]}}\n'
+    )
