@@ -55,6 +55,10 @@ class Completion:
     """Set by chat engines: the assistant message as the server parsed it."""
     error: str | None = None
     cost: float | None = None
+    policy_version: str = ""
+    """Which weights sampled it: the ``version`` given to ``load_adapter``."""
+    adapter_sha256: str | None = None
+    """The hash of that adapter's file; None: the bare base model."""
 
 
 Advance = Callable[[Completion], Request | None]

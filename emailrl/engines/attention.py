@@ -1,0 +1,63 @@
+"""Attention of many queries over slots of different lengths, without copying keys for grouped-query heads.
+
+With an explicit mask, transformers repeats keys and values once per query head before every call. The heads that share
+a key head can instead be folded into the query length, which copies nothing that grows with the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "emailrl_slots"
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query`` [rows, heads, new, head_dim] over ``key`` and ``value`` [rows, kv_heads, window, head_dim].
+
+    ``attention_mask`` [rows, 1, new, window] is added to the scores. Returns [rows, new, heads, head_dim].
+    """
+    rows, heads, new, head_dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    if groups > 1:
+        query = query.reshape(rows, kv_heads, groups * new, head_dim)
+        if attention_mask is not None and new > 1:
+            attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
+
+
+def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """What each new token at ``positions`` [rows, new] may see: 0 up to itself, −inf after; [rows, 1, new, window]."""
+    seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
+    return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
+
+
+@contextmanager
+def slot_attention_in(config: Any) -> Iterator[None]:
+    """Let the model of ``config`` attend with ``slot_attention`` while inside."""
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+AttentionInterface.register(NAME, slot_attention)

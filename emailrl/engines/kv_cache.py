@@ -1,0 +1,125 @@
+"""A key-value cache with one slot per conversation, so that rows of different lengths share a forward pass.
+
+Per layer the keys and values are ``[slots, kv_heads, capacity, head_dim]``; each row writes at its own offset and the
+caller's mask hides what lies beyond. The rows of a forward pass are the first ``rows`` slots (a view, nothing is
+copied) or a chosen list of slots (gathered).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 1.5
+BLOCK = 64
+"""Capacities are multiples of this many tokens."""
+
+
+class SlotCache(Cache):
+    """The cache of all layers; ``place`` says before each forward pass where its new tokens go."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+        self.slots = 0
+        self.capacity = 0
+        self.rows: Tensor | None = None
+        """The slots of this pass [rows]; None: the first ones, in order."""
+        self.positions = torch.empty(0)
+        """Where the new tokens of this pass go [rows, new]."""
+        self.window = 0
+        """Tokens of a slot that this pass may see."""
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Make room for so many slots of so many tokens, keeping what is there."""
+        if slots > self.slots:
+            self.slots = slots
+        if capacity > self.capacity:
+            self.capacity = -(-max(capacity, int(self.capacity * GROWTH)) // BLOCK) * BLOCK
+        for layer in self._slot_layers():
+            layer.grow()
+
+    def place(self, positions: Tensor, window: int, rows: Tensor | None = None) -> None:
+        """Say where the next forward pass writes: ``positions`` [rows, new], and how far it may look."""
+        self.positions, self.window, self.rows = positions, window, rows
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """Copy the first ``length`` tokens of one slot into others."""
+        for layer in self._slot_layers():
+            if layer.is_initialized:
+                for tensor in (layer.keys, layer.values):
+                    tensor[targets, :, :length] = tensor[source, :, :length].unsqueeze(0)
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        """Exchange the first ``length`` tokens of two slots."""
+        for layer in self._slot_layers():
+            if layer.is_initialized:
+                for tensor in (layer.keys, layer.values):
+                    tensor[[one, other], :, :length] = tensor[[other, one], :, :length]
+
+    def free(self) -> None:
+        """Drop all tensors; every slot is empty afterwards."""
+        self.slots = self.capacity = 0
+        for layer in self._slot_layers():
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
+    def _slot_layers(self) -> list[_SlotLayer]:
+        layers: list[_SlotLayer] = self.layers  # type: ignore[assignment]
+        return layers
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.keys: Tensor
+        self.values: Tensor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not garbage: a masked weight of 0 times NaN would still be NaN.
+        size = (self.cache.slots, key_states.shape[1], self.cache.capacity)
+        self.keys = key_states.new_zeros(*size, key_states.shape[-1])
+        self.values = value_states.new_zeros(*size, value_states.shape[-1])
+        self.is_initialized = True
+
+    def grow(self) -> None:
+        """Follow the cache's number of slots and capacity."""
+        if not self.is_initialized or self.keys.shape[:3:2] == (self.cache.slots, self.cache.capacity):
+            return
+        old = (self.keys, self.values)
+        self.lazy_initialization(*old)
+        for new, held in zip((self.keys, self.values), old, strict=True):
+            new[: held.shape[0], :, : held.shape[2]] = held
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; return all the pass may see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache = self.cache
+        num_rows = key_states.shape[0]
+        rows = torch.arange(num_rows, device=key_states.device) if cache.rows is None else cache.rows
+        self.keys[rows[:, None], :, cache.positions] = key_states.transpose(1, 2)
+        self.values[rows[:, None], :, cache.positions] = value_states.transpose(1, 2)
+        if cache.rows is None:
+            return self.keys[:num_rows, :, : cache.window], self.values[:num_rows, :, : cache.window]
+        # Cut before gathering, so that only what is seen gets copied.
+        return self.keys[:, :, : cache.window][rows], self.values[:, :, : cache.window][rows]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys of this pass."""
+        return self.cache.window, 0
+
+    def get_seq_length(self) -> int:
+        """Rows differ in length; the caller gives positions and mask itself."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No limit: the cache grows."""
+        return -1

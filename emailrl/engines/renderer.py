@@ -1,0 +1,190 @@
+"""The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message.
+
+Tokens are truth. A conversation is never tokenized twice: each new prompt is rendered as text by the tokenizer's own
+template, and where that text extends the text so far only the difference is tokenized and appended to the ids. Where it
+does not (templates that strip ``<think>`` from history, for one), the caller is told and starts a new training sample.
+
+Mail is hostile. Strings that the tokenizer would turn into control tokens (``<|im_end|>``, ``</tool_response>``,
+``<tool_call>``) are broken by a space wherever they stand in user or tool messages, before the template sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from emailrl.errors import EmailRLError
+from emailrl.trajectory import Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Tags the templates of the Qwen / Hermes family give a meaning to, control tokens or not."""
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_PROBE = "emailrl-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt: ``text`` is the whole conversation so far, ``ids`` the part of it not yet tokenized."""
+
+    ids: list[int]
+    text: str
+    extends: bool = True
+    """False: the text does not continue what was there, and ``ids`` are those of the whole new prompt."""
+
+
+class ChatRenderer:
+    """Renders one model's conversations with its tokenizer's chat template and the given tools.
+
+    ``tools`` are OpenAI function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no
+    chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
+        if not tokenizer.chat_template:
+            raise EmailRLError(
+                "The model's tokenizer has no chat template.",
+                "Use an instruction-tuned model, or add a template to it.",
+            )
+        self.tokenizer = tokenizer
+        self.tools = list(tools)
+        self._controls = _control_pattern(tokenizer)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizer = backend.normalizer if backend is not None else None
+        self.stop_ids = stop_ids(tokenizer)
+
+    def start(self, messages: Sequence[Message]) -> Rendered:
+        """Render the first prompt of a conversation, ready for the assistant to speak."""
+        text = self.render(messages)
+        return Rendered(self.tokenize(text), text)
+
+    def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
+        """Render the next prompt, given the text of the last prompt followed by the text of what was sampled.
+
+        ``messages`` are the whole conversation. The suffix is tokenized alone, so no id already sampled can change.
+        """
+        text = self.render(messages)
+        if text.startswith(text_so_far):
+            return Rendered(self.tokenize(text[len(text_so_far) :]), text)
+        return Rendered(self.tokenize(text), text, extends=False)
+
+    def parse(self, completion_ids: Sequence[int]) -> Message:
+        """Read sampled ids as an assistant message: raw text, tool calls (Hermes form) and what cannot be read."""
+        ids = list(completion_ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        message = Message("assistant", self.text_of(ids))
+        try:
+            message.tool_calls = parse_tool_calls(message.content)
+        except ValueError as error:
+            message.parse_error = str(error)
+        return message
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The exact text of ids, control tokens included."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of rendered text; control tokens in it become control ids, nothing is added."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The template's text for a conversation, untrusted content made harmless."""
+        text = self.tokenizer.apply_chat_template(
+            [self._as_dict(message) for message in messages],
+            tools=self.tools or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return str(text)
+
+    def harmless(self, text: str) -> str:
+        """The text with a space after the first character of each control string, so that none is left in it."""
+        if self._normalizer is not None:
+            normal = self._normalizer.normalize_str(text)
+            if self._controls.search(normal) and not self._controls.search(text):
+                text = normal  # a control string spelt in characters that the tokenizer folds together
+        while self._controls.search(text):
+            text = self._controls.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        return text
+
+    def _as_dict(self, message: Message) -> dict[str, Any]:
+        trusted = message.role in ("system", "assistant")
+        plain: dict[str, Any] = {
+            "role": message.role,
+            "content": message.content if trusted else self.harmless(message.content),
+        }
+        if message.name is not None:
+            plain["name"] = message.name
+        if message.tool_calls and "<tool_call>" not in message.content:
+            # Written by hand or by a chat server; sampled text already holds its calls and must stay as it is.
+            plain["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        return plain
+
+
+def parse_tool_calls(text: str) -> list[ToolCall]:
+    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
+
+    Raises ValueError where the markup holds anything else, is not closed, or is closed without being opened.
+    """
+    _, closed, answer = text.rpartition("</think>")
+    if not closed and "<think>" in text:
+        return []  # still thinking when it stopped: nothing was said
+    calls = []
+    for body, end in _CALL.findall(answer):
+        if not end:
+            raise ValueError("<tool_call> is not closed")
+        calls.append(_read_call(body))
+    if not calls and "</tool_call>" in answer:
+        raise ValueError("</tool_call> without <tool_call>")
+    return calls
+
+
+def _read_call(body: str) -> ToolCall:
+    try:
+        call = json.loads(body)
+        if isinstance(call, dict) and isinstance(call.get("arguments"), str):
+            call["arguments"] = json.loads(call["arguments"])  # some models write the arguments as a JSON string
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"tool call is not JSON: {error}") from error
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise ValueError("tool call has no name")
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise ValueError("tool call's arguments are not an object")
+    return ToolCall(call["name"], arguments)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that end a completion: the tokenizer's end of text, and what the template puts after an assistant turn."""
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    text = str(
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}], tokenize=False
+        )
+    )
+    after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
+    if after and after[0] in tokenizer.added_tokens_decoder:
+        ids.add(after[0])
+    if not ids:
+        raise EmailRLError("The model's tokenizer names no token that ends a turn.", "Set its eos_token.")
+    return frozenset(ids)
+
+
+def _control_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first."""
+    added = tokenizer.added_tokens_decoder.values()
+    controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
+    controls = {control for control in controls | set(MARKUP) if len(control) > 1}
+    return re.compile("|".join(re.escape(control) for control in sorted(controls, key=lambda c: (-len(c), c))))

@@ -1,0 +1,227 @@
+"""The in-process engine: any full-attention ``transformers`` model, many conversations in one forward pass.
+
+Continuous batching. Every step of the loop first reads what is new (the prompts of conversations just admitted, the
+tool results of those whose turn just ended), then samples one token for every running conversation. A conversation
+whose turn ends asks ``advance`` for its next prompt at once and goes on in the same slot, where the keys and values of
+its earlier turns still lie. Members of a group read their common prompt once.
+
+Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
+goes through the same step as every sampled one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from emailrl.engines.attention import causal_mask, slot_attention_in
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.kv_cache import SlotCache
+from emailrl.engines.sampling import sample
+from emailrl.engines.slots import Conversation, Slots
+from emailrl.engines.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
+from emailrl.errors import EmailRLError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PREFILL_TOKENS = 4096
+"""Most tokens, padding included, that one pass over new prompts reads."""
+
+
+class TransformersEngine:
+    """Samples from ``model`` (a causal language model, or a PEFT model around one; its own weights until
+    ``load_adapter`` names others).
+
+    ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
+    at once; ``max_model_len`` bounds prompt and completion together. The same requests give the same completions.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stop_ids: Sequence[int] | frozenset[int],
+        *,
+        max_rows: int,
+        max_model_len: int | None = None,
+    ) -> None:
+        self._weights = sampling_weights(model)
+        self._config = self._weights.model.config
+        check_full_attention(self._config)
+        self.stop_ids = frozenset(stop_ids) | _generation_stop_ids(self._weights.model)
+        own = int(self._config.max_position_embeddings)
+        self.max_model_len = min(max_model_len or own, own)
+        self.version = ""
+        self.adapter_sha256: str | None = None
+        self._cache = SlotCache(self._config.num_hidden_layers)
+        self._slots = Slots(self._cache, max_rows)
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
+        self._weights.load(path)
+        self.version = version
+        self.adapter_sha256 = None if path is None else adapter_sha256(path)
+        self._slots.clear()
+
+    def release(self) -> None:
+        """Free the cache."""
+        self._slots.clear()
+        self._cache.free()
+
+    def resume(self) -> None:
+        """Nothing to do: the cache grows with the next requests."""
+
+    def close(self) -> None:
+        """Free the cache; the model belongs to the policy."""
+        self.release()
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``. Raises EmailRLError when the accelerator runs out of memory."""
+        order = {id(request): place for place, request in enumerate(requests)}
+        ended: list[tuple[Request, Completion]] = []
+        try:
+            with torch.inference_mode(), self._weights.active(), slot_attention_in(self._config):
+                self._run(deque(requests), advance, ended)
+        except torch.OutOfMemoryError as error:
+            self.release()
+            raise EmailRLError(
+                f"Out of memory with {self._slots.limit} trajectories at once.", "Lower MAX_BATCH_TRAJECTORIES."
+            ) from error
+        except BaseException:
+            self._slots.clear()  # an interrupted step leaves rows half written
+            raise
+        if advance is None:
+            ended.sort(key=lambda pair: order[id(pair[0])])
+        return [completion for _, completion in ended]
+
+    def _run(self, waiting: deque[Request], advance: Advance | None, ended: list[tuple[Request, Completion]]) -> None:
+        slots = self._slots
+        self._cache.reserve(min(slots.limit, len(slots.rows) + len(waiting)), 0)
+
+        def end(request: Request, completion: Completion) -> Request | None:
+            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
+            ended.append((request, completion))
+            return advance(completion) if advance is not None else None
+
+        while waiting or slots.active:
+            while waiting and slots.active < slots.limit:
+                request = waiting.popleft()
+                if (conversation := self._begin(request)) is not None:
+                    slots.enter(conversation)
+                elif (follow_up := end(request, _full(request))) is not None:
+                    waiting.appendleft(follow_up)
+            self._read_prompts()
+            for slot, finish_reason in self._step():
+                conversation = slots.rows[slot]
+                request = conversation.request
+                follow_up = end(request, conversation.completion(finish_reason))
+                while follow_up is not None and (next_turn := self._begin(follow_up)) is None:
+                    request, follow_up = follow_up, end(follow_up, _full(follow_up))
+                if follow_up is not None:
+                    slots.replace(slot, next_turn)
+                else:
+                    slots.leave(slot, keep=advance is None)
+
+    def _begin(self, request: Request) -> Conversation | None:
+        """A conversation ready to enter a slot; None when its prompt fills the context window."""
+        if not request.prompt_ids:
+            raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
+        room = self.max_model_len - len(request.prompt_ids)
+        if room < 1:
+            return None
+        return Conversation(request, list(request.prompt_ids), min(request.sampling.max_tokens, room))
+
+    def _read_prompts(self) -> None:
+        """Fill the cache with all prompt tokens but the last, each distinct prompt once."""
+        fresh: dict[tuple[int, ...], int] = {}
+        siblings: list[tuple[int, int]] = []
+        unread: list[int] = []
+        for slot, row in enumerate(self._slots.running):
+            if row.missing and row.held == 0:
+                leader = fresh.setdefault(tuple(row.tokens), slot)
+                if leader != slot:
+                    siblings.append((leader, slot))
+                    continue
+            if row.missing:
+                unread.append(slot)
+        while unread:
+            unread.sort(key=lambda slot: self._slots.rows[slot].missing)
+            unread = self._read_chunk(unread)
+        for leader, slot in siblings:
+            held = self._slots.rows[leader].held
+            self._cache.copy(leader, [slot], held)
+            self._slots.rows[slot].held = held
+
+    def _read_chunk(self, unread: list[int]) -> list[int]:
+        """One pass over the shortest unread prompts; returns the slots that are left."""
+        rows = self._slots.rows
+        chunk = [unread[0]]
+        for slot in unread[1:]:
+            if (len(chunk) + 1) * rows[slot].missing > PREFILL_TOKENS:
+                break
+            chunk.append(slot)
+        new = min(rows[chunk[-1]].missing, PREFILL_TOKENS)
+        ids = [rows[slot].tokens[rows[slot].held : -1][:new] for slot in chunk]
+        self._forward([row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk], chunk)
+        for slot, row in zip(chunk, ids, strict=True):
+            rows[slot].held += len(row)
+        return [slot for slot in unread if rows[slot].missing]
+
+    def _step(self) -> list[tuple[int, str]]:
+        """Sample one token for every running conversation; returns (slot, finish reason) of those that ended.
+
+        The highest slot comes first, so that taking a row out never moves one that is still to be looked at.
+        """
+        running = self._slots.running
+        if not running:
+            return []
+        logits = self._forward([[row.tokens[-1]] for row in running], [row.held for row in running], None)
+        tokens, logprobs = sample(logits, [row.request.sampling for row in running], [row.uniforms for row in running])
+        finished = []
+        for slot, (row, token, logprob) in enumerate(zip(running, tokens, logprobs, strict=True)):
+            row.held += 1
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if token in self.stop_ids:
+                finished.append((slot, "stop"))
+            elif len(row.logprobs) == row.limit:
+                finished.append((slot, "length"))
+        return finished[::-1]
+
+    def _forward(self, ids: list[list[int]], starts: list[int], chosen: list[int] | None) -> torch.Tensor:
+        """Run new tokens [rows, new] that begin at ``starts`` through the model, in the ``chosen`` slots or the first.
+
+        With ``chosen`` slots only the cache is filled; without, returns the logits of the last position [rows, words].
+        """
+        model = self._weights.model
+        device = device_of(model)
+        input_ids = torch.tensor(ids, device=device)
+        new = input_ids.shape[1]
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
+        window = max(starts) + new
+        self._cache.reserve(0, window)
+        self._cache.place(positions, window, None if chosen is None else torch.tensor(chosen, device=device))
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": causal_mask(positions, window, model.dtype),
+            "position_ids": positions.clamp(max=self.max_model_len - 1),  # padding may point beyond
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if chosen is None:
+            return model(**inputs, logits_to_keep=1).logits[:, -1]
+        return model.get_decoder()(**inputs).last_hidden_state
+
+
+def _full(request: Request) -> Completion:
+    """The completion of a prompt that leaves no room for a token."""
+    return Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
+
+
+def _generation_stop_ids(model: nn.Module) -> frozenset[int]:
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -1,0 +1,77 @@
+"""The token audit: proof, turn by turn, that the ids to be trained are the ids that were sampled.
+
+The turns keep what the engine handed back; the samples keep what training will read. The audit walks both side by side:
+every masked run of ids must be the completions of successive turns, id by id and log-probability by log-probability,
+and nothing sampled may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from emailrl.errors import EmailRLError
+from emailrl.trajectory import TokenSample, Trajectory
+
+
+class TokenDriftError(EmailRLError):
+    """An id or log-probability that would be trained is not what the policy sampled."""
+
+
+def audit(trajectory: Trajectory) -> int:
+    """Check every trained token of a trajectory; returns their number.
+
+    Raises TokenDriftError naming turn and position. A trajectory without samples (a chat engine's) has nothing to
+    prove and returns 0.
+    """
+    if not trajectory.samples:
+        return 0
+    trained: list[tuple[int, float | None]] = []
+    starts: set[int] = set()
+    for number, sample in enumerate(trajectory.samples):
+        trained += _trained(trajectory, number, sample, starts, len(trained))
+    position = 0
+    for number, turn in enumerate(trajectory.turns):
+        if len(turn.completion_ids) != len(turn.logprobs):
+            raise _drift(trajectory, f"turn {number}: ids and log-probabilities differ in number")
+        if turn.completion_ids and position not in starts:
+            raise _drift(trajectory, f"turn {number}: no prompt stands before its first id")
+        for offset, sampled in enumerate(zip(turn.completion_ids, turn.logprobs, strict=True)):
+            if position >= len(trained):
+                raise _drift(trajectory, f"turn {number}, token {offset}: sampled but not in the sample")
+            if trained[position] != sampled:
+                raise _drift(
+                    trajectory, f"turn {number}, token {offset}: sampled {sampled}, to be trained {trained[position]}"
+                )
+            position += 1
+    if position != len(trained):
+        raise _drift(trajectory, f"{len(trained) - position} ids to be trained were never sampled")
+    return position
+
+
+def _trained(
+    trajectory: Trajectory, number: int, sample: TokenSample, starts: set[int], before: int
+) -> list[tuple[int, float | None]]:
+    """The masked (id, log-probability) pairs of a sample; adds to ``starts`` where runs of them begin."""
+    if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
+        raise _drift(trajectory, f"sample {number}: ids, mask and log-probabilities differ in length")
+    trained: list[tuple[int, float | None]] = []
+    previous = 0
+    for index, (token, mask, logprob) in enumerate(
+        zip(sample.token_ids, sample.loss_mask, sample.sampler_logprobs, strict=True)
+    ):
+        if mask not in (0, 1) or (mask == 1) != (logprob is not None):
+            raise _drift(trajectory, f"sample {number}, position {index}: mask {mask} with log-probability {logprob}")
+        if logprob is not None:
+            if not math.isfinite(logprob) or logprob > 1e-4:
+                raise _drift(trajectory, f"sample {number}, position {index}: log-probability {logprob}")
+            if not previous:
+                starts.add(before + len(trained))
+            trained.append((token, logprob))
+        previous = mask
+    return trained
+
+
+def _drift(trajectory: Trajectory, what: str) -> TokenDriftError:
+    return TokenDriftError(
+        f"Trajectory {trajectory.id}: {what}.", "The tokens to be trained are not those sampled; nothing was trained."
+    )

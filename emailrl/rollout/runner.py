@@ -1,0 +1,226 @@
+"""Rollouts: environments and one engine, many conversations at once, each at its own pace.
+
+The runner keeps each conversation's tokens as they are produced. Sampled ids go into the sample with mask 1, ids of
+prompts and tool results with mask 0; no text is ever tokenized a second time. Where a chat template does not extend the
+conversation so far, a new sample begins with the whole new prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from emailrl.engines.base import Completion, Engine, Request, SamplingParams
+from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from emailrl.engines.renderer import ChatRenderer
+
+
+class Step(Protocol):
+    """What an environment made of one assistant message (``environment.mail_env.StepResult``)."""
+
+    messages: list[Message]
+    done: bool
+    tool_name: str | None
+    tool_args: dict[str, Any] | None
+    tool_result: str | None
+    stop_reason: StopReason | None
+
+
+class Environment(Protocol):
+    """One scenario to be played once. ``rubric``, ``final_answer`` and ``final_sources`` are read if it has them."""
+
+    scenario: Scenario
+
+    def start(self) -> list[Message]:
+        """The first messages."""
+        ...
+
+    def step(self, message: Message) -> Step:
+        """Play the assistant's message."""
+        ...
+
+
+def run(
+    environments: Sequence[Environment],
+    engine: Engine,
+    renderer: ChatRenderer | None,
+    sampling: SamplingParams,
+    *,
+    seeds: Sequence[int],
+    trajectories: Sequence[Trajectory] | None = None,
+    progress: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Play every environment to its end; returns one trajectory for each, in their order.
+
+    ``seeds`` has one seed for each environment; turn ``t`` samples with a seed derived from it. ``trajectories``
+    (empty, with their ids and stamps) are filled in place; without them plain ones are made. ``renderer`` is None for
+    chat engines, whose trajectories have no samples. ``progress`` hears of each trajectory as it ends.
+
+    An exception inside an environment, or an engine's error for one request, ends that trajectory alone and is recorded
+    in its ``exception``; anything else the engine raises, and KeyboardInterrupt, passes through.
+    """
+    if trajectories is None:
+        trajectories = [
+            Trajectory(f"{number:06d}", environment.scenario.id, environment.scenario)
+            for number, environment in enumerate(environments)
+        ]
+    rollouts = {
+        trajectory.id: _Rollout(environment, renderer, sampling, seed, trajectory, progress)
+        for environment, seed, trajectory in zip(environments, seeds, trajectories, strict=True)
+    }
+    if len(rollouts) != len(environments):
+        raise ValueError("two trajectories have the same id")
+    first = [rollout.begin() for rollout in rollouts.values()]
+    engine.generate(
+        [request for request in first if request is not None],
+        advance=lambda completion: rollouts[completion.trajectory_id].advance(completion),
+    )
+    return list(trajectories)
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from what identifies a draw, so that it depends on nothing else (order, batch, process)."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class _Rollout:
+    """One environment and its conversation."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        renderer: ChatRenderer | None,
+        sampling: SamplingParams,
+        seed: int,
+        trajectory: Trajectory,
+        progress: Callable[[Trajectory], None] | None,
+    ) -> None:
+        self.environment = environment
+        self.renderer = renderer
+        self.sampling = sampling
+        self.seed = seed
+        self.trajectory = trajectory
+        self.progress = progress
+        self.text = ""
+        self.started = time.perf_counter()
+
+    def begin(self) -> Request | None:
+        """The first request; None when the environment would not start."""
+        return self._guarded(self._begin)
+
+    def advance(self, completion: Completion) -> Request | None:
+        """Take a completion, play it, and return the next request; None when the trajectory is over."""
+        return self._guarded(lambda: self._advance(completion))
+
+    def _guarded(self, act: Callable[[], Request | None]) -> Request | None:
+        try:
+            request = act()
+        except Exception as error:
+            self.trajectory.exception = f"{type(error).__name__}: {error}"
+            self.trajectory.stop_reason = StopReason.EXCEPTION
+            request = None
+        if request is None:
+            self._finish()
+        return request
+
+    def _begin(self) -> Request:
+        self.trajectory.messages += self.environment.start()
+        if self.renderer is not None:
+            rendered = self.renderer.start(self.trajectory.messages)
+            self.text = rendered.text
+            self._open_sample(rendered.ids)
+        return self._request()
+
+    def _advance(self, completion: Completion) -> Request | None:
+        if completion.error is not None:
+            raise RuntimeError(completion.error)
+        trajectory = self.trajectory
+        self._stamp(completion)
+        turn = Turn(
+            completion.token_ids,
+            completion.logprobs,
+            completion.finish_reason,
+            seconds=completion.seconds,
+            prompt_tokens=completion.prompt_tokens,
+        )
+        trajectory.turns.append(turn)
+        message = self._read(completion)
+        trajectory.messages.append(message)
+        if completion.finish_reason == "length":
+            trajectory.stop_reason = StopReason.TRUNCATED
+            return None
+        before = time.perf_counter()
+        result = self.environment.step(message)
+        turn.tool_seconds = time.perf_counter() - before
+        turn.tool_name, turn.tool_args, turn.tool_result = result.tool_name, result.tool_args, result.tool_result
+        trajectory.messages += result.messages
+        if result.done:
+            trajectory.stop_reason = result.stop_reason
+            return None
+        if self.renderer is not None:
+            self._extend(completion.token_ids)
+        return self._request()
+
+    def _read(self, completion: Completion) -> Message:
+        """The assistant's message; on the way, its ids enter the sample."""
+        if self.renderer is None:
+            if completion.message is None:
+                raise RuntimeError("the engine returned neither a message nor anything to render it with")
+            return completion.message
+        self.trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
+        return self.renderer.parse(completion.token_ids)
+
+    def _extend(self, sampled: list[int]) -> None:
+        assert self.renderer is not None
+        rendered = self.renderer.extend(self.text + self.renderer.text_of(sampled), self.trajectory.messages)
+        self.text = rendered.text
+        if rendered.extends:
+            self.trajectory.samples[-1].append_prompt(rendered.ids)
+        else:
+            self._open_sample(rendered.ids)
+
+    def _open_sample(self, prompt_ids: list[int]) -> None:
+        sample = TokenSample()
+        sample.append_prompt(prompt_ids)
+        self.trajectory.samples.append(sample)
+
+    def _request(self) -> Request:
+        turn = len(self.trajectory.turns)
+        return Request(
+            self.trajectory.id,
+            self.sampling,
+            prompt_ids=list(self.trajectory.samples[-1].token_ids) if self.renderer is not None else [],
+            messages=self.trajectory.messages,
+            seed=derive_seed(self.seed, turn),
+        )
+
+    def _stamp(self, completion: Completion) -> None:
+        """One trajectory, one policy: the stamp of its first completion holds for all."""
+        trajectory = self.trajectory
+        stamp = (completion.policy_version, completion.adapter_sha256)
+        if not trajectory.turns:
+            trajectory.policy_version, trajectory.adapter_sha256 = stamp
+        elif stamp != (trajectory.policy_version, trajectory.adapter_sha256):
+            raise RuntimeError(f"the policy changed from {trajectory.policy_version} to {stamp[0]} in mid-trajectory")
+
+    def _finish(self) -> None:
+        """Copy the environment's verdict and hand the trajectory over."""
+        trajectory = self.trajectory
+        rubric = getattr(self.environment, "rubric", None)
+        if is_dataclass(rubric) and not isinstance(rubric, type):
+            trajectory.rubric = asdict(rubric)
+        elif rubric:
+            trajectory.rubric = dict(rubric)
+        trajectory.rubric["prompt_tokens"] = sum(turn.prompt_tokens for turn in trajectory.turns)
+        trajectory.rubric["completion_tokens"] = sum(len(turn.completion_ids) for turn in trajectory.turns)
+        trajectory.final_answer = getattr(self.environment, "final_answer", None)
+        trajectory.final_sources = list(getattr(self.environment, "final_sources", ()))
+        trajectory.seconds = time.perf_counter() - self.started
+        if self.progress is not None:
+            self.progress(trajectory)
