@@ -25,7 +25,7 @@ app = typer.Typer(
 
 INTERRUPTED: Final = 130
 # Newer Typer carries its own copy of click, older ones use the package: in both this is the base of all wrong usage.
-_WrongUsage: Final = typer.BadParameter.__mro__[1]
+_WrongUsage: Final[type[typer.BadParameter]] = typer.BadParameter.__mro__[1]
 
 
 def _print_version(wanted: bool) -> None:
