@@ -52,7 +52,7 @@ def micro_batches(
 
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[TrainingSample]]:
-    """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in an order fixed by ``seed``.
+    """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in the order of ``seed``.
 
     A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never an empty one.
     """

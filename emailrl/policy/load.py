@@ -1,0 +1,268 @@
+"""The policy: a frozen base model with, or without, a LoRA adapter on it, and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.logprobs import check_projection, output_embeddings
+from emailrl.policy.resolve import base_name, resolve_model, same_base
+from emailrl.policy.size import check_fits
+from emailrl.settings import Settings
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass
+class Policy:
+    """A model that samples and, when ``trainable``, learns through its adapter; the base never changes."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    base_model: str
+    """As the user named it (`nano`, a folder, a hub name); written into adapters and metadata."""
+    path: str | Path
+    """Where the base came from."""
+    device: torch.device
+    dtype: torch.dtype
+    trainable: bool = False
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Rank, alpha, dropout and target modules; empty for a bare base model."""
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """List the adapter's parameters by name, in the model's order."""
+        return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+    @contextmanager
+    def reference(self) -> Iterator[nn.Module]:
+        """Switch the adapter off inside the block: the model is then the reference policy."""
+        if not self.lora:
+            yield self.model
+            return
+        with self.model.disable_adapter():
+            yield self.model
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
+
+        PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
+        its absolute path), so that `nano` is found wherever the package is installed.
+        """
+        if not self.lora:
+            raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+
+        directory.mkdir(parents=True, exist_ok=True)
+        # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
+        state = {
+            name: value.detach().cpu().contiguous() for name, value in get_peft_model_state_dict(self.model).items()
+        }
+        save_file(state, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = self.model.peft_config["default"].to_dict()
+        config |= {
+            "base_model_name_or_path": base_name(self.base_model),
+            "inference_mode": True,
+            "target_modules": sorted(config["target_modules"]),
+        }
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        (directory / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
+        self.tokenizer.save_pretrained(directory)
+
+
+def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: bool = False) -> Policy:
+    """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
+
+    With neither ``adapter`` nor ``trainable`` the bare base is returned. A fresh adapter is initialised from
+    ``settings.training.seed`` alone, and changes nothing until it is trained (B = 0). Raises UsageError for an unknown
+    model or an adapter of another base, EmailRLError where the model cannot be had or does not fit this machine.
+    """
+    if adapter is not None:
+        check_adapter(adapter, settings.model.name)
+    if settings.model.backend == "unsloth":
+        from emailrl.policy.unsloth_backend import load_unsloth
+
+        model, tokenizer, path = load_unsloth(settings, adapter, trainable)
+        device = next(model.parameters()).device
+    else:
+        path = resolve_model(settings.model.name)
+        device = choose_device(settings.model.device)
+        check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
+        model, tokenizer = _load_base(settings, path, device)
+        if adapter is not None:
+            model = _with_adapter(model, adapter, trainable)
+        elif trainable:
+            model = _with_fresh_adapter(model, settings)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.train(trainable)
+    if trainable:
+        if settings.training.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        check_projection(model)
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        base_model=settings.model.name,
+        path=path,
+        device=device,
+        dtype=choose_dtype(settings.model.dtype, device),
+        trainable=trainable,
+        lora=_lora_facts(model),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Take the device named, or for ``auto`` the first GPU, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"Unknown device '{name}'.", "Use auto, cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EmailRLError(
+            f"Device '{name}' was asked for, but this machine has no usable CUDA GPU.", "Use DEVICE=auto."
+        )
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def check_adapter(adapter: Path, model_name: str) -> None:
+    """Raise UsageError unless ``adapter`` is a PEFT adapter of the base model named."""
+    config_file = adapter / "adapter_config.json"
+    if not config_file.is_file() or not (adapter / "adapter_model.safetensors").is_file():
+        raise UsageError(
+            f"{adapter} is not an adapter: it lacks adapter_config.json or adapter_model.safetensors.",
+            "`emailrl checkpoints list` shows what there is.",
+        )
+    try:
+        base = json.loads(config_file.read_text()).get("base_model_name_or_path")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+        raise UsageError(
+            f"{config_file} is not readable as JSON.", "The checkpoint is damaged; choose another."
+        ) from None
+    if not same_base(str(base), model_name):
+        raise UsageError(
+            f"The adapter in {adapter} was trained on '{base}', but the base model here is '{model_name}'.",
+            f"Use --model {base}, or another adapter.",
+        )
+
+
+def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    options: dict[str, Any] = {
+        "dtype": choose_dtype(settings.model.dtype, device),
+        "attn_implementation": settings.model.attn_implementation,
+    }
+    if settings.model.load_in_4bit:
+        options["quantization_config"] = _four_bit(device)
+        options["device_map"] = {"": device}
+    disable_progress_bar()  # a bar over tensors already on disk says nothing
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EmailRLError(
+            f"The model '{settings.model.name}' does not load: {first_line}",
+            "Check the model's files, or choose another.",
+        ) from error
+    model.requires_grad_(False)
+    return (model if settings.model.load_in_4bit else model.to(device)), tokenizer
+
+
+def _four_bit(device: torch.device) -> Any:
+    from importlib.util import find_spec
+
+    if device.type != "cuda" or find_spec("bitsandbytes") is None:
+        raise EmailRLError(
+            "LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", "Run: pip install bitsandbytes, or unset it."
+        )
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _with_adapter(model: nn.Module, adapter: Path, trainable: bool) -> nn.Module:
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise EmailRLError(
+            f"The adapter in {adapter} does not fit the base model: {first_line}",
+            "Choose the adapter's own base model.",
+        ) from error
+
+
+def _with_fresh_adapter(model: nn.Module, settings: Settings) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    lora = settings.lora
+    targets = lora_targets(model, lora.target_modules)
+    config = LoraConfig(
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.training.seed)
+        return get_peft_model(model, config)  # type: ignore[arg-type]
+
+
+def lora_targets(model: nn.Module, wanted: str) -> list[str]:
+    """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
+
+    ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
+    layer's full path into the adapter's config.
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    known = {name.rsplit(".", 1)[-1] for name, _ in linear}
+    if wanted == "all-linear":
+        head = output_embeddings(model)
+        return sorted({name.rsplit(".", 1)[-1] for name, module in linear if module is not head})
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
+    if unknown or not names:
+        raise UsageError(
+            f"TARGET_MODULES names no layer of this model: {', '.join(unknown) or 'nothing given'}.",
+            f"It has {', '.join(sorted(known))}; or use all-linear.",
+        )
+    return names
+
+
+def _lora_facts(model: nn.Module) -> dict[str, Any]:
+    if not hasattr(model, "peft_config"):
+        return {}
+    config = model.peft_config["default"]
+    return {
+        "rank": config.r,
+        "alpha": config.lora_alpha,
+        "dropout": config.lora_dropout,
+        "target_modules": sorted(config.target_modules),
+    }

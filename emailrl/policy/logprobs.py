@@ -1,0 +1,149 @@
+"""Log-probabilities of given tokens, without ever computing the logits of a token that is not trained.
+
+The backbone runs on the whole batch; hidden states are gathered at the positions that predict a trainable token, and
+only these reach the vocabulary projection, in chunks. On agent trajectories that is a quarter of the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from emailrl.errors import EmailRLError
+
+CHUNK_ELEMENTS = 2**25
+"""Most logits held at once (128 MiB of float32); what takes more is projected in chunks, recomputed in the backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """``logprobs[b, t]`` belongs to ``token_ids[b, t]``; both tensors are ``(B, T)``, 0 outside the mask."""
+
+    logprobs: Tensor
+    """Natural logarithm, after temperature, before top-p / top-k; float32 (float64 for a float64 model)."""
+    entropy: Tensor | None
+    """Of the distribution each token was drawn from, in nats."""
+
+
+def token_logprobs(
+    model: nn.Module,
+    token_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    entropy_grad: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> TokenLogprobs:
+    """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
+
+    Padding needs no attention mask: it stands on the right, and a causal model looks left only. ``temperature`` 0
+    (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
+    Raises ValueError where the first token of a row is in the mask, since nothing predicts it.
+    """
+    trainable = loss_mask.bool()
+    if trainable[:, :1].any():
+        raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
+    rows, columns = trainable.nonzero(as_tuple=True)
+    hidden = hidden_states(model, token_ids)[rows, columns - 1]
+    labels = token_ids[rows, columns]
+    project = projection(model)
+    tau = temperature if temperature > 0 else 1.0
+
+    def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
+        return _score(project(hidden_chunk), label_chunk, tau, entropy, entropy_grad)
+
+    vocabulary = output_embeddings(model).weight.shape[0]
+    chunk = max(chunk_elements // vocabulary, 1)
+    if len(labels) <= chunk:
+        scored = [score(hidden, labels)]
+    else:
+        scored = [
+            checkpoint(score, hidden[i : i + chunk], labels[i : i + chunk], use_reentrant=False)
+            for i in range(0, len(labels), chunk)
+        ]
+    flat, flat_entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+    blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
+    return TokenLogprobs(
+        logprobs=blank.index_put((rows, columns), flat),
+        entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
+    )
+
+
+def hidden_states(model: nn.Module, token_ids: Tensor) -> Tensor:
+    """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
+    backbone = _causal_lm(model).base_model
+    hidden: Tensor = backbone(input_ids=token_ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+def projection(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the map from final hidden states to logits: the model's own output embedding, logit scale and soft cap."""
+    head = output_embeddings(model)
+    config = _text_config(model)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def project(hidden: Tensor) -> Tensor:
+        logits: Tensor = head(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if scale != 1.0:
+            logits = logits * scale
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return project
+
+
+def output_embeddings(model: nn.Module) -> nn.Module:
+    """Return the layer that maps hidden states to the vocabulary; raises EmailRLError for a model without one."""
+    head = _causal_lm(model).get_output_embeddings()
+    if head is None:
+        raise EmailRLError(f"{type(model).__name__} has no output embedding.", "Choose a causal language model.")
+    return head  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def check_projection(model: nn.Module) -> None:
+    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
+
+    Raises EmailRLError for a model that does something else on the way to its logits: training it would be wrong.
+    """
+    was_training = model.training
+    model.eval()
+    head = output_embeddings(model)
+    token_ids = torch.arange(1, 5, device=head.weight.device)[None] % head.weight.shape[0]
+    own = model(input_ids=token_ids, use_cache=False).logits.float()
+    ours = projection(model)(hidden_states(model, token_ids)).float()
+    model.train(was_training)
+    tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.1
+    if own.shape != ours.shape or (own - ours).abs().max() > tolerance * own.abs().max().clamp(min=1.0):
+        raise EmailRLError(
+            f"{type(_causal_lm(model)).__name__} computes its logits in a way that emailrl does not know.",
+            "Choose another base model (Qwen, Llama, Mistral, Gemma and the like are fine).",
+        )
+
+
+def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, grad: bool) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label and, if asked for, the entropy (else empty), from logits ``(P, vocabulary)``."""
+    logits = logits if temperature == 1.0 else logits / temperature
+    log_norm = logits.logsumexp(-1)
+    logprobs = logits.gather(-1, labels[:, None])[:, 0] - log_norm
+    if not entropy:
+        return logprobs, logprobs.new_empty(0)
+    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        probabilities = (logits - log_norm[:, None]).exp()
+        return logprobs, log_norm - (probabilities * logits).sum(-1)
+
+
+def _causal_lm(model: nn.Module) -> nn.Module:
+    """Unwrap PEFT; LoRA layers stay where they were injected."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner  # type: ignore[no-any-return]
+
+
+def _text_config(model: nn.Module) -> object:
+    return _causal_lm(model).config.get_text_config()

@@ -1,0 +1,55 @@
+"""From a model's name to where it is: the packaged policy, a folder, or the hub."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from emailrl.errors import EmailRLError, UsageError
+
+NANO = "nano"
+NANO_DIR = Path(__file__).parent / "nano"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HINT = "Use nano (packaged), a folder that holds a model, or a hub name such as Qwen/Qwen3-0.6B."
+
+
+def resolve_model(name: str) -> str | Path:
+    """Find the model: ``nano`` and folders give a Path, a hub name comes back as it is (nothing is downloaded here).
+
+    Raises UsageError for a name that cannot be a model, with the nearest that can.
+    """
+    if name == NANO:
+        if not (NANO_DIR / "config.json").is_file():
+            raise EmailRLError("The packaged policy nano is missing.", "Install emailrl again, or use another --model.")
+        return NANO_DIR
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+        kind = "is an adapter, not a model" if (folder / "adapter_config.json").is_file() else "holds no config.json"
+        hint = "Name its base model here, and the adapter as a checkpoint." if "adapter" in kind else _HINT
+        raise UsageError(f"The folder {folder} {kind}.", hint)
+    if not _HUB_NAME.fullmatch(name):
+        raise UsageError(f"No such model: {name} is neither a folder nor a hub name.", _HINT)
+    if "/" not in name and difflib.get_close_matches(name.lower(), [NANO], cutoff=0.7):
+        raise UsageError(f"Unknown model '{name}'.", f"Did you mean {NANO}? {_HINT}")
+    return name
+
+
+def base_name(name: str) -> str:
+    """Name a base model so that others find it: ``nano`` and hub names as they are, a folder by its absolute path."""
+    if name == NANO:
+        return name
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else name
+
+
+def same_base(left: str, right: str) -> bool:
+    """Say whether two names mean one base model; the packaged folder's own path counts as ``nano``."""
+
+    def canonical(name: str) -> str:
+        full = base_name(name)
+        return NANO if full == str(NANO_DIR.resolve()) else full
+
+    return canonical(left) == canonical(right)

@@ -1,0 +1,119 @@
+"""Before anything is downloaded: can the model be had, and does it fit this machine?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import ModelSettings
+
+GPU_SIZED = 4e9
+"""Parameters above which a CPU is too slow to be of use, however much memory it has."""
+_BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_REMEDY = "Use --model nano on this machine, or a machine with a GPU."
+
+
+def check_fits(model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
+
+    The size comes from the name (``...-14B-...``) where it says so, else from the config, local or fetched alone.
+    """
+    # The name is asked first: a 14B model on a CPU is refused without waiting for a network.
+    billions = _BILLIONS.search(model.name) if isinstance(path, str) else None
+    num_parameters = int(float(billions[1]) * 1e9) if billions else count_parameters(load_config(model.name, path))
+    _refuse_if_too_large(model, num_parameters, device, dtype)
+    if billions:
+        load_config(model.name, path)
+
+
+def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
+    bytes_each = 0.6 if model.load_in_4bit else dtype.itemsize
+    need = num_parameters * bytes_each
+    size = f"{num_parameters / 1e9:.1f} billion parameters, {need / 1e9:.0f} GB"
+    if device.type == "cuda":
+        have = torch.cuda.get_device_properties(device).total_memory
+        if need > have:
+            hint = "Use LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
+        return
+    have = available_memory()
+    if need > have:
+        raise EmailRLError(
+            f"The model '{model.name}' ({size}) needs a GPU: this machine has none, and {have / 1e9:.0f} GB are free.",
+            _REMEDY,
+        )
+    if num_parameters > GPU_SIZED and model.device == "auto":
+        raise EmailRLError(
+            f"The model '{model.name}' ({size}) needs a GPU, and this machine has none.",
+            f"{_REMEDY} DEVICE=cpu runs it all the same, slowly.",
+        )
+
+
+def count_parameters(config: Any) -> int:
+    """Count a model's parameters from its config, without memory for them."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def load_config(name: str, path: str | Path) -> Any:
+    """Read a model's config from its folder, the local cache or the hub, without long retries.
+
+    Raises UsageError for a name the hub does not know, EmailRLError where the hub cannot be reached.
+    """
+    from transformers import AutoConfig
+
+    if isinstance(path, str) and not _cached(path):
+        _check_hub(name)
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise EmailRLError(
+            f"The model '{name}' does not load: {first_line}", "Check its config.json, or choose another model."
+        ) from error
+
+
+def available_memory() -> int:
+    """Bytes this process may still take, a container's limit included."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    if _CGROUP_LIMIT.is_file():
+        limit = _CGROUP_LIMIT.read_text().strip()
+        available = min(available, int(limit)) if limit.isdigit() else available
+    return available
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except GatedRepoError as error:
+        raise EmailRLError(
+            f"The model '{name}' asks for a licence to be accepted.", "Accept it on its hub page, then `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UsageError(f"The hub knows no model '{name}'.", "Use nano, a folder, or another hub name.") from error
+    except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        raise EmailRLError(
+            f"The model '{name}' is not on this machine, and the hub cannot be reached.",
+            "Use --model nano, or a folder that holds the model.",
+        ) from error
