@@ -41,7 +41,8 @@ class Completion:
     """What the policy sampled for one request.
 
     ``token_ids`` include a sampled stop token. ``logprobs`` belong to them one to one: natural logarithm, after
-    temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines that only return text.
+    temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines
+    that only return text.
     """
 
     trajectory_id: str

@@ -61,8 +61,7 @@ class SlotCache(Cache):
         """Drop all tensors; every slot is empty afterwards."""
         self.slots = self.capacity = 0
         for layer in self._slot_layers():
-            layer.keys = layer.values = None
-            layer.is_initialized = False
+            layer.free()
 
     def _slot_layers(self) -> list[_SlotLayer]:
         layers: list[_SlotLayer] = self.layers  # type: ignore[assignment]
@@ -95,6 +94,11 @@ class _SlotLayer(CacheLayerMixin):
         self.lazy_initialization(*old)
         for new, held in zip((self.keys, self.values), old, strict=True):
             new[: held.shape[0], :, : held.shape[2]] = held
+
+    def free(self) -> None:
+        """Drop the tensors."""
+        self.keys = self.values = torch.empty(0)
+        self.is_initialized = False
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

@@ -53,7 +53,7 @@ class ChatRenderer:
                 "Use an instruction-tuned model, or add a template to it.",
             )
         self.tokenizer = tokenizer
-        self.tools = list(tools)
+        self.tools: list[Any] = list(tools)
         self._controls = _control_pattern(tokenizer)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
@@ -167,7 +167,7 @@ def _read_call(body: str) -> ToolCall:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a completion: the tokenizer's end of text, and what the template puts after an assistant turn."""
+    """The ids that end a completion: the tokenizer's end of text, and what its template puts after an assistant."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     text = str(
         tokenizer.apply_chat_template(

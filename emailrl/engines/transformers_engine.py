@@ -12,7 +12,7 @@ goes through the same step as every sampled one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class TransformersEngine:
     def __init__(
         self,
         model: nn.Module,
-        stop_ids: Sequence[int] | frozenset[int],
+        stop_ids: Collection[int],
         *,
         max_rows: int,
         max_model_len: int | None = None,
@@ -117,11 +117,11 @@ class TransformersEngine:
             self._read_prompts()
             for slot, finish_reason in self._step():
                 conversation = slots.rows[slot]
-                request = conversation.request
-                follow_up = end(request, conversation.completion(finish_reason))
+                follow_up = end(conversation.request, conversation.completion(finish_reason))
+                next_turn = None
                 while follow_up is not None and (next_turn := self._begin(follow_up)) is None:
-                    request, follow_up = follow_up, end(follow_up, _full(follow_up))
-                if follow_up is not None:
+                    follow_up = end(follow_up, _full(follow_up))
+                if next_turn is not None:
                     slots.replace(slot, next_turn)
                 else:
                     slots.leave(slot, keep=advance is None)

@@ -68,29 +68,31 @@ class MergedWeights:
 
     def __init__(self, base: nn.Module) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-        self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[arg-type, assignment]
+        self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         for name, module in list(self.model.named_modules()):
             module._forward_hooks.clear()  # hooks of gradient checkpointing: they would ask for gradients here
             if isinstance(module, BaseTunerLayer):
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
-        self._frozen: dict[str, nn.Parameter] = {}
+        self._frozen: dict[str, Tensor] = {}
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones, in float32 then rounded once."""
         deltas = {} if path is None else read_deltas(path)
         for name in self._frozen.keys() - deltas.keys():
-            self._linear(name).weight = self._frozen[name]
+            self._set(name, self._frozen[name])
         for name, (lora_a, lora_b, scale) in deltas.items():
-            linear = self._linear(name)
-            frozen = self._frozen.setdefault(name, linear.weight)
+            frozen = self._frozen.setdefault(name, self._linear(name).weight.detach())
             delta = scale * (lora_b.to(frozen.device).float() @ lora_a.to(frozen.device).float())
-            merged = (frozen.detach().float() + delta).to(frozen.dtype)
-            linear.weight = nn.Parameter(merged, requires_grad=False)
+            merged = (frozen.float() + delta).to(frozen.dtype)
+            self._set(name, merged)
 
     def active(self) -> AbstractContextManager[None]:
         """Nothing to switch: the model is the engine's own."""
         return nullcontext()
+
+    def _set(self, name: str, weight: Tensor) -> None:
+        self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
 
     def _linear(self, name: str) -> nn.Linear:
         try:
@@ -115,7 +117,8 @@ class SharedWeights:
         if path is None:
             return
         if not isinstance(self.model, PeftModel):
-            self.model = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER_ADAPTER)
+            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER_ADAPTER)
+            self.model = wrapped  # type: ignore[assignment]
             return
         if SAMPLER_ADAPTER in self.model.peft_config:
             self.model.delete_adapter(SAMPLER_ADAPTER)

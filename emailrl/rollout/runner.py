@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.engines.base import Completion, Engine, Request, SamplingParams
@@ -32,7 +32,8 @@ class Step(Protocol):
 
 
 class Environment(Protocol):
-    """One scenario to be played once. ``rubric``, ``final_answer`` and ``final_sources`` are read if it has them."""
+    """One scenario to be played once. Its ``rubric`` (a dataclass), ``final_answer``
+    and ``final_sources`` are read if it has them."""
 
     scenario: Scenario
 
@@ -213,10 +214,7 @@ class _Rollout:
         """Copy the environment's verdict and hand the trajectory over."""
         trajectory = self.trajectory
         rubric = getattr(self.environment, "rubric", None)
-        if is_dataclass(rubric) and not isinstance(rubric, type):
-            trajectory.rubric = asdict(rubric)
-        elif rubric:
-            trajectory.rubric = dict(rubric)
+        trajectory.rubric = {} if rubric is None else asdict(rubric)
         trajectory.rubric["prompt_tokens"] = sum(turn.prompt_tokens for turn in trajectory.turns)
         trajectory.rubric["completion_tokens"] = sum(len(turn.completion_ids) for turn in trajectory.turns)
         trajectory.final_answer = getattr(self.environment, "final_answer", None)
