@@ -244,10 +244,15 @@ def _settle(path: Path) -> None:
 
 def prune(run_dir: Path, keep: int) -> list[Path]:
     """Remove all but the last ``keep`` of the run's ``checkpoint-N``; ``best_model`` and ``final`` always stay."""
-    numbered = [item.path for item in list_checkpoints(run_dir) if item.metadata.kind == "checkpoint"]
-    removed = numbered[: max(len(numbered) - keep, 0)]
+    removed = prunable(run_dir, keep)
     remove_checkpoints(removed)
     return removed
+
+
+def prunable(run_dir: Path, keep: int) -> list[Path]:
+    """What ``prune`` would remove, the oldest first."""
+    numbered = [item.path for item in list_checkpoints(run_dir) if item.metadata.kind == "checkpoint"]
+    return numbered[: max(len(numbered) - keep, 0)]
 
 
 def remove_checkpoints(paths: Iterable[Path]) -> None:

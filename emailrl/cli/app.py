@@ -12,6 +12,9 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import emailrl
+from emailrl.cli.checkpoints import checkpoints
+from emailrl.cli.doctor import doctor
+from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
 from emailrl.errors import EmailRLError
 
@@ -54,6 +57,11 @@ def emailrl_command(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+app.command("inspect-trajectory")(inspect_trajectory)
+app.add_typer(checkpoints, name="checkpoints")
+app.command("doctor")(doctor)
 
 
 def main() -> NoReturn:

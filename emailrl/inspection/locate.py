@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.inspection.console import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
+from emailrl.policy.resolve import resolve_model
 from emailrl.recording import numbered_records, trajectory_from_dict
 from emailrl.trajectory import Trajectory
 
@@ -23,19 +25,30 @@ def find_file(path: Path) -> Path:
 
     Raises ``UsageError`` where there is none.
     """
-    if path.is_file():
+    if existing(path).is_file():
         return path
-    if not path.is_dir():
-        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
     newest = newest_file([path])
     if newest is None:
         raise UsageError(f"No trajectory file under {path}.", "Runs keep theirs in trajectories/*.jsonl.")
     return newest
 
 
+def existing(path: Path) -> Path:
+    """Return ``path``; raises ``UsageError`` where nothing is there."""
+    if not path.exists():
+        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
+    return path
+
+
+def output_roots(output_dir: Path) -> list[Path]:
+    """Return the folders that commands run bare write trajectories to: runs, rollouts and benchmarks."""
+    parent = output_dir.parent
+    return [*sorted(parent.glob(f"{output_dir.name}*")), parent / "rollouts", parent / "benchmarks"]
+
+
 def newest_file(roots: Iterable[Path]) -> Path | None:
-    """Return the trajectory file written last under ``roots``, or None; other JSONL files are passed over."""
-    files = [file for root in roots for file in root.rglob("*.jsonl") if file.is_file()]
+    """Return the trajectory file written last among and under ``roots``, or None; other JSONL is passed over."""
+    files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.jsonl"))]
     by_age = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
     return next(filter(_holds_trajectories, by_age), None)
 
@@ -57,6 +70,12 @@ def pick(file: Path, index: int) -> tuple[int, int, Trajectory]:
     return position, len(records), build(file, *records[position])
 
 
+def torn_line(file: Path) -> int | None:
+    """Return the number of a last line that lacks its newline (still being written, or cut off), or None."""
+    content = file.read_bytes()
+    return None if not content or content.endswith(b"\n") else content.count(b"\n") + 1
+
+
 def build(file: Path, line: int, record: dict[str, Any]) -> Trajectory:
     """Make a trajectory of one line's object; ``EmailRLError`` names file and line where it is not one."""
     try:
@@ -67,28 +86,28 @@ def build(file: Path, line: int, record: dict[str, Any]) -> Trajectory:
         raise EmailRLError(f"{file}, line {line}: not a trajectory ({error}).") from None
 
 
-def follow(path: Path, *, poll_seconds: float = 0.5) -> Iterator[tuple[Path, int, Trajectory]]:
-    """Yield ``(file, position, trajectory)`` as lines are appended, for ever; a folder's newer files are taken up too.
+def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[Path, int, Trajectory]]:
+    """Yield ``(file, position, trajectory)`` as lines are appended, for ever; newer files under a folder are taken up.
 
-    Starts at the last whole line there is. A line without its newline is waited for, never reported as torn.
+    Starts at the last whole line there is, or waits for the first file. A line without its newline is waited for too.
     """
-    file = find_file(path)
-    offset, position = _before_last_line(file)
+    file = newest_file(roots)
+    offset, position = (0, 0) if file is None else _before_last_line(file)
     while True:
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                offset += len(line)
-                if line.strip():
+        if file is not None:
+            with file.open("rb") as stream:
+                stream.seek(offset)
+                for line in stream:
+                    if not line.endswith(b"\n"):
+                        break
+                    offset += len(line)
                     yield file, position, build(file, position + 1, _object(file, position + 1, line))
                     position += 1
-        newer = newest_file([path]) if path.is_dir() else None
-        if newer is not None and newer != file:
-            file, offset, position = newer, 0, 0
-        else:
+        newest = newest_file(roots)
+        if newest == file:
             time.sleep(poll_seconds)
+        else:
+            file, offset, position = newest, 0, 0
 
 
 def _before_last_line(file: Path) -> tuple[int, int]:
@@ -127,3 +146,31 @@ def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenT
             if tokens.fits(trajectory):
                 return tokens
     return None
+
+
+def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
+    """Yield the folders that may hold the tokenizer behind ``file``, likeliest first.
+
+    The checkpoints of its run come first, then the base model they name, then ``model_name``, the one now set.
+    """
+    run_dir = file.parent.parent if file.parent.name == "trajectories" else file.parent
+    checkpoints = list_checkpoints(run_dir)
+    yield from (checkpoint.path for checkpoint in checkpoints)
+    for name in dict.fromkeys([*(checkpoint.metadata.base_model for checkpoint in checkpoints), model_name]):
+        folder = _model_folder(name)
+        if folder is not None:
+            yield folder
+
+
+def _model_folder(name: str) -> Path | None:
+    """Where a model's files lie on this machine (packaged, local, in the hub's cache); the network is not asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = resolve_model(name)
+    except EmailRLError:
+        return None  # a folder that is gone: its ids are shown as ids, and the view says so
+    if isinstance(found, Path):
+        return found
+    cached = try_to_load_from_cache(found, "tokenizer.json")
+    return Path(cached).parent if isinstance(cached, str) else None

@@ -1,0 +1,169 @@
+"""``emailrl checkpoints``: list, show and prune what training left under OUTPUT_DIR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from emailrl.cli.options import Json, Mode, OutputDir
+from emailrl.cli.output import print_json, progress_console
+from emailrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from emailrl.checkpoints import Checkpoint
+
+checkpoints = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Run = Annotated[Path | None, typer.Argument(help="A run's folder; none: every run under OUTPUT_DIR.")]
+
+
+@checkpoints.callback()
+def checkpoints_command() -> None:
+    """List, show and prune the checkpoints of training runs.
+
+    Examples:
+
+    \b
+      emailrl checkpoints list
+      emailrl checkpoints show best
+      emailrl checkpoints prune --keep 1
+    """
+
+
+@checkpoints.command("list")
+def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = None, json: Json = False) -> None:
+    """List the checkpoints of a run, or of every run under OUTPUT_DIR.
+
+    Examples:
+
+    \b
+      emailrl checkpoints list
+      emailrl checkpoints list outputs/grpo_masked --json
+    """
+    from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints
+
+    runs = _runs(run, output_dir, mode)
+    found = [checkpoint for each in runs for checkpoint in list_checkpoints(each)]
+    for each in runs:
+        for path, reason in incomplete_checkpoints(each).items():
+            progress_console().print(f"not whole: {path}: {reason}", markup=False, style="yellow")
+    if json:
+        print_json([_summary(checkpoint) for checkpoint in found])
+    else:
+        _print_table(found)
+
+
+@checkpoints.command("show")
+def show_command(
+    which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
+    output_dir: OutputDir = None,
+    mode: Mode = None,
+    json: Json = False,
+) -> None:
+    """Show one checkpoint's metadata, its files checked against their hashes.
+
+    Examples:
+
+    \b
+      emailrl checkpoints show
+      emailrl checkpoints show outputs/grpo_masked/checkpoint-20 --json
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.json import JSON
+
+    from emailrl.checkpoints import find_checkpoint
+    from emailrl.settings import load_settings
+
+    settings = load_settings({"output_dir": output_dir})
+    found = find_checkpoint(which, settings.output.output_dir, mode)
+    if json:
+        print_json({"path": found.path, "metadata": found.metadata})
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(f"{found.path}: all {len(found.metadata.files)} files have their recorded hashes", soft_wrap=True)
+    console.print(JSON.from_data(asdict(found.metadata)))
+
+
+@checkpoints.command("prune")
+def prune_command(
+    run: Run = None,
+    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep so many; none: SAVE_TOTAL_LIMIT.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output_dir: OutputDir = None,
+    mode: Mode = None,
+    json: Json = False,
+) -> None:
+    """Remove the oldest checkpoint-N of each run; best_model and final always stay.
+
+    Examples:
+
+    \b
+      emailrl checkpoints prune --keep 1
+      emailrl checkpoints prune outputs/grpo_masked --yes
+    """
+    from emailrl.checkpoints import prunable, prune
+    from emailrl.settings import load_settings
+
+    limit = load_settings().output.save_total_limit if keep is None else keep
+    runs = _runs(run, output_dir, mode)
+    paths = [path for each in runs for path in prunable(each, limit)]
+    console = progress_console()
+    for path in paths:
+        console.print(f"to remove: {path}", markup=False, soft_wrap=True)
+    if paths and not yes:
+        typer.confirm(f"Remove {len(paths)} checkpoints?", abort=True, err=True)
+    removed = [path for each in runs for path in prune(each, limit)]
+    if json:
+        print_json({"removed": removed, "keep": limit})
+    else:
+        console.print(f"{len(removed)} checkpoints removed, the last {limit} of each run kept")
+
+
+def _runs(run: Path | None, output_dir: Path | None, mode: str | None) -> list[Path]:
+    from emailrl.checkpoints import find_runs
+    from emailrl.settings import load_settings
+
+    if run is not None:
+        if not run.is_dir():
+            raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
+        return [run]
+    return find_runs(load_settings({"output_dir": output_dir}).output.output_dir, mode)
+
+
+def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    metadata = checkpoint.metadata
+    names = ("run_id", "kind", "step", "mode", "algorithm", "base_model", "metrics", "created_at")
+    return {"path": checkpoint.path} | {name: getattr(metadata, name) for name in names}
+
+
+def _print_table(found: list[Checkpoint]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not found:
+        progress_console().print("no checkpoints yet: train first (emailrl train)")
+        return
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "base model", "made"):
+        table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left", overflow="fold")
+    for checkpoint in found:
+        metadata = checkpoint.metadata
+        accuracy, reward = metadata.metrics.get("accuracy"), metadata.metrics.get("reward")
+        cells = (
+            str(checkpoint.path),
+            metadata.kind,
+            str(metadata.step),
+            metadata.mode,
+            "" if accuracy is None else f"{accuracy:.1%}",
+            "" if reward is None else f"{reward:+.3f}",
+            metadata.base_model,
+            metadata.created_at[:16].replace("T", " "),
+        )
+        table.add_row(*map(Text, cells))
+    Console(highlight=False).print(table)

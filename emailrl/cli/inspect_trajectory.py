@@ -1,0 +1,82 @@
+"""``emailrl inspect-trajectory``: one trajectory on the terminal, turn by turn, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Verbose
+from emailrl.cli.output import progress_console
+from emailrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+    from emailrl.trajectory import Trajectory
+
+
+def inspect_trajectory(
+    path: Annotated[
+        Path | None, typer.Argument(help="A trajectory file or a run's folder; none: the newest under OUTPUT_DIR.")
+    ] = None,
+    index: Annotated[int, typer.Option("--index", help="Which of the file: 0 the first, -1 the last.")] = -1,
+    verbose: Verbose = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
+) -> None:
+    """Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
+
+    --verbose adds the prompt, the rubric and every token: coloured by the loss mask, each sampled one with its
+    log-probability.
+
+    Examples:
+
+    \b
+      emailrl inspect-trajectory --verbose
+      emailrl inspect-trajectory outputs/grpo_masked --index 0
+      emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl
+      emailrl inspect-trajectory outputs/grpo_masked --follow
+    """
+    from emailrl.inspection import locate
+    from emailrl.inspection.plain import plain_line
+    from emailrl.settings import load_settings
+
+    settings = load_settings({"verbose": verbose})
+    if follow:
+        roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
+        for file, position, trajectory in locate.follow(roots):
+            _show(file, f"number {position + 1}", trajectory, settings)
+    else:
+        file = _newest(settings) if path is None else locate.find_file(path)
+        if (torn := locate.torn_line(file)) is not None:
+            note = f"{file}, line {torn}: not whole yet (still being written, or cut off); passed over"
+            progress_console().print(plain_line(note), markup=False, style="yellow", soft_wrap=True)
+        position, count, trajectory = locate.pick(file, index)
+        _show(file, f"{position + 1} of {count} (--index {position})", trajectory, settings)
+
+
+def _newest(settings: Settings) -> Path:
+    from emailrl.inspection.locate import newest_file, output_roots
+
+    newest = newest_file(output_roots(settings.output.output_dir))
+    if newest is None:
+        hint = "Make one (emailrl rollout, emailrl train), or name a file."
+        raise UsageError(f"No trajectory under {settings.output.output_dir}* yet.", hint)
+    return newest
+
+
+def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
+    from rich.console import Console
+
+    from emailrl.inspection.console import render_trajectory
+    from emailrl.inspection.locate import fitting_tokenizer, tokenizer_folders, training_note
+
+    verbose = settings.output.verbose
+    rendered = render_trajectory(
+        trajectory,
+        title=f"{file}, {where}",
+        verbose=verbose,
+        tokens=fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory) if verbose else None,
+        note=training_note(file, trajectory),
+    )
+    Console(highlight=False, markup=False, emoji=False).print(rendered)
