@@ -44,7 +44,7 @@ def package_of(path: Path) -> list[str]:
 
 
 def imports(body: ast.AST, package: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """Every import below ``body``: its line and the parts of the module's absolute name, with the name taken from it."""
+    """Every import below ``body``: its line, and the parts of the absolute name with the name taken from it."""
     for node in ast.walk(body):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.split(".")) for alias in node.names)

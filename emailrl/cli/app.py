@@ -15,7 +15,11 @@ import emailrl
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
 from emailrl.cli.inspect_trajectory import inspect_trajectory
+from emailrl.cli.checkpoints import checkpoints
+from emailrl.cli.doctor import doctor
+from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
+from emailrl.cli.warm_start import warm_start
 from emailrl.errors import EmailRLError
 
 app = typer.Typer(
@@ -59,6 +63,12 @@ def emailrl_command(
         print(context.get_help())
 
 
+app.command("inspect-trajectory")(inspect_trajectory)
+app.add_typer(checkpoints, name="checkpoints")
+app.command("doctor")(doctor)
+
+
+app.command("warm-start")(warm_start)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.add_typer(checkpoints, name="checkpoints")
 app.command("doctor")(doctor)

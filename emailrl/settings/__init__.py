@@ -1,27 +1,20 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
+from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
+from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.load import load_settings
 from emailrl.settings.presets import PRESETS
 from emailrl.settings.tree import (
     AgentSettings,
-    AlgorithmSettings,
     BenchmarkSettings,
     DataSettings,
-    Env,
-    EvaluationSettings,
-    Fraction,
     LoraSettings,
     ModelSettings,
-    NonNegative,
     OutputSettings,
-    Positive,
     RewardSettings,
-    RewardWeightSettings,
-    Section,
     Settings,
     StoreSettings,
     TrackingSettings,
-    TrainingSettings,
     run_root,
 )
 

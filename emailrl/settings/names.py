@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from emailrl.settings.tree import Env, Section, Settings
+from emailrl.settings.fields import Env, Section
+from emailrl.settings.tree import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Leaf:
     """One setting: where it stands in the tree, its names, and what kind of value it takes."""
 
@@ -90,7 +91,7 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
     return Leaf(
         section=section,
         field=name,
-        env_names=env or (name.upper(),),
+        env_names=env or ((name if "_" in name else f"emailrl_{name}").upper(),),
         kinds=frozenset(kinds),
         choices=tuple(choices),
         default=field.default,

@@ -1,8 +1,9 @@
 """One typed tree of settings, read from flag, environment, ``.env``, ``emailrl.toml``, preset and default.
 
-Every leaf has one name that is unique in the whole tree: its upper-case form is its environment variable
-(``MAX_STEPS``), ``Env(...)`` names others. In ``emailrl.toml`` it stands under its section (``[training]`` /
-``max_steps = 20``) or, just as well, at the top level.
+Every leaf has one name that is unique in the whole tree. Its upper-case form is its environment variable
+(``MAX_STEPS``), with ``EMAILRL_`` before a single word (``EMAILRL_MODE``: a bare MODE may belong to another program);
+``Env(...)`` names others, the main one first. In ``emailrl.toml`` it stands under its section (``[training]`` /
+``max_steps = 20``) or, just as well, at the top level. Training, algorithm and evaluation are in `learning`.
 """
 
 from __future__ import annotations
@@ -11,48 +12,38 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
+
+from emailrl.settings.fields import Env, NonNegative, Positive, Section
+from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
-
-
-class Env:
-    """The environment names of a field, the main one first, where they are not the field's own name in upper case."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-
-class Section(BaseModel):
-    """A group of settings; unknown keys are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
-
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
 
 
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME")] = "OpenPipe/Qwen3-14B-Instruct"
     """The base model: `nano` (packaged), a local folder, or a hub name."""
     backend: Literal["transformers", "unsloth"] = "transformers"
+    """What loads and trains the model."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Parameter type of the frozen base; auto is bf16 on a GPU, fp32 on a CPU."""
     device: str = "auto"
+    """auto takes a GPU when there is one; else cpu, cuda or cuda:N."""
     attn_implementation: str = "sdpa"
+    """transformers' attention: sdpa, eager, flash_attention_2."""
     load_in_4bit: bool = False
+    """Hold the frozen base in 4 bits (bitsandbytes, GPU only)."""
     max_model_len: Positive | None = None
     """Context window in tokens; None takes the model's own."""
 
 
 class LoraSettings(Section):
     lora_rank: Positive = 16
+    """Rank of the adapter."""
     lora_alpha: Positive = 32
+    """Scale of the adapter: alpha / rank multiplies its output."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapter."""
     target_modules: str = "all-linear"
     """`all-linear`, or module names separated by commas."""
 
@@ -72,8 +63,11 @@ class DataSettings(Section):
     questions: Path | None = None
     """A local question file (JSONL); None reads the hub's ART-E questions."""
     train_dataset_size: Annotated[Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE")] = 3000
+    """Most questions to train on."""
     eval_dataset_size: Annotated[Positive, Env("EVAL_DATASET_SIZE", "VAL_SET_SIZE")] = 100
+    """Most validation questions, which choose the best model."""
     test_set_size: Positive = 100
+    """Most test questions, which benchmark alone reads."""
     max_source_mails: Positive = 1
     """Questions with more source mails are left out."""
     allow_shared_inbox: bool = False
@@ -82,12 +76,15 @@ class DataSettings(Section):
 
 class AgentSettings(Section):
     max_turns: Positive = 10
+    """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096
     """Most tokens of one generation."""
-    temperature: Annotated[float, Field(ge=0)] = 0.7
+    temperature: Annotated[float, Field(ge=0), Env("TEMPERATURE")] = 0.7
     """Sampling temperature of training rollouts."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
+    """Sampling from the k likeliest tokens; 0 is off."""
     eval_temperature: Annotated[float, Field(ge=0)] = 0.0
     """Temperature of evaluation and benchmark; 0 is greedy."""
     rollout_concurrency: Positive = 10
@@ -95,6 +92,7 @@ class AgentSettings(Section):
     max_batch_trajectories: Positive = 64
     """Most trajectories the in-process engine decodes at once."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
+    """What samples completions; auto is in process."""
 
 
 class RewardSettings(Section):
@@ -103,9 +101,13 @@ class RewardSettings(Section):
     judge: Literal["auto", "llm", "offline"] = "auto"
     """auto asks an LLM when OPENROUTER_API_KEY is set, else matches offline."""
     judge_model: str = "google/gemini-2.0-flash-001"
+    """The judge's name at its endpoint."""
     judge_base_url: str = "https://openrouter.ai/api/v1"
+    """Any OpenAI-compatible endpoint."""
     judge_cache: Path = Path("outputs/judge_cache.sqlite")
+    """Verdicts on disk: the same answer is never judged twice."""
     openrouter_api_key: SecretStr | None = None
+    """The judge's key; kept out of logs, dumps and metadata."""
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds to wait for a remote completion."""
     judge_max_tokens: Positive = 16
@@ -147,82 +149,35 @@ class RewardWeightSettings(Section):
     """For a right answer, times the share of turns left."""
 
 
-class TrainingSettings(Section):
-    mode: Literal["simple", "rollout", "masked"] = "masked"
-    algorithm: str = "grpo"
-    seed: int = 42
-    max_steps: Positive = 200
-    num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS")] = 2
-    """Passes over the questions; bounds the modes simple and rollout only."""
-    per_device_train_batch_size: Annotated[Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP")] = 4
-    """Questions a rank a micro-step."""
-    gradient_accumulation_steps: Positive = 1
-    num_generations: Annotated[Positive, Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
-    """Rollouts a question."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    warmup_steps: NonNegative = 10
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.99
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Gradient clipping by norm; 0 is off."""
-    num_mini_batches: Positive = 1
-    """Optimizer updates the trajectories of one step are split into."""
-    update_epochs: Positive = 1
-    """Passes over the trajectories of one step."""
-    max_tokens_per_micro_batch: Positive = 16384
-    """Tokens of one forward pass, padding included."""
-    gradient_checkpointing: bool = False
-
-
-class AlgorithmSettings(Section):
-    """Overrides of the named algorithm; None takes what the algorithm says."""
-
-    beta: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the KL to the reference policy; 0 computes no reference."""
-    min_group_std: Annotated[float, Field(ge=0)] = 0.05
-    """Groups whose rewards vary less are dropped and counted."""
-    clip_low: Annotated[float, Field(ge=0)] | None = None
-    clip_high: Annotated[float, Field(ge=0)] | None = None
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
-    constant_length: Positive | None = None
-    """Tokens a sequence counts as under `constant` aggregation; None takes MAX_TOKENS."""
-    kl_target: Annotated[float, Field(gt=0)] | None = None
-    """The KL that an adaptive weight steers to; None keeps the weight at BETA."""
-    kl_horizon: Positive = 10000
-    """Trajectories over which an adaptive KL weight moves."""
-
-
-class EvaluationSettings(Section):
-    eval_steps: Positive = 10
-    target_accuracy: Fraction = 0.95
-    patience: Positive = 5
-    """Evaluations without a better accuracy before training stops."""
-
-
 class OutputSettings(Section):
     output_dir: Path = Path("outputs/grpo")
     """The mode is appended, unless it already ends in it."""
     save_steps: Positive = 10
+    """Steps from one checkpoint to the next."""
     save_total_limit: Positive = 3
-    verbose: bool = False
+    """Checkpoints kept, best and final apart."""
+    verbose: Annotated[bool, Env("VERBOSE")] = False
+    """Say more on the console."""
 
 
 class TrackingSettings(Section):
     wandb_project: str = "email-agent-grpo"
+    """Weights & Biases project."""
     wandb_entity: str | None = None
+    """Weights & Biases user or team."""
     wandb_name: str = "grpo-{mode}"
+    """Run name; {mode} is filled in."""
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    """Where runs are tracked; online without a login goes on offline."""
     tensorboard: bool = False
+    """Also write TensorBoard events (needs the extra)."""
 
 
 class BenchmarkSettings(Section):
     bench_sequential: bool = False
     """One question at a time."""
     show_trajectory_details: bool = False
+    """Print every trajectory of a benchmark."""
 
 
 class Settings(Section):
