@@ -1,0 +1,162 @@
+"""Collect groups: several rollouts of each scenario under one policy, played, audited and scored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from emailrl.engines.base import Engine, SamplingParams
+from emailrl.environment.mail_env import MailEnvironment
+from emailrl.rollout.audit import audit
+from emailrl.rollout.runner import Environment, derive_seed, run
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.policy.load import Policy
+    from emailrl.settings import Settings
+    from emailrl.store import Mailbox
+
+MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
+"""Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
+
+
+def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
+    """The mailbox with its tools."""
+    return MailEnvironment(scenario, mailbox, max_turns=settings.agent.max_turns)
+
+
+class Scores(Protocol):
+    """What the collector asks of ``rewards.Scorer``."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        """Fill rewards in place."""
+        ...
+
+
+class Collector:
+    """Plays scenarios with one engine. ``renderer`` is None for chat engines.
+
+    ``make_environment`` says what is played on each scenario's mailbox in ``db``: the mail agent, unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: ChatRenderer | None,
+        settings: Settings,
+        scorer: Scores,
+        db: Path,
+        *,
+        run_id: str = "",
+        make_environment: MakeEnvironment = mail_agent,
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.settings = settings
+        self.scorer = scorer
+        self.db = db
+        self.run_id = run_id
+        self.make_environment = make_environment
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float | None = None,
+        split_label: str = "train",
+        progress: Callable[[Trajectory], None] | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Roll out every scenario ``group_size`` times and score what came of it; one group for each, in their order.
+
+        ``temperature`` None takes that of training rollouts. What a trajectory samples depends on seed, step, label,
+        scenario and its number in the group alone. An exception in one trajectory is recorded in it; ``progress`` hears
+        of each one as it ends, before it is scored. Raises TokenDriftError when the token audit fails.
+        """
+        groups = self._empty_groups(scenarios, group_size, step, split_label)
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        agent = self.settings.agent
+        sampling = SamplingParams(
+            agent.max_tokens,
+            agent.temperature if temperature is None else temperature,
+            top_p=agent.top_p,
+            top_k=agent.top_k,
+        )
+        with ExitStack() as opened:
+            run(
+                [self._environment(trajectory.scenario, opened) for trajectory in trajectories],
+                self.engine,
+                self.renderer,
+                sampling,
+                seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
+                trajectories=trajectories,
+                progress=progress,
+            )
+        for trajectory in trajectories:
+            if trajectory.exception is None:
+                audit(trajectory)
+        self.scorer.score(trajectories)
+        return groups
+
+    def _empty_groups(
+        self, scenarios: Sequence[Scenario], group_size: int, step: int, label: str
+    ) -> list[TrajectoryGroup]:
+        """Groups of unplayed trajectories; a scenario that comes twice in one step gets a group each time."""
+        times: Counter[str] = Counter()
+        groups = []
+        for scenario in scenarios:
+            times[scenario.id] += 1
+            repeat = f".{times[scenario.id]}" if times[scenario.id] > 1 else ""
+            group_id = f"{label}-{step:06d}-{scenario.id}{repeat}"
+            members = [
+                Trajectory(
+                    f"{group_id}-{member}",
+                    group_id,
+                    scenario,
+                    run_id=self.run_id,
+                    step=step,
+                    mode=self.settings.training.mode,
+                )
+                for member in range(group_size)
+            ]
+            groups.append(TrajectoryGroup(group_id, scenario, members))
+        return groups
+
+    def _environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
+        from emailrl.store import open_mailbox
+
+        mailbox = opened.enter_context(
+            closing(open_mailbox(self.db, scenario.inbox_address, until=scenario.query_date))
+        )
+        return self.make_environment(scenario, mailbox, self.settings)
+
+
+def build_collector(
+    settings: Settings,
+    policy: Policy,
+    engine: Engine,
+    *,
+    scorer: Scores | None = None,
+    run_id: str = "",
+    make_environment: MakeEnvironment = mail_agent,
+) -> Collector:
+    """A collector on ``settings.store.db`` that renders with the policy's own tokenizer and template."""
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment.tools import tool_schemas
+    from emailrl.rewards.build import build_scorer
+
+    return Collector(
+        engine,
+        ChatRenderer(policy.tokenizer, tool_schemas()),
+        settings,
+        scorer or build_scorer(settings),
+        settings.store.db,
+        run_id=run_id,
+        make_environment=make_environment,
+    )
