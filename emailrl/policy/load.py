@@ -27,7 +27,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class Policy:
     """A model that samples and, when ``trainable``, learns through its adapter; the base never changes."""
 
-    model: nn.Module
+    model: Any
+    """A transformers model, or the PEFT model around it."""
     tokenizer: PreTrainedTokenizerBase
     base_model: str
     """As the user named it (`nano`, a folder, a hub name); written into adapters and metadata."""
@@ -44,7 +45,7 @@ class Policy:
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     @contextmanager
-    def reference(self) -> Iterator[nn.Module]:
+    def reference(self) -> Iterator[Any]:
         """Switch the adapter off inside the block: the model is then the reference policy."""
         if not self.lora:
             yield self.model
@@ -165,7 +166,7 @@ def check_adapter(adapter: Path, model_name: str) -> None:
         )
 
 
-def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
     options: dict[str, Any] = {
         "dtype": choose_dtype(settings.model.dtype, device),
         "attn_implementation": settings.model.attn_implementation,
@@ -176,7 +177,7 @@ def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tu
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EmailRLError(
@@ -204,11 +205,11 @@ def _four_bit(device: torch.device) -> Any:
     )
 
 
-def _with_adapter(model: nn.Module, adapter: Path, trainable: bool) -> nn.Module:
+def _with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)  # type: ignore[arg-type]
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(
@@ -217,7 +218,7 @@ def _with_adapter(model: nn.Module, adapter: Path, trainable: bool) -> nn.Module
         ) from error
 
 
-def _with_fresh_adapter(model: nn.Module, settings: Settings) -> nn.Module:
+def _with_fresh_adapter(model: Any, settings: Settings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = settings.lora
@@ -232,10 +233,10 @@ def _with_fresh_adapter(model: nn.Module, settings: Settings) -> nn.Module:
     )
     with torch.random.fork_rng():
         torch.manual_seed(settings.training.seed)
-        return get_peft_model(model, config)  # type: ignore[arg-type]
+        return get_peft_model(model, config)
 
 
-def lora_targets(model: nn.Module, wanted: str) -> list[str]:
+def lora_targets(model: Any, wanted: str) -> list[str]:
     """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
 
     ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
@@ -256,7 +257,7 @@ def lora_targets(model: nn.Module, wanted: str) -> list[str]:
     return names
 
 
-def _lora_facts(model: nn.Module) -> dict[str, Any]:
+def _lora_facts(model: Any) -> dict[str, Any]:
     if not hasattr(model, "peft_config"):
         return {}
     config = model.peft_config["default"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.errors import EmailRLError
@@ -30,7 +31,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    model: nn.Module,
+    model: Any,
     token_ids: Tensor,
     loss_mask: Tensor,
     *,
@@ -74,14 +75,14 @@ def token_logprobs(
     )
 
 
-def hidden_states(model: nn.Module, token_ids: Tensor) -> Tensor:
+def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
     backbone = _causal_lm(model).base_model
     hidden: Tensor = backbone(input_ids=token_ids, use_cache=False).last_hidden_state
     return hidden
 
 
-def projection(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def projection(model: Any) -> Callable[[Tensor], Tensor]:
     """Return the map from final hidden states to logits: the model's own output embedding, logit scale and soft cap."""
     head = output_embeddings(model)
     config = _text_config(model)
@@ -98,16 +99,16 @@ def projection(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return project
 
 
-def output_embeddings(model: nn.Module) -> nn.Module:
+def output_embeddings(model: Any) -> Any:
     """Return the layer that maps hidden states to the vocabulary; raises EmailRLError for a model without one."""
     head = _causal_lm(model).get_output_embeddings()
     if head is None:
         raise EmailRLError(f"{type(model).__name__} has no output embedding.", "Choose a causal language model.")
-    return head  # type: ignore[no-any-return]
+    return head
 
 
 @torch.no_grad()
-def check_projection(model: nn.Module) -> None:
+def check_projection(model: Any) -> None:
     """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
 
     Raises EmailRLError for a model that does something else on the way to its logits: training it would be wrong.
@@ -139,11 +140,10 @@ def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, gr
         return logprobs, log_norm - (probabilities * logits).sum(-1)
 
 
-def _causal_lm(model: nn.Module) -> nn.Module:
+def _causal_lm(model: Any) -> Any:
     """Unwrap PEFT; LoRA layers stay where they were injected."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner  # type: ignore[no-any-return]
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _text_config(model: nn.Module) -> object:
+def _text_config(model: Any) -> Any:
     return _causal_lm(model).config.get_text_config()

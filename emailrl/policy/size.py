@@ -83,7 +83,7 @@ def load_config(name: str, path: str | Path) -> Any:
 
 def available_memory() -> int:
     """Bytes this process may still take, a container's limit included."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     available = int(psutil.virtual_memory().available)
     if _CGROUP_LIMIT.is_file():

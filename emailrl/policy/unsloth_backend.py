@@ -30,7 +30,7 @@ def load_unsloth(settings: Settings, adapter: Path | None, trainable: bool) -> t
             "The backend unsloth is not installed.",
             "Run: pip install 'emailrl[unsloth]', or use --backend transformers.",
         )
-    from unsloth import FastLanguageModel  # type: ignore[import-not-found]
+    from unsloth import FastLanguageModel
 
     path = resolve_model(settings.model.name)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
@@ -68,7 +68,7 @@ def resolve(settings: Settings) -> Algorithm:
         hint = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
     wanted = settings.algorithm
-    overrides = {
+    overrides: dict[str, Any] = {
         "clip_low": wanted.clip_low,
         "clip_high": wanted.clip_high,
         "dual_clip": wanted.dual_clip,
