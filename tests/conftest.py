@@ -15,7 +15,7 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real mail and tokenizers beside the repository; a test that needs it is skipped where it is absent."""
+    """The folder of real mail and tokenizers beside the repository; skips the test where it is absent."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no shared data at {SHARED_DATA}")
     return SHARED_DATA

@@ -15,9 +15,6 @@ import emailrl
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
 from emailrl.cli.inspect_trajectory import inspect_trajectory
-from emailrl.cli.checkpoints import checkpoints
-from emailrl.cli.doctor import doctor
-from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
 from emailrl.cli.warm_start import warm_start
 from emailrl.errors import EmailRLError
@@ -63,11 +60,7 @@ def emailrl_command(
         print(context.get_help())
 
 
-app.command("inspect-trajectory")(inspect_trajectory)
-app.add_typer(checkpoints, name="checkpoints")
-app.command("doctor")(doctor)
-
-
+# In the order of a policy's life, which is the order --help lists them in.
 app.command("warm-start")(warm_start)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.add_typer(checkpoints, name="checkpoints")
@@ -82,10 +75,8 @@ def main() -> NoReturn:
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
-        context = getattr(error, "ctx", None)
-        fail(
-            error.format_message().rstrip(".") + ".", f"See {context.command_path if context else 'emailrl'} --help.", 2
-        )
+        command = error.ctx.command_path if error.ctx else "emailrl"
+        fail(error.format_message().rstrip(".") + ".", f"See {command} --help.", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:
