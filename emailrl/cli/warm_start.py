@@ -1,0 +1,49 @@
+"""``emailrl warm-start``: supervised start from scripted expert trajectories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emailrl.cli.options import Json, Model, Seed
+from emailrl.cli.output import print_json, progress_console
+
+
+def warm_start(
+    model: Model = None,
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")] = Path("outputs/warm_start"),
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1500,
+    batch_size: Annotated[int, typer.Option(min=1, help="Trajectories a step.")] = 128,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak; 2e-3 for a new model, 2e-4 for LoRA.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that play the experts; all cores.")] = None,
+    seed: Seed = None,
+    json: Json = False,
+) -> None:
+    """Teach a policy the form of the work: experts search, read and answer on demo mail, and the policy imitates them.
+
+    With --model a LoRA adapter of that model is trained; without it a new model of 5 million parameters and its
+    tokenizer are made from nothing. The experts err on purpose, so that reinforcement learning has something to find.
+
+    Examples:
+
+    \b
+      emailrl warm-start --out outputs/small
+      emailrl warm-start --model Qwen/Qwen3-0.6B --steps 50 --batch-size 16
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from emailrl.settings import load_settings
+    from emailrl.training.warm_start import warm_start as run
+
+    settings = load_settings({"name": model, "seed": seed})
+    columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=progress_console()) as progress:
+        task = progress.add_task("", total=steps, loss=float("nan"))
+        loss = run(
+            settings, out, from_scratch=model is None, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
+            workers=workers, report=lambda step, value: progress.update(task, completed=step, loss=value),
+        )  # fmt: skip
+    print_json({"out": out, "steps": steps, "loss": loss}) if json else print(f"{out}  loss {loss:.4f}")
