@@ -1,0 +1,183 @@
+"""Dates, weekdays and times of day in text, in the formats people write them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MONTHS = {
+    name: number
+    for number, names in enumerate(
+        "january jan,february feb,march mar,april apr,may,june jun,july jul,august aug,september sept sep,october oct,"
+        "november nov,december dec".split(","),
+        start=1,
+    )
+    for name in names.split()
+}
+WEEKDAYS = {
+    name: number
+    for number, names in enumerate(
+        "monday mon,tuesday tues tue,wednesday wed,thursday thurs thur thu,friday fri,saturday sat,sunday sun".split(",")
+    )
+    for name in names.split()
+}
+
+_MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
+_WEEKDAY = r"(?:" + "|".join(sorted(WEEKDAYS, key=len, reverse=True)) + r")(?:s\b|\b)\.?"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|\s?(?:[ap]\.?m\b|%))"
+_MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d))*"
+_YEAR = r"(?:,?\s?(?P<{0}>(?:19|20)\d\d|'\d\d)\b)?"
+_PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
+
+DATE = re.compile(
+    rf"\b(?:(?:(?P<weekday>{_WEEKDAY})(?:,?\s|,?\s?\()(?:on\s)?(?:the\s)?)?(?:"
+    r"(?P<iso_year>(?:19|20)\d\d)[-/](?P<iso_month>\d{1,2})[-/](?P<iso_day>\d{1,2})(?!\d)"
+    r"|(?<![\d/])(?P<first>\d{1,2})(?P<separator>[/.-])(?P<second>\d{1,2})(?P=separator)(?P<short_year>(?:\d\d)?\d\d)\b"
+    r"|(?<![\d/])(?P<us_month>\d{1,2})/(?P<us_day>\d{1,2})(?![\d/])"
+    rf"|(?P<month>{_MONTH})\s?(?:the\s)?(?P<days>{_DAY}{_MORE}){_YEAR.format('year')}"
+    rf"|(?:the\s)?(?P<days2>{_DAY}{_MORE})(?:\sof)?,?[\s-]?(?P<month2>{_MONTH})(?:-?{_YEAR.format('year2')})"
+    rf"|(?P<month3>(?!may\b|mar\b|sat\b){_MONTH}|(?-i:May\b))(?:\sof)?{_YEAR.format('year3')}"
+    r"|(?<=the\s)(?P<day_only>\d{1,2})(?:st|nd|rd|th)\b"
+    rf")|(?P<bare>{_WEEKDAY}))\)?{_PART}",
+    re.IGNORECASE,
+)
+TIME = re.compile(
+    r"\b(?:"
+    r"(?P<range>\d{1,2}(?:[:.]\d\d)?)\s?(?:-|\u2013|to|and)\s?(?=\d{1,2}(?:[:.]\d\d)?\s?[ap]\.?\s?m\b)"
+    r"|(?P<hour>\d{1,2})(?:[:.](?P<minute>[0-5]\d)(?::[0-5]\d)?)?\s?(?:o'clock\s)?(?P<half>[ap])\.?\s?m\b\.?"
+    r"|(?P<hour24>[01]?\d|2[0-3]):(?P<minute24>[0-5]\d)(?!\d)(?:\shours?\b)?"
+    r"|(?P<military>[01]\d[0-5]\d|2[0-3][0-5]\d)\s(?:hours|hrs)\b"
+    r"|(?P<past>half|quarter|ten|twenty|five)\s(?P<way>past|to|after)\s(?P<spoken>\w+)"
+    r"|(?P<clock>\d{1,2}|\w+)\so'clock"
+    r"|(?:12\s?)?(?P<named>noon|midday|midnight)\b"
+    r")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?",
+    re.IGNORECASE,
+)
+_HOURS = {word: hour for hour, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), 1)}
+_PAST = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20}
+_NAMED = {"noon": 720, "midday": 720, "midnight": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Date:
+    """What a text says of a day; unsaid fields are None."""
+
+    year: int | None = None
+    month: int | None = None
+    day: int | None = None
+    weekday: int | None = None
+    part: str | None = None
+
+    def agrees(self, other: Date) -> bool:
+        """``other`` contradicts nothing and says at least the narrowest thing said here: day, else month, else weekday."""
+        if self.contradicts(other):
+            return False
+        if self.day is not None:
+            return other.day is not None
+        if self.month is not None:
+            return other.month is not None
+        return other.weekday is not None
+
+    def contradicts(self, other: Date) -> bool:
+        """A field said by both differs."""
+        return any(
+            mine is not None and theirs is not None and mine != theirs
+            for mine, theirs in (
+                (self.year, other.year),
+                (self.month, other.month),
+                (self.day, other.day),
+                (self.weekday, other.weekday),
+                (self.part, other.part),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A time of day as the minutes since midnight it can mean: "3:30" alone means two."""
+
+    minutes: frozenset[int]
+
+    def agrees(self, other: Time) -> bool:
+        """The two can mean the same time."""
+        return not self.minutes.isdisjoint(other.minutes)
+
+    def contradicts(self, other: Time) -> bool:
+        """They cannot."""
+        return not self.agrees(other)
+
+
+def read_dates(found: re.Match[str]) -> list[Date]:
+    """The dates of one match of ``DATE``: several for "17th and 18th of January", none for an empty match."""
+    name = found["weekday"] or found["bare"]
+    weekday = WEEKDAYS[re.sub(r"(?<=day)s$", "", name.lower().rstrip("."))] if name else None
+    part = found["part"].lower() if found["part"] else None
+    if found["iso_year"]:
+        return _valid(int(found["iso_year"]), int(found["iso_month"]), [int(found["iso_day"])], weekday, part)
+    if found["first"]:
+        first, second, year = int(found["first"]), int(found["second"]), _year(found["short_year"])
+        # Month first, as Americans write it, unless that is no month or the separator is the European point.
+        day_first = first > 12 or (found["separator"] == "." and second <= 12)
+        month, day = (second, first) if day_first else (first, second)
+        return _valid(year, month, [day], weekday, part)
+    if found["us_month"]:
+        return _valid(None, int(found["us_month"]), [int(found["us_day"])], weekday, part)
+    for month, days, year in (("month", "days", "year"), ("month2", "days2", "year2"), ("month3", None, "year3")):
+        if found[month]:
+            numbers = [int(number) for number in re.findall(r"\d+", found[days])] if days else [None]
+            return _valid(_year(found[year]), MONTHS[found[month].lower().rstrip(".")], numbers, weekday, part)
+    if found["day_only"]:
+        return _valid(None, None, [int(found["day_only"])], weekday, part)
+    return [Date(weekday=weekday, part=part)] if weekday is not None else []
+
+
+def read_time(found: re.Match[str]) -> Time | None:
+    """The time of one match of ``TIME``; None where it turns out to be none."""
+    when = (found["when"] or "").lower()
+    if found["named"]:
+        return Time(frozenset({_NAMED[found["named"].lower()]}))
+    if found["military"]:
+        return Time(frozenset({int(found["military"][:2]) * 60 + int(found["military"][2:])}))
+    if found["past"]:
+        hour, offset = _HOURS.get(found["spoken"].lower()), _PAST[found["past"].lower()]
+        if hour is None:
+            return None
+        return _either(hour * 60 + (-offset if found["way"].lower() == "to" else offset), when)
+    if found["clock"]:
+        hour = _HOURS.get(found["clock"].lower()) or (int(found["clock"]) if found["clock"].isdigit() else None)
+        return None if hour is None else _either(hour * 60, when)
+    if found["range"]:
+        hour, _, minute = found["range"].replace(".", ":").partition(":")
+        return _either(int(hour) * 60 + int(minute or 0), when)
+    if found["half"]:
+        minutes = int(found["hour"]) % 12 * 60 + int(found["minute"] or 0)
+        return Time(frozenset({minutes + (720 if found["half"].lower() == "p" else 0)}))
+    minutes = int(found["hour24"]) * 60 + int(found["minute24"])
+    if len(found["hour24"]) == 2 and found["hour24"][0] == "0":
+        return Time(frozenset({minutes}))
+    return _either(minutes, when)
+
+
+def _either(minutes: int, when: str) -> Time:
+    """Both readings of a time on the twelve-hour clock, unless the words around it choose."""
+    if not 60 <= minutes < 780:
+        return Time(frozenset({minutes % 1440}))
+    early, late = minutes % 720, minutes % 720 + 720
+    if "morning" in when:
+        return Time(frozenset({early}))
+    return Time(frozenset({late})) if when else Time(frozenset({early, late}))
+
+
+def _year(text: str | None) -> int | None:
+    if not text:
+        return None
+    number = int(text.strip("'"))
+    return number if number > 99 else number + (1900 if number >= 70 else 2000)
+
+
+def _valid(
+    year: int | None, month: int | None, days: list[int] | list[None], weekday: int | None, part: str | None
+) -> list[Date]:
+    if month is not None and not 1 <= month <= 12:
+        return []
+    return [Date(year, month, day, weekday, part) for day in days if day is None or 1 <= day <= 31]

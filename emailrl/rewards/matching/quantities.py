@@ -1,0 +1,168 @@
+"""Numbers in text: digits with separators, scales and units, and numbers spelled out.
+
+A quantity is compared by value in its base unit: "2 hours" equals "120 minutes", "$2.3M" equals "2,300,000 dollars",
+"15%" is not "$15"; a side without a unit takes the other's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+SMALL = {
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen".split()
+    )
+}
+TENS = {
+    word: 10 * value
+    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+}
+SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "dozen": 12.0}
+SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "bn": 1e9, "b": 1e9, "mil": 1e6}
+FRACTIONS = {"half": 0.5, "third": 1 / 3, "quarter": 0.25, "fourth": 0.25, "fifth": 0.2, "tenth": 0.1}
+ORDINALS = {
+    word: value
+    for value, word in enumerate(
+        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(), start=1
+    )
+}
+
+_UNIT_WORDS: dict[tuple[str, float], str] = {
+    ("usd", 1): "$ usd us$ dollar dollars bucks",
+    ("usd", 0.01): "cent cents",
+    ("eur", 1): "\u20ac eur euro euros",
+    ("gbp", 1): "\u00a3 gbp pound pounds",
+    ("percent", 1): "% percent pct",
+    ("minute", 1 / 60): "second seconds sec secs",
+    ("minute", 1): "minute minutes min mins",
+    ("minute", 60): "hour hours hr hrs",
+    ("minute", 1440): "day days",
+    ("minute", 10080): "week weeks",
+    ("month", 1): "month months",
+    ("month", 12): "year years yr yrs",
+    ("gram", 1e3): "kg kilogram kilograms",
+    ("gram", 1e6): "t ton tons tonne tonnes",
+    ("metre", 1e3): "km kilometer kilometers kilometre kilometres",
+    ("metre", 1609.344): "mile miles",
+    ("barrel", 1): "barrel barrels bbl bbls",
+    ("gallon", 1): "gallon gallons",
+    ("mmbtu", 1): "mmbtu mmbtus",
+    ("mcf", 1): "mcf",
+    ("mcf", 1e3): "mmcf",
+    ("watt", 1e3): "kw kilowatt kilowatts",
+    ("watt", 1e6): "mw megawatt megawatts",
+    ("watthour", 1e3): "kwh",
+    ("watthour", 1e6): "mwh",
+}
+UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
+
+
+def _alternatives(words: object) -> str:
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
+
+
+_CURRENCY = r"(?:US\$|[$\u20ac\u00a3]|\b(?:USD|EUR|GBP)\s?)"
+_WORD_UNITS = _alternatives(word for word in UNITS if word.isalpha())
+_UNIT = rf"(?:\s?%|[\s-]?per\s?cent\b|\s?[$\u20ac\u00a3]|[\s-]?(?:metric\s)?(?:{_WORD_UNITS})\b)"
+_RATE = r"(?:\s?(?:/|per\b|an?\b|each\b|every\b)\s?(hour|day|week|month|year|share|head|person)s?\b)"
+_DIGITS = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
+_SPELLED = _alternatives([*SMALL, *TENS])
+_SCALE = _alternatives(SCALES)
+_FRACTION = _alternatives(FRACTIONS)
+
+NUMBER = re.compile(
+    rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>-(?=\d))?(?:"
+    rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
+    rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
+    rf"|(?P<digits>{_DIGITS})(?:\s?(?P<short>{_alternatives(SHORT_SCALES)})\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
+    rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-])?(?:{_FRACTION})s?\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b)?)"
+    rf"|(?P<spelled>(?:an?\s(?=(?:{_SCALE})\b))?(?:{_SPELLED}|{_SCALE})\b"
+    rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
+    rf"(?:\sand\sa\s(?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"
+    rf"|(?P<position>{_alternatives(ORDINALS)})\b"
+    rf")(?P<unit>{_UNIT})?(?P<rate>{_RATE})?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number as it stands in a text. ``weak`` ones (years, "one", positions) are no rival candidates."""
+
+    value: float
+    base: str | None = None
+    factor: float = 1.0
+    rate: str | None = None
+    weak: bool = False
+
+    def agrees(self, other: Quantity) -> bool:
+        """Same value, after conversion where both have units of one kind; a missing unit agrees with any."""
+        if self.rate and other.rate and self.rate != other.rate:
+            return False
+        if self.base is None or other.base is None:
+            # A bare "40" is no "40%": a share and a count are different things, unless only the answer left the sign out.
+            return _close(self.value, other.value) and not (self.base is None and other.base == "percent")
+        return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
+
+    def contradicts(self, other: Quantity) -> bool:
+        """A different amount of the same kind of thing."""
+        same_kind = self.base is None or other.base is None or self.base == other.base
+        return same_kind and not self.agrees(other)
+
+
+def read_quantity(found: re.Match[str]) -> Quantity:
+    """The quantity of one match of ``NUMBER``."""
+    value, weak = _value(found)
+    unit = re.sub(r"^[\s-]|metric\s", "", (found["currency"] or found["unit"] or "").lower()).strip()
+    base, factor = UNITS.get("percent" if unit.startswith("per") else unit, (None, 1.0))
+    rate = re.sub(r"s$", "", found["rate"].split()[-1].strip("/")) if found["rate"] else None
+    weak = base is None and (weak or (1900 <= value <= 2099 and "," not in found[0]))
+    return Quantity(-value if found["sign"] else value, base, factor, rate, weak)
+
+
+def _value(found: re.Match[str]) -> tuple[float, bool]:
+    """The bare number, and whether it is a weak one."""
+    if found["ratio"]:
+        above, below = map(int, found["ratio"].split("/"))
+        return (above / below if below else math.inf), False
+    if found["ordinal"]:
+        return float(found["ordinal"]), True
+    if found["position"]:
+        return float(ORDINALS[found["position"].lower()]), True
+    if found["digits"]:
+        number = float(found["digits"].replace(",", ""))
+        scale = SHORT_SCALES.get((found["short"] or "").lower()) or SCALES.get((found["scale"] or "").lower(), 1.0)
+        return number * scale, False
+    if found["share"]:
+        return _share(re.split(r"[\s-]", found["share"].lower())), False
+    words = re.split(r"[\s-]", found["spelled"].lower())
+    return _spelled(words), words in (["one"], ["a"])
+
+
+def _share(words: list[str]) -> float:
+    """"a third", "three quarters", "half a million"."""
+    count = SMALL.get(words[0], TENS.get(words[0], 1))
+    part = next(FRACTIONS[word.rstrip("s")] for word in words if word.rstrip("s") in FRACTIONS)
+    scale = next((SCALES[word] for word in words if word in SCALES), 1.0)
+    return count * part * scale
+
+
+def _spelled(words: list[str]) -> float:
+    """"twenty-three", "sixteen hundred", "two and a half million"."""
+    total, current = 0.0, 0.0
+    for word in words:
+        if word in SCALES:
+            current = max(current, 1.0) * SCALES[word]
+            if SCALES[word] >= 1000:
+                total, current = total + current, 0.0
+        else:
+            current += SMALL.get(word, 0) + TENS.get(word, 0) + (FRACTIONS[word] if word in FRACTIONS else 0)
+    return total + current
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
