@@ -1,0 +1,46 @@
+# `make quickstart` and `make test` create .venv and install emailrl into it when needed.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
+
+.PHONY: help install quickstart test lint format docs
+
+help:
+	@echo "make quickstart   the whole cycle on a demo mailbox, on a CPU"
+	@echo "make test         the tests"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       ruff's formatting"
+	@echo "make docs         docs/cli.md and docs/settings.md from the code"
+
+install: $(INSTALLED)
+
+# torch goes first and alone, so that the build the constraints allow (CPU or CUDA) is settled before anything asks for one.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("emailrl needs Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo "installing emailrl into $(VENV) (a few minutes the first time)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+quickstart: $(INSTALLED)
+	@$(BIN)/emailrl quickstart
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m emailrl.cli.reference docs

@@ -1,0 +1,95 @@
+"""``emailrl.toml``: sections and top level, paths, and every way to get a key wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from emailrl.errors import UsageError
+from emailrl.settings import Settings, load_settings
+
+Read = Callable[[str], Settings]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """The settings that the text of one ``emailrl.toml`` gives."""
+
+    def call(text: str) -> Settings:
+        (tmp_path / "emailrl.toml").write_text(text)
+        return load_settings(cwd=tmp_path, environ={})
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_steps = 7",
+        "[training]\nmax_steps = 7",
+        "[training]\nmax_steps = 7\n[model]\n",
+        "training = {max_steps = 7}",
+        "training.max_steps = 7",
+    ],
+)
+def test_a_key_stands_in_its_section_or_at_the_top(read: Read, text: str) -> None:
+    assert read(text).training.max_steps == 7
+
+
+@pytest.mark.parametrize("text", ['model_name = "nano"', 'model = "nano"', '[model]\nname = "nano"'])
+def test_the_names_of_the_model(read: Read, text: str) -> None:
+    assert read(text).model.name == "nano"
+
+
+def test_aliases_and_a_key_named_like_a_section(read: Read) -> None:
+    settings = read('algorithm = "grpo"\ntrajectories_per_group = 6\n[training]\nnum_epochs = 9\n')
+    assert settings.training.algorithm == "grpo"
+    assert settings.training.num_generations == 6
+    assert settings.training.num_train_epochs == 9
+
+
+def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path: Path) -> None:
+    settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[output]\noutput_dir = "~/runs"\n')
+    assert settings.store.db == tmp_path / "mail.db"
+    assert settings.data.questions == Path("/abs/q.jsonl")
+    assert settings.output.output_dir == Path.home() / "runs"
+
+
+def test_defaults_stay_relative(read: Read) -> None:
+    assert read("").store.db == Path("data/enron_emails.db")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("max_step = 7", "unknown key 'max_step' in emailrl.toml. Did you mean max_steps?"),
+        ("[training]\nmax_step = 7", "unknown key 'training.max_step' in emailrl.toml. Did you mean max_steps?"),
+        (
+            "[training]\nmax_turns = 7",
+            "unknown key 'training.max_turns' in emailrl.toml. max_turns belongs in [agent].",
+        ),
+        ("[trainin]\nmax_steps = 7", "unknown section [trainin] in emailrl.toml. Did you mean training?"),
+        ("[max_steps]\nx = 7", "unknown section [max_steps] in emailrl.toml."),
+        ("zzzzzz = 7", "unknown key 'zzzzzz' in emailrl.toml. See docs/settings.md."),
+        ("max_steps = 'many'", "max_steps='many' (emailrl.toml): should be a valid integer"),
+        ("max_steps = true", "max_steps = true in emailrl.toml is no value of this setting."),
+        ("max_steps = [1]", "max_steps='[1]' (emailrl.toml): should be a valid integer"),
+        ("questions = ''", 'questions = "" in emailrl.toml is no value of this setting.'),
+        ("max_steps = 1\n[training]\nmax_steps = 2", "max_steps and max_steps (emailrl.toml) are the same setting"),
+        ("num_epochs = 1\nnum_train_epochs = 2", "num_epochs and num_train_epochs (emailrl.toml) are the same setting"),
+        ("max_steps =", "emailrl.toml cannot be read: Invalid value (at end of document)."),
+        ("a = 1\na = 2", "emailrl.toml cannot be read: Cannot overwrite a value (at "),
+    ],
+)
+def test_mistakes(read: Read, text: str, line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_directory_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "emailrl.toml").mkdir()
+    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Mend or remove /"):
+        load_settings(cwd=tmp_path, environ={})

@@ -1,0 +1,103 @@
+"""The tree itself: unique names, no secret that leaves it, the root of a mode's runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from emailrl.errors import UsageError
+from emailrl.settings import PRESETS, OutputSettings, Settings, TrainingSettings, load_settings, run_root
+from emailrl.settings.names import leaves, nearest
+
+SECRET = "sk-or-v1-do-not-show"
+PLAIN_WORDS = {"SEED", "BETA", "PATIENCE", "TEMPERATURE", "VERBOSE"}
+
+
+def test_every_name_belongs_to_one_setting() -> None:
+    keys = Counter(name for leaf in leaves() for name in {leaf.key, *leaf.env_names, *leaf.names})
+    shared = {name for name, count in keys.items() if count > 1}
+    # `name` is a field of [model] alone today; a second one would be told apart by its section.
+    assert shared == set()
+
+
+def test_single_words_of_the_environment_are_prefixed_unless_specified() -> None:
+    bare = {name for leaf in leaves() for name in leaf.env_names if "_" not in name}
+    assert bare == PLAIN_WORDS
+
+
+def test_every_setting_is_described() -> None:
+    assert [leaf.key for leaf in leaves() if not leaf.description] == []
+
+
+def test_presets_name_settings() -> None:
+    keys = {leaf.key for leaf in leaves()}
+    assert {key for values in PRESETS.values() for key in values} <= keys
+
+
+def test_secrets_stay_inside(tmp_path: Path) -> None:
+    settings = load_settings(cwd=tmp_path, environ={"OPENROUTER_API_KEY": SECRET})
+    key = settings.rewards.openrouter_api_key
+    assert key is not None and key.get_secret_value() == SECRET
+    dumps = [repr(settings), str(settings), settings.model_dump_json(), json.dumps(settings.public())]
+    assert not any(SECRET in text for text in dumps)
+    assert "openrouter_api_key" not in settings.public()["rewards"]
+
+
+def test_a_secret_is_not_quoted_in_an_error(tmp_path: Path) -> None:
+    (tmp_path / "emailrl.toml").write_text("openrouter_api_key = 12345678\n")
+    with pytest.raises(UsageError) as caught:
+        load_settings(cwd=tmp_path, environ={})
+    assert str(caught.value) == "openrouter_api_key (emailrl.toml): should be a valid string."
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_public_drops_the_credentials_of_urls(tmp_path: Path) -> None:
+    settings = load_settings({"judge_base_url": "https://me:pass@host/v1"}, cwd=tmp_path, environ={})
+    assert settings.public()["rewards"]["judge_base_url"] == "https://host/v1"
+
+
+def test_public_is_json_and_reads_back(tmp_path: Path) -> None:
+    settings = load_settings({"max_steps": 5, "db": "x.db"}, "quick", cwd=tmp_path, environ={})
+    assert Settings.model_validate(json.loads(json.dumps(settings.public()))) == settings
+
+
+def test_the_tree_is_frozen_and_crosses_processes() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError):
+        settings.training.max_steps = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "mode", "root"),
+    [
+        ("outputs/grpo", "masked", "outputs/grpo_masked"),
+        ("outputs/grpo", "simple", "outputs/grpo_simple"),
+        ("outputs/grpo/", "rollout", "outputs/grpo_rollout"),
+        ("outputs/grpo_masked", "masked", "outputs/grpo_masked"),
+        ("outputs/masked", "masked", "outputs/masked"),
+        ("outputs/grpo_masked", "simple", "outputs/grpo_masked_simple"),
+        ("masked/grpo", "masked", "masked/grpo_masked"),
+        ("outputs/v1.2", "masked", "outputs/v1.2_masked"),
+        (".", "masked", "masked"),
+        ("..", "masked", "../masked"),
+    ],
+)
+def test_run_root_appends_the_mode_once(output_dir: str, mode: str, root: str) -> None:
+    settings = Settings(
+        output=OutputSettings(output_dir=Path(output_dir)),
+        training=TrainingSettings(mode=mode),  # type: ignore[arg-type]
+    )
+    assert run_root(settings) == Path(root)
+
+
+def test_nearest() -> None:
+    names = ["MAX_STEPS", "MAX_TURNS", "SEED"]
+    assert nearest("max-step", names) == "MAX_STEPS"
+    assert nearest("MAXTURN", names) == "MAX_TURNS"
+    assert nearest("unlike anything", names) is None
