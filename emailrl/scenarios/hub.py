@@ -29,7 +29,7 @@ def read_dataset(name: str) -> Iterator[Scenario]:
 
 
 def _load(name: str) -> Any:
-    import datasets  # type: ignore[import-untyped]
+    import datasets
 
     local = Path(name).is_dir()
     try:

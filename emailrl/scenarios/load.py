@@ -133,7 +133,7 @@ def _is_bad_art_e(scenario: Scenario) -> bool:
 
 def _dropped_text(dropped: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{name} {number}" for name, number in dropped.items())
-    return f"Left out: {reasons} (see --max-source-mails)." if dropped else ""
+    return f"Left out: {reasons} (setting MAX_SOURCE_MAILS)." if dropped else ""
 
 
 def _select(

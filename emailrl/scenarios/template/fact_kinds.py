@@ -1,0 +1,142 @@
+"""Questions that one fact in the text of one mail answers: a phone number, an amount, a time, a place."""
+
+from __future__ import annotations
+
+from random import Random
+
+from emailrl.scenarios.template import facts
+from emailrl.scenarios.template.facts import Extractor
+from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
+from emailrl.scenarios.template.mailbox import Mail, Mailbox
+
+
+def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:
+    def find(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+        day = box.ask_day(mail, rng)
+        if not mail.topic.is_telling or not (fact := extractor.only(mail.own, mail.body)):
+            return None
+        if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
+            return None
+        return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})
+
+    return Kind(name, realism, wordings, find)
+
+
+def _numbered_kind(noun: str) -> Kind:
+    return _fact_kind(
+        f"{noun}_number",
+        0.7,
+        facts.numbered(noun),
+        f"What {noun} number is given in {{mail}}?",
+        f"Which {noun} number does {{mail}} mention?",
+        f"What is the number of the {noun} mentioned in {{mail}}?",
+    )
+
+
+FACT_KINDS = (
+    _fact_kind(
+        "phone",
+        0.9,
+        facts.PHONE,
+        "What phone number is given in {mail}?",
+        "Which phone number can I find in {mail}?",
+        "I need the phone number from {mail}. What is it?",
+    ),
+    _fact_kind(
+        "amount",
+        0.9,
+        facts.AMOUNT,
+        "What dollar amount is mentioned in {mail}?",
+        "How much money does {mail} speak of?",
+        "Which sum in dollars is named in {mail}?",
+    ),
+    _fact_kind(
+        "percentage",
+        0.8,
+        facts.PERCENT,
+        "What percentage is mentioned in {mail}?",
+        "Which percentage does {mail} give?",
+        "What percent figure is in {mail}?",
+    ),
+    _fact_kind(
+        "time",
+        0.8,
+        facts.TIME,
+        "What time is mentioned in {mail}?",
+        "Which time of day does {mail} give?",
+        "What is the time named in {mail}?",
+    ),
+    _fact_kind(
+        "date_stated",
+        0.8,
+        facts.DATE,
+        "What date is mentioned in {mail}?",
+        "Which date does {mail} speak of?",
+        "What is the date given in the text of {mail}?",
+    ),
+    _fact_kind(
+        "deadline",
+        0.9,
+        facts.DEADLINE,
+        "What deadline is set in {mail}?",
+        "By when is something due according to {mail}?",
+        "Which deadline does {mail} give?",
+    ),
+    _fact_kind(
+        "room",
+        0.9,
+        facts.ROOM,
+        "Which room is named in {mail}?",
+        "What room does {mail} mention?",
+        "In which room do we meet, going by {mail}?",
+    ),
+    _fact_kind(
+        "venue",
+        0.9,
+        facts.VENUE,
+        "What place is named in {mail}?",
+        "Which venue does {mail} mention?",
+        "Where is it, going by {mail}?",
+    ),
+    _fact_kind(
+        "url",
+        0.7,
+        facts.URL,
+        "Which web address is given in {mail}?",
+        "What link is in {mail}?",
+        "What is the web address mentioned in {mail}?",
+    ),
+    _fact_kind(
+        "email_address",
+        0.7,
+        facts.EMAIL_ADDRESS,
+        "Which e-mail address is given in {mail}?",
+        "What e-mail address does the text of {mail} mention?",
+        "I need the e-mail address from {mail}. What is it?",
+    ),
+    _fact_kind(
+        "attachment",
+        0.8,
+        facts.ATTACHMENT,
+        "What file was attached to {mail}?",
+        "What is the name of the attachment of {mail}?",
+        "Which file came with {mail}?",
+    ),
+    _fact_kind(
+        "quantity",
+        0.8,
+        facts.QUANTITY,
+        "What quantity is stated in {mail}?",
+        "Which quantity does {mail} mention?",
+        "What is the quantity named in {mail}?",
+    ),
+    _fact_kind(
+        "flight",
+        0.9,
+        facts.FLIGHT,
+        "Which flight is named in {mail}?",
+        "What flight number is given in {mail}?",
+        "What is the flight mentioned in {mail}?",
+    ),
+    *map(_numbered_kind, ("deal", "ticket", "meter", "contract", "invoice")),
+)

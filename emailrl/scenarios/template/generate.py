@@ -1,0 +1,202 @@
+"""Questions from any mailbox database without a model: found, balanced over kinds and inboxes, split by inbox."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sqlite3
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.scenarios.splits import SPLITS, assign_inboxes
+from emailrl.scenarios.template.fact_kinds import FACT_KINDS
+from emailrl.scenarios.template.header_kinds import HEADER_KINDS
+from emailrl.scenarios.template.kinds import Finding, Kind
+from emailrl.scenarios.template.mailbox import Mail, Mailbox, MailReader
+from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
+from emailrl.scenarios.template.timeline_kinds import TIMELINE_KINDS
+from emailrl.trajectory import Scenario
+
+KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
+DEFAULT_LIMIT = 6000
+MAX_INBOXES = 40
+MIN_MAILS = 60
+"""Mailboxes smaller than this are taken only when named."""
+MAX_PER_MAIL = 2
+"""Questions on one mail, at most."""
+SPARE = 3
+"""Candidates looked for per question wanted, so that there is a choice."""
+
+
+@dataclass(slots=True)
+class _Candidate:
+    scenario: Scenario
+    sources: frozenset[str]
+
+
+def generate(
+    db: Path,
+    *,
+    inboxes: Sequence[str] = (),
+    limit: int | None = None,
+    seed: int = 42,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Scenario]:
+    """Make questions with one provable answer each, deterministic by ``seed``.
+
+    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest that both write and receive);
+    ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
+    mails allow. No two splits share an inbox or a source mail. ``progress(done, total)`` is called after
+    each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail.
+    """
+    limit = DEFAULT_LIMIT if limit is None else limit
+    if not Path(db).is_file():
+        raise UsageError(f"No such database: {db}.", "Build one with `emailrl gen-db`.")
+    with closing(sqlite3.connect(f"{Path(db).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            return _generate(MailReader(connection), inboxes, limit, seed, progress)
+        except sqlite3.DatabaseError as error:
+            raise UsageError(f"{db} is not a mail database: {error}.", "Build one with `emailrl gen-db`.") from error
+
+
+def _generate(
+    reader: MailReader,
+    inboxes: Sequence[str],
+    limit: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[Scenario]:
+    chosen = sorted({inbox.strip().lower() for inbox in inboxes}) or sorted(_largest(reader))
+    splits = assign_inboxes(chosen)
+    most = max(10, SPARE * limit // (len(chosen) * len(KINDS)))
+    found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
+    for done, inbox in enumerate(chosen, 1):
+        box = reader.open(inbox)
+        if not box.mails:
+            raise UsageError(f"The database holds no mail of {inbox}.", "See --inbox.")
+        for kind, candidates in _candidates(box, splits[inbox], most, seed).items():
+            found[kind].append(candidates)
+        if progress is not None:
+            progress(done, len(chosen))
+    scenarios = _balanced(found, limit)
+    if not scenarios:
+        raise EmailRLError("No mail yields a question with one provable answer.", "The mailboxes may be too small.")
+    return scenarios
+
+
+def _largest(reader: MailReader) -> list[str]:
+    largest = [inbox for inbox, _ in zip(reader.inboxes(MIN_MAILS), range(MAX_INBOXES), strict=False)]
+    if not largest:
+        raise UsageError(f"No address has {MIN_MAILS} mails and both writes and receives.", "Name one with --inbox.")
+    return largest
+
+
+def _candidates(box: Mailbox, split: str, most: int, seed: int) -> dict[str, list[_Candidate]]:
+    """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
+    found: dict[str, list[_Candidate]] = {}
+    for kind in KINDS:
+        rng = Random(f"{seed}/{box.me}/{kind.name}")
+        candidates: list[_Candidate] = []
+        for mail in rng.sample(box.mails, len(box.mails)):
+            if len(candidates) == most:
+                break
+            finding = kind.find(box, mail, rng)
+            if finding is not None and (candidate := _candidate(box, kind, mail, finding, split, rng)):
+                candidates.append(candidate)
+        found[kind.name] = candidates
+    return found
+
+
+def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, split: str, rng: Random) -> _Candidate | None:
+    """The question put into words, or None where the words give the answer away."""
+    wording = rng.choice(kind.wordings)
+    shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
+    if _words(finding.answer) & _words(shown):
+        return None
+    sources = sorted(source.message_id for source in finding.sources or [mail])
+    identity = "/".join((box.me, kind.name, *sources))
+    scenario = Scenario(
+        id=f"{kind.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
+        question=wording.format(**finding.slots),
+        answer=finding.answer,
+        message_ids=sources,
+        inbox_address=box.me,
+        query_date=finding.ask_day.isoformat(),
+        how_realistic=_realism(box, kind, mail),
+        split=split,
+        kind=kind.name,
+    )
+    return _Candidate(scenario, frozenset(sources))
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.lower()) if len(word) >= 4}
+
+
+def _realism(box: Mailbox, kind: Kind, mail: Mail) -> float:
+    """An estimate: people ask about mails from people, under subjects that read like language."""
+    realism = kind.realism
+    if box.received(mail) and not box.people.is_person(mail.sender):
+        realism -= 0.2
+    letters = [c for c in mail.topic.text if not c.isspace()]
+    if sum(c.isalpha() for c in letters) < 0.75 * len(letters):
+        realism -= 0.2
+    if "unsubscribe" in mail.body.lower():
+        realism -= 0.4
+    if mail.topic.text.isupper():
+        realism -= 0.1
+    if len(mail.topic.words) > 8:
+        realism -= 0.1
+    return round(min(max(realism, 0.1), 1.0), 1)
+
+
+def _balanced(found: dict[str, list[list[_Candidate]]], limit: int) -> list[Scenario]:
+    """Take questions kind by kind, and within a kind mailbox by mailbox, until there are ``limit``.
+
+    Leaves out questions on a mail that serves another split or has ``MAX_PER_MAIL`` questions, and repeated wordings.
+    """
+    queues = {kind: deque(_by_turns(lists)) for kind, lists in found.items()}
+    split_of: dict[str, str] = {}
+    uses: Counter[str] = Counter()
+    asked: set[tuple[str, str]] = set()
+    scenarios: list[Scenario] = []
+    while queues and len(scenarios) < limit:
+        for kind in list(queues):
+            queue = queues[kind]
+            while queue:
+                candidate = queue.popleft()
+                if _is_free(candidate, split_of, uses, asked):
+                    scenarios.append(candidate.scenario)
+                    break
+            if not queue:
+                del queues[kind]
+            if len(scenarios) == limit:
+                break
+    return sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
+
+
+def _by_turns(lists: list[list[_Candidate]]) -> Iterator[_Candidate]:
+    """The first of every list, then the second of every list, and so on."""
+    for rank in zip_longest(*lists):
+        yield from (candidate for candidate in rank if candidate is not None)
+
+
+def _is_free(candidate: _Candidate, split_of: dict[str, str], uses: Counter[str], asked: set[tuple[str, str]]) -> bool:
+    """Claim the candidate's sources and wording, if no other split or question has them."""
+    scenario = candidate.scenario
+    question = (scenario.inbox_address, scenario.question)
+    split = scenario.split or "test"
+    if question in asked or any(
+        split_of.get(source, split) != split or uses[source] >= MAX_PER_MAIL for source in candidate.sources
+    ):
+        return False
+    asked.add(question)
+    uses.update(candidate.sources)
+    split_of.update(dict.fromkeys(candidate.sources, split))
+    return True

@@ -1,0 +1,59 @@
+"""What a kind of question is: a name, its wordings, and a search for one provable answer in one mail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date
+from random import Random
+
+from emailrl.scenarios.template.mailbox import Mail, Mailbox
+
+
+@dataclass(slots=True)
+class Finding:
+    """An answer that holds for one mail, proved against its mailbox before ``ask_day``."""
+
+    answer: str
+    ask_day: date
+    slots: dict[str, str]
+    """What fills the wordings' ``{names}``."""
+    sources: list[Mail] = field(default_factory=list)
+    """The mails that hold the answer, where it is not the one mail alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of question; ``find`` returns None where the mail does not carry exactly one answer."""
+
+    name: str
+    realism: float
+    """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
+    wordings: tuple[str, ...]
+    find: Callable[[Mailbox, Mail, Random], Finding | None]
+
+
+def spell_day(day: date) -> str:
+    """``May 3, 2001``."""
+    return f"{day:%B} {day.day}, {day.year}"
+
+
+def refer_to(box: Mailbox, mail: Mail, rng: Random) -> str:
+    """Words that mean one mail by its sender and topic, as its mailbox's owner would say them."""
+    topic = mail.topic.text
+    if box.received(mail):
+        person = box.people.called(mail.sender)
+        forms: tuple[str, ...] = (
+            f'{possessive(person)} mail about "{topic}"',
+            f'the mail "{topic}" from {person}',
+            f'the message {person} sent about "{topic}"',
+            f"{possessive(person)} message on {topic}",
+        )
+    else:
+        forms = (f'my mail about "{topic}"', f'the mail "{topic}" that I sent', f"the message I wrote on {topic}")
+    return rng.choice(forms)
+
+
+def possessive(name: str) -> str:
+    """``Lynn Blair's``, ``Chris Williams'``."""
+    return f"{name}'" if name.endswith("s") else f"{name}'s"

@@ -1,0 +1,177 @@
+"""One mailbox as its owner sees it, in memory and in the order of dates, with the look-ups that proofs need."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cached_property
+from random import Random
+
+from emailrl.scenarios.template.bodies import own_text
+from emailrl.scenarios.template.people import People
+from emailrl.scenarios.template.topics import Topic, topic_of
+
+MAX_DAYS_LATER = 30
+"""A question is asked 1 to 30 days after its source mail (as in ART-E)."""
+
+
+@dataclass(eq=False)
+class Mail:
+    """One mail; its derived parts are worked out once, however many mailboxes hold it."""
+
+    message_id: str
+    subject: str
+    sender: str
+    sent_at: str
+    """``YYYY-MM-DD HH:MM:SS`` UTC."""
+    body: str
+    to: list[str]
+    cc: list[str]
+    bcc: list[str]
+
+    @property
+    def day(self) -> date:
+        return date.fromisoformat(self.sent_at[:10])
+
+    @property
+    def addresses(self) -> set[str]:
+        """Everyone on the mail, the sender included."""
+        return {self.sender, *self.to, *self.cc, *self.bcc}
+
+    @cached_property
+    def topic(self) -> Topic:
+        return topic_of(self.subject)
+
+    @cached_property
+    def own(self) -> str:
+        """The body without what it quotes."""
+        return own_text(self.body)
+
+
+class Mailbox:
+    """The mails of one inbox, oldest first."""
+
+    def __init__(self, me: str, mails: Iterable[Mail]) -> None:
+        self.me = me
+        self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
+        self.people = People({a for mail in self.mails for a in mail.addresses}, me)
+
+    def before(self, day: date) -> int:
+        """The number of mails dated before a day: ``mails[:before(day)]`` is what can be seen then."""
+        return bisect_left(self._dates, day.isoformat())
+
+    def matching(self, topic: Topic, until: date) -> list[Mail]:
+        """The mails before ``until`` whose subject has every word of a topic."""
+        postings = sorted((self._postings.get(word, []) for word in topic.words), key=len)
+        if not postings:
+            return []
+        found = set(postings[0]).intersection(*postings[1:])
+        end = self.before(until)
+        return [self.mails[at] for at in sorted(found) if at < end]
+
+    def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
+        """Whether a mail is the only one before ``until`` that its topic (and its sender) can mean."""
+        if not mail.topic.is_telling:
+            return False
+        rivals = self.matching(mail.topic, until)
+        return all(other is mail or (with_sender and not self._may_share_sender(other, mail)) for other in rivals)
+
+    def thread(self, mail: Mail, until: date) -> list[Mail]:
+        """The mails before ``until`` with this mail's subject, oldest first; empty where others have its words too."""
+        matching = self.matching(mail.topic, until)
+        return matching if all(other.topic.key == mail.topic.key for other in matching) else []
+
+    def sent_by(self, address: str) -> Sequence[Mail]:
+        """The mails from one address, oldest first."""
+        return self._by_sender[address]
+
+    def on_day(self, day: date) -> Sequence[Mail]:
+        """The mails of one day (UTC)."""
+        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
+
+    def received(self, mail: Mail) -> bool:
+        """Whether the mail came to the owner from someone else."""
+        return mail.sender != self.me and not self.people.is_me(mail.sender)
+
+    def ask_day(self, mail: Mail, rng: Random) -> date:
+        """A day on which a question about the mail is asked."""
+        return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
+
+    def _may_share_sender(self, one: Mail, other: Mail) -> bool:
+        if one.sender == other.sender:
+            return True
+        return not (self.people.is_unmistakable(one.sender) or self.people.is_unmistakable(other.sender))
+
+    @cached_property
+    def _dates(self) -> list[str]:
+        return [mail.sent_at for mail in self.mails]
+
+    @cached_property
+    def _postings(self) -> dict[str, list[int]]:
+        postings: defaultdict[str, list[int]] = defaultdict(list)
+        for at, mail in enumerate(self.mails):
+            for word in mail.topic.words:
+                postings[word].append(at)
+        return postings
+
+    @cached_property
+    def _by_sender(self) -> defaultdict[str, list[Mail]]:
+        senders: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            senders[mail.sender].append(mail)
+        return senders
+
+
+class MailReader:
+    """Reads mailboxes out of a database; a mail that several mailboxes hold is one object."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._mails: dict[int, Mail] = {}
+
+    def inboxes(self, min_mails: int) -> Iterator[str]:
+        """Addresses that both write and receive and have at least ``min_mails`` mails, the largest mailboxes first."""
+        rows = self._connection.execute(
+            """
+            SELECT address FROM (
+                SELECT from_address AS address, count(*) AS sent, 0 AS received FROM emails GROUP BY 1
+                UNION ALL
+                SELECT recipient_address, 0, count(DISTINCT email_id) FROM recipients GROUP BY 1)
+            WHERE address LIKE '%_@_%' GROUP BY address
+            HAVING sum(sent) >= ? AND sum(received) >= ? AND sum(sent + received) >= ?
+            ORDER BY sum(sent + received) DESC, address""",
+            (min_mails // 10, min_mails // 3, min_mails),
+        )
+        return (address for (address,) in rows)
+
+    def open(self, inbox: str) -> Mailbox:
+        """Everything sent or received by an address, mails without a date left out."""
+        ids = [
+            email_id
+            for (email_id,) in self._connection.execute(
+                """SELECT id FROM emails WHERE from_address = :inbox AND date IS NOT NULL
+                UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
+                WHERE recipient_address = :inbox AND date IS NOT NULL""",
+                {"inbox": inbox},
+            )
+        ]
+        return Mailbox(inbox, [self._mail(email_id) for email_id in ids])
+
+    def _mail(self, email_id: int) -> Mail:
+        mail = self._mails.get(email_id)
+        if mail is None:
+            message_id, subject, sender, sent, body = self._connection.execute(
+                "SELECT message_id, subject, from_address, date, body FROM emails WHERE id = ?", (email_id,)
+            ).fetchone()
+            fields: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
+            for address, field in self._connection.execute(
+                "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ?", (email_id,)
+            ):
+                fields[field.lower()].append(address)
+            mail = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+            self._mails[email_id] = mail
+        return mail

@@ -1,0 +1,90 @@
+"""Names out of addresses: ``sara.shackleton@enron.com`` is Sara Shackleton, where no one else could be meant."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+
+_PART = re.compile(r"[a-z]+(?:['-][a-z]+)*")
+_ROLES = frozenset(
+    re.findall(
+        r"\w+",
+        "admin administrator alert alerts announcement announcements billing center chairman communications "
+        "daemon desk editor group groups help helpdesk hotline info list mail mailer marketing news "
+        "newsletter no noreply notification notifications office operator participants postmaster reply "
+        "report reports request sales service services shift subscriptions support system team update updates "
+        "users web webmaster worldwide address",
+    )
+)
+"""Words of a local part that tell a machine or a list from a person."""
+
+
+def name_of(address: str) -> str | None:
+    """``First Last`` from a local part of that form, middle initials dropped; None for anything else."""
+    local, _, domain = address.partition("@")
+    parts = [part for part in re.split(r"[._]+", local) if part]
+    if len(parts) == 3 and len(parts[1]) == 1:
+        parts = [parts[0], parts[2]]
+    if len(parts) != 2 or any(len(part) < 2 or not _PART.fullmatch(part) for part in parts):
+        return None
+    if any(part in _ROLES or part in domain.split(".") for part in parts):
+        return None
+    return " ".join("-".join(piece.capitalize() for piece in part.split("-")) for part in parts)
+
+
+class People:
+    """The addresses of one mailbox, and what each may be called there."""
+
+    def __init__(self, addresses: Iterable[str], me: str) -> None:
+        self.me = me
+        self.addresses = frozenset(addresses)
+
+    def called(self, address: str) -> str:
+        """The name of the person behind an address, or the address itself where namesakes write from other domains."""
+        name = name_of(address)
+        if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
+            return address
+        return name
+
+    def is_person(self, address: str) -> bool:
+        """Whether the address can be told by name."""
+        return self.called(address) != address
+
+    def is_me(self, address: str) -> bool:
+        """Whether an address is, or by its last name may be, the owner's own."""
+        return address == self.me or self._may_be(self.me, address)
+
+    def is_unmistakable(self, address: str) -> bool:
+        """Whether no other address of the mailbox may belong to the same person."""
+        return address in self._unmistakable
+
+    @cached_property
+    def _by_name(self) -> dict[str, set[str]]:
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        for address in self.addresses:
+            if (name := name_of(address)) is not None:
+                named[name].add(address)
+        return named
+
+    @cached_property
+    def _unmistakable(self) -> frozenset[str]:
+        carriers: defaultdict[str, set[str]] = defaultdict(set)
+        last_names = {name.split()[-1].lower() for name in self._by_name}
+        for address in self.addresses:
+            letters = re.sub(r"[^a-z-]", " ", address.partition("@")[0])
+            for word in letters.split():
+                for start in range(min(3, len(word))):  # farmer, dfarmer, djfarmer
+                    if word[start:] in last_names:
+                        carriers[word[start:]].add(address)
+        return frozenset(
+            next(iter(addresses))
+            for name, addresses in self._by_name.items()
+            if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
+        )
+
+    @staticmethod
+    def _may_be(mine: str, address: str) -> bool:
+        last = re.split(r"[._]+", mine.partition("@")[0])[-1]
+        return len(last) >= 4 and last in address.partition("@")[0]
