@@ -14,6 +14,7 @@ import typer
 import emailrl
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
+from emailrl.cli.gen_questions import gen_questions
 from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
 from emailrl.cli.warm_start import warm_start
@@ -61,6 +62,7 @@ def emailrl_command(
 
 
 # In the order of a policy's life, which is the order --help lists them in.
+app.command("gen-questions")(gen_questions)
 app.command("warm-start")(warm_start)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.add_typer(checkpoints, name="checkpoints")
