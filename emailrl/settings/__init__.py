@@ -12,6 +12,7 @@ from emailrl.settings.tree import (
     ModelSettings,
     OutputSettings,
     RewardSettings,
+    RewardWeightSettings,
     Settings,
     StoreSettings,
     TrackingSettings,
