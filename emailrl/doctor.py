@@ -227,7 +227,7 @@ def _data(settings: Settings) -> Iterable[Check]:
     yield _database(settings.store.db)
     questions = settings.data.questions
     if questions is None:
-        remedy = "Offline, name a file: --questions FILE, or QUESTIONS=FILE."
+        remedy = "Offline, name a file: --questions FILE, or EMAILRL_QUESTIONS=FILE."
         yield Check("data", "questions", "note", "none named: the hub's ART-E questions are fetched", remedy)
     elif questions.is_file():
         with questions.open("rb") as file:

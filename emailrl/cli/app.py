@@ -12,6 +12,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import emailrl
+from emailrl.cli.benchmark import benchmark
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
 from emailrl.cli.gen_questions import gen_questions
@@ -64,6 +65,7 @@ def emailrl_command(
 # In the order of a policy's life, which is the order --help lists them in.
 app.command("gen-questions")(gen_questions)
 app.command("warm-start")(warm_start)
+app.command("benchmark")(benchmark)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.add_typer(checkpoints, name="checkpoints")
 app.command("doctor")(doctor)
