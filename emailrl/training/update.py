@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,12 @@ class _Prepared:
     """None where the first pass itself gives them: one update a step."""
     ref_logprobs: Tensor | None
     """None where nothing is charged for leaving the reference."""
+    samples: list[TrainingSample]
+    """The rows."""
+
+
+Observe = Callable[[TrainingSample, list[float], list[float]], None]
+"""Hears, in each pass, of each sample with its old and its present log-probabilities, one a token (0 off the mask)."""
 
 
 class Updater:
@@ -62,6 +68,7 @@ class Updater:
         )
         wanted = settings.algorithm
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
+        self.observe: Observe | None = None
 
     def step(self, samples: Sequence[TrainingSample], *, step: int) -> dict[str, float]:
         """Train on the samples of optimizer step ``step`` (from 1) and return its metrics.
@@ -118,7 +125,7 @@ class Updater:
                 ref = self._reference(batch) if self.kl.coef else None
                 old = self._score(batch) if not on_policy or (in_reward and ref is not None) else None
                 spread = batch.advantages[:, None].expand_as(batch.loss_mask) * batch.loss_mask
-                prepared.append(_Prepared(batch, spread, old, ref))
+                prepared.append(_Prepared(batch, spread, old, ref, [mini[i] for i in batch.indices]))
             rounds.append(prepared)
         self._shape_advantages([item for prepared in rounds for item in prepared])
         self.policy.model.train()
@@ -162,6 +169,10 @@ class Updater:
         algorithm, mask = self.algorithm, item.batch.loss_mask
         scored = self._forward(item.batch, entropy=True)
         old = scored.logprobs.detach() if item.old_logprobs is None else item.old_logprobs
+        if self.observe is not None:
+            for sample, before, now in zip(item.samples, old.tolist(), scored.logprobs.tolist(), strict=True):
+                length = len(sample.token_ids)
+                self.observe(sample, before[:length], now[:length])
         loss, ratios = policy_loss(
             scored.logprobs,
             old,

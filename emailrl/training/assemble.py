@@ -1,0 +1,131 @@
+"""A run put together: everything that can be wrong is found before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from emailrl.checkpoints import Checkpoint
+from emailrl.engines import build_engine
+from emailrl.errors import UsageError
+from emailrl.policy.load import load_policy
+from emailrl.rewards.build import build_scorer
+from emailrl.rollout.collect import build_collector
+from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
+from emailrl.settings import Settings
+from emailrl.store import database_fingerprint
+from emailrl.training.algorithms import Algorithm, resolve
+from emailrl.training.interrupts import Interrupts
+from emailrl.training.modes import MODES, Mode
+from emailrl.training.resume import (
+    check_agrees,
+    choose_checkpoint,
+    load_state,
+    new_run_id,
+    rewind,
+    run_directory,
+    take_snapshot,
+)
+from emailrl.training.run import Data, Run
+from emailrl.training.state import RunState, count_steps, questions_per_step
+from emailrl.training.tracking import Say, Tracker, header
+from emailrl.training.update import Updater
+
+
+@contextmanager
+def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
+    """Check the settings, the checkpoint, the data and the model, in this order; then take the directory and begin."""
+    mode, algorithm = MODES[settings.training.mode], resolve(settings)
+    _check_group_size(settings, algorithm)
+    checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
+    data = load_data(settings)
+    if checkpoint:
+        fingerprints = data.database_fingerprint, data.questions_fingerprint
+        changes = check_agrees(checkpoint, settings, *fingerprints)
+        data.notes += [f"changed since the checkpoint: {change}" for change in changes]
+    policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
+    total = _total_steps(settings, mode, len(data.train))
+    updater = Updater(policy, algorithm, settings, total_steps=total)
+    state, run_id = RunState(), new_run_id(mode.name)
+    if checkpoint:
+        state, moments = load_state(checkpoint)
+        updater.load_state_dict(moments)
+        run_id = checkpoint.metadata.run_id
+    with run_directory(settings, checkpoint, overwrite=overwrite) as directory:
+        data.notes += rewind(directory, state)
+        tracker = Tracker(directory, settings, run_id=run_id, step=state.step, say=say)
+        with closing(tracker), closing(build_engine(settings, policy)) as engine:
+            sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
+            tracker.say(header(settings, run_dir=directory, **sizes))
+            for note in data.notes:
+                tracker.say(f"Note: {note}")
+            scorer = build_scorer(settings, reward=mode.reward)
+            make = mode.make_environment
+            yield Run(
+                settings=settings,
+                mode=mode,
+                algorithm=algorithm,
+                data=data,
+                run_id=run_id,
+                parent=_parent(checkpoint),
+                directory=directory,
+                state=state,
+                policy=policy,
+                engine=engine,
+                collector=build_collector(
+                    settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make
+                ),
+                evaluator=build_collector(settings, policy, engine, run_id=run_id),
+                updater=updater,
+                tracker=tracker,
+                interrupts=Interrupts(tracker.say),
+                total_steps=total,
+                snapshot=take_snapshot(state),
+                saved_step=state.step if checkpoint else None,
+            )
+
+
+def load_data(settings: Settings) -> Data:
+    """The training and validation questions, and what identifies them and the database.
+
+    Raises UsageError for bad files, and where the database holds the source mails of no question.
+    """
+    data, seed = settings.data, settings.training.seed
+    train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
+    val = load_scenario_set(None, "val", limit=data.eval_dataset_size, seed=seed, data=data)
+    coverage = missing_ids(train.scenarios, settings.store.db)
+    if not coverage.num_answerable:
+        raise UsageError(
+            f"{settings.store.db} holds the source mails of none of the questions in {train.source}.",
+            "Give the database they were made from (--db) or other questions (--questions).",
+        )
+    notes = list(dict.fromkeys((*train.notes, *val.notes)))
+    if coverage.answerable < 1:
+        share = f"{coverage.num_answerable} of {coverage.num_questions}"
+        notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
+    return Data(
+        train=train.scenarios,
+        val=val.scenarios,
+        notes=notes,
+        database_fingerprint=database_fingerprint(settings.store.db),
+        questions_fingerprint=fingerprint([*train.scenarios, *val.scenarios]),
+    )
+
+
+def _check_group_size(settings: Settings, algorithm: Algorithm) -> None:
+    if settings.training.num_generations < algorithm.min_group_size:
+        raise UsageError(
+            f"NUM_GENERATIONS={settings.training.num_generations} is too few for {algorithm.name}, which compares the"
+            f" rollouts of one question.",
+            f"Use at least {algorithm.min_group_size}.",
+        )
+
+
+def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
+    training = settings.training
+    epochs = training.num_train_epochs if mode.epochs_bound else None
+    return count_steps(num_questions, questions_per_step(training), training.max_steps, epochs)
+
+
+def _parent(checkpoint: Checkpoint | None) -> str | None:
+    return f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None

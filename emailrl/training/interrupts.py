@@ -1,0 +1,59 @@
+"""Ctrl-C and SIGTERM during training: the step is finished or dropped, never left half-done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupts:
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt at a moment when nothing is lost by it.
+
+    Inside ``droppable()`` that is at once: what runs there can be done again. Elsewhere it waits for ``check()``. The
+    second signal raises wherever it comes. Works in the main thread alone; in others the signals are left as they are.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._requested = False
+        self._droppable = False
+        self.impatient = False
+        """A second signal came: nothing more is to be saved."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals inside the block."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Mark work that may be cut off anywhere."""
+        self.check()
+        self._droppable = True
+        try:
+            yield
+        finally:
+            self._droppable = False
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that was asked for meanwhile."""
+        if self._requested:
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.impatient = self._requested
+        self._requested = True
+        if self.impatient or self._droppable:
+            raise KeyboardInterrupt
+        self._notify("Interrupted: stopping at the end of this step (again: at once, without saving).")

@@ -1,0 +1,98 @@
+"""The training loop, the same for every mode and every algorithm: both are data it never asks the name of.
+
+A step's line in ``metrics.jsonl`` is written after its evaluation, so that one line holds both, and before its
+checkpoint, so that a checkpoint's step is always on record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.settings import Settings
+from emailrl.training.assemble import open_run
+from emailrl.training.metrics import Clock, evaluation_metrics, rollout_metrics, update_metrics
+from emailrl.training.run import Run
+from emailrl.training.samples import keep_groups, make_samples, trajectory_advantages
+from emailrl.training.tracking import step_line
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run came to."""
+
+    run_dir: Path
+    best_accuracy: float
+    """Best accuracy of an evaluation, 0 to 1; its weights are in ``best_model``."""
+    best_step: int
+    steps: int
+    """Steps done, those before a resume included."""
+
+
+def train(
+    settings: Settings,
+    *,
+    resume: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> TrainResult:
+    """Train as the settings say and return what came of it; ``progress`` gets each line meant for the console.
+
+    ``resume`` is ``auto``, ``latest``, ``best`` or a checkpoint's path; without it a new run takes a free directory, or
+    with ``overwrite`` the place of the first. A KeyboardInterrupt, or any error between two updates, leaves the last
+    whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that cannot go on.
+    """
+    with open_run(settings, resume=resume, overwrite=overwrite, say=progress) as run, run.interrupts.installed():
+        try:
+            loop(run)
+        except (Exception, KeyboardInterrupt):
+            run.rescue()
+            raise
+        return TrainResult(
+            run_dir=run.directory.absolute(),
+            best_accuracy=run.state.best_accuracy or 0.0,
+            best_step=run.state.best_step or 0,
+            steps=run.state.step,
+        )
+
+
+def loop(run: Run) -> None:
+    """Refresh the engine, collect, keep groups, advantages, samples, update, evaluate, log, checkpoint; and again."""
+    settings, state, droppable = run.settings, run.state, run.interrupts.droppable
+    with droppable():
+        evaluated = run.evaluate_if_due()
+    if evaluated:
+        run.end_step()
+    while (reason := state.stop_reason(settings.evaluation, run.total_steps)) is None:
+        clock = Clock()
+        questions, cursor = run.next_questions()
+        with droppable(), clock.phase("rollout"):
+            run.refresh_engine()
+            groups = run.collect(questions)
+        kept, dropped = keep_groups(
+            groups,
+            min_group_std=settings.algorithm.min_group_std,
+            min_group_size=run.algorithm.min_group_size,
+        )
+        advantages = trajectory_advantages(kept, run.algorithm)
+        samples, counts = make_samples(kept, advantages, run.mode.loss_mask)
+        with clock.phase("update"):
+            update, noted = run.update(samples)
+        run.record_training(groups, kept, advantages, noted)
+        rollouts = rollout_metrics(groups)
+        state.end_step(cursor, rollouts["accuracy"])
+        with clock.phase("evaluation"):
+            evaluation = run.evaluate_if_due()
+        metrics = (
+            {"step": state.step, "epoch": cursor.epoch}
+            | update_metrics(update)
+            | rollouts
+            | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
+            | evaluation_metrics(evaluation)
+            | {"dropped": dropped | counts, "seconds": clock.seconds()}
+        )
+        run.tracker.step(metrics)
+        run.tracker.say(step_line(metrics, run.total_steps))
+        run.end_step()
+    run.finish(reason)

@@ -1,0 +1,116 @@
+"""One step in numbers: the object that ``metrics.jsonl`` holds for it, and what training adds to its trajectories."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from emailrl.evaluation import Evaluation, is_correct, mean, rubric_means
+from emailrl.recording import Record
+from emailrl.training.samples import TrainingSample
+from emailrl.trajectory import Trajectory, TrajectoryGroup
+
+UPDATE_METRICS = ("loss", "policy_loss", "kl", "kl_coef", "clip_fraction", "entropy", "grad_norm", "learning_rate")
+"""Null in a step without an update."""
+
+
+class Clock:
+    """Seconds of one step by phase."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block under ``name``; a phase entered twice adds up."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begun
+
+    def seconds(self) -> dict[str, float]:
+        """Each phase so far and ``total``."""
+        return self._phases | {"total": time.perf_counter() - self._begun}
+
+
+def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
+    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over all."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    whole = [trajectory for trajectory in trajectories if trajectory.exception is None]
+    rewards = [trajectory.reward for trajectory in whole]
+    rubric = rubric_means(whole)
+    return {
+        "accuracy": sum(map(is_correct, trajectories)) / len(trajectories),
+        "reward_mean": mean(rewards),
+        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
+        "reward_median": statistics.median(rewards) if rewards else None,
+        "reward_min": min(rewards, default=None),
+        "reward_max": max(rewards, default=None),
+        "answer_correct": rubric.get("answer_correct"),
+        "sources_correct": rubric.get("sources_correct"),
+        "num_turns": rubric.get("num_turns"),
+        "num_trajectories": len(trajectories),
+        "exceptions": len(trajectories) - len(whole),
+        "duration": mean([trajectory.seconds for trajectory in whole]),
+    }
+
+
+def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
+    """What the update did, the names of ``UPDATE_METRICS`` first; without an update nothing was trained."""
+    trainable, total = update.get("trainable_tokens", 0), update.get("total_tokens", 0)
+    share = trainable / total if total else None
+    named: dict[str, Any] = dict.fromkeys(UPDATE_METRICS)
+    return named | {"trainable_tokens": trainable, "total_tokens": total, "trainable_share": share} | dict(update)
+
+
+def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
+    """An evaluation's numbers with ``eval_`` before their names; nothing in a step without one."""
+    return {f"eval_{name}": value for name, value in evaluation.metrics().items()} if evaluation else {}
+
+
+def training_records(
+    groups: Sequence[TrajectoryGroup],
+    kept: Sequence[TrajectoryGroup],
+    advantages: Mapping[str, float],
+    noted: Mapping[str, Sequence[Record]],
+) -> Iterator[Record]:
+    """What training adds to each trajectory of a step, under the same ids: its advantage or why it was dropped.
+
+    ``noted`` has the trained samples' lists by trajectory id (see ``sample_record``).
+    """
+    kept_ids = {group.id for group in kept}
+    for group in groups:
+        sound = sum(trajectory.exception is None for trajectory in group.trajectories)
+        for trajectory in group.trajectories:
+            dropped = None if group.id in kept_ids else "group_low_std" if sound > 1 else "group_too_small"
+            yield {
+                "id": trajectory.id,
+                "group_id": group.id,
+                "advantage": advantages.get(trajectory.id),
+                "dropped": "exception" if trajectory.exception is not None else dropped,
+                "samples": list(noted.get(trajectory.id, ())),
+            }
+
+
+def sample_record(sample: TrainingSample, old_logprobs: Sequence[float], logprobs: Sequence[float]) -> Record:
+    """One trained sequence: lists as long as its tokens, null where the mask of the mode is 0.
+
+    ``ratio`` is exp(log-probability in the last pass - old one): 1 where a step makes one update.
+    """
+    trained = sample.loss_mask
+    olds = [old if on else None for old, on in zip(old_logprobs, trained, strict=True)]
+    ratios = [math.exp(new - old) if on else None for new, old, on in zip(logprobs, old_logprobs, trained, strict=True)]
+    return {"loss_mask": trained, "old_logprobs": olds, "ratio": ratios}
+
+
+def first_exception(trajectories: Sequence[Trajectory]) -> str | None:
+    """The exception of the first trajectory where every one raised; None where any did not."""
+    if trajectories and all(trajectory.exception is not None for trajectory in trajectories):
+        return trajectories[0].exception
+    return None

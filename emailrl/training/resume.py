@@ -1,0 +1,222 @@
+"""Begin a run, or go on with one: its directory, what a checkpoint must agree with, and its state on disk.
+
+A resumed run equals the uninterrupted one, bit for bit on the CPU: weights, optimizer, KL weight, random generators,
+place in the questions and counters come from the checkpoint, and all that was recorded beyond its step is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emailrl.checkpoints import (
+    Checkpoint,
+    find_checkpoint,
+    find_runs,
+    list_checkpoints,
+    recover,
+    remove_checkpoints,
+    run_base,
+    write_checkpoint,
+)
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.resolve import same_base
+from emailrl.settings import Settings
+from emailrl.training.state import RunState
+
+STATE_FILE = "trainer_state.pt"
+_OWN = re.compile(
+    r"best_model|final|checkpoint-\d+|policy|trajectories|training|wandb|tensorboard"
+    r"|metrics\.jsonl|evaluations\.jsonl|training\.log|\..+"
+)
+"""What a run puts into its directory; ``--overwrite`` removes nothing else."""
+
+
+# -- where to begin -------------------------------------------------------------------------------------------------
+
+
+def choose_checkpoint(settings: Settings, resume: str | None, *, overwrite: bool) -> Checkpoint | None:
+    """The checkpoint that ``resume`` means: ``auto`` (the latest if there is one), ``latest``, ``best`` or a path.
+
+    Raises UsageError where there is none (but for ``auto``), EmailRLError for a damaged one.
+    """
+    if resume is None:
+        return None
+    if overwrite:
+        raise UsageError("--resume and --overwrite contradict each other.", "Give one of them.")
+    output_dir, mode = settings.output.output_dir, settings.training.mode
+    if resume == "auto" and not find_runs(output_dir, mode):
+        return None
+    checkpoint = find_checkpoint("latest" if resume == "auto" else resume, output_dir, mode)
+    if not (checkpoint.path / STATE_FILE).is_file():
+        raise UsageError(
+            f"{checkpoint.path} holds no trainer state.", "Resume from a checkpoint made by emailrl train."
+        )
+    return checkpoint
+
+
+def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
+    """What the checkpoint's settings differ in from the present ones, for the log.
+
+    Raises UsageError where a run cannot go on: another base model, mode, LoRA shape, database or set of questions.
+    """
+    before, path = checkpoint.metadata, checkpoint.path
+    if not same_base(before.base_model, settings.model.name):
+        raise UsageError(
+            f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
+            f"Resume with --model {before.base_model}.",
+        )
+    if before.mode != settings.training.mode:
+        raise UsageError(f"{path} is of mode {before.mode}.", f"Resume with --mode {before.mode}.")
+    for what, old, new in (
+        ("database", before.database_fingerprint, database),
+        ("set of questions", before.questions_fingerprint, questions),
+    ):
+        if old != new:
+            hint = "Resume with the same one (file, sizes and seed), or begin a new run without --resume."
+            raise UsageError(f"{path} was trained on another {what}.", hint)
+    changes = []
+    for section, values in settings.public().items():
+        for name, value in values.items():
+            old = before.settings.get(section, {}).get(name, value)
+            if old != value:
+                changes.append(f"{name} {old} -> {value}")
+                if section == "lora":
+                    raise UsageError(f"{path} has {name} {old}, not {value}.", f"Resume with {name.upper()}={old}.")
+    return changes
+
+
+@contextmanager
+def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrite: bool) -> Iterator[Path]:
+    """The run's directory, held against other processes: the checkpoint's own, or a new one that is free.
+
+    A new run takes ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` empties the first of an older run.
+    """
+    if checkpoint is not None:
+        directory = checkpoint.path.parent
+    else:
+        base = run_base(settings.output.output_dir, settings.training.mode)
+        directory = base if overwrite else _free_directory(base)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.") from None
+        if overwrite:
+            _empty(directory)
+        yield directory
+
+
+def _free_directory(base: Path) -> Path:
+    number = 1
+    while True:
+        directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+            return directory
+        number += 1
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        if entry.name == ".lock" or not _OWN.fullmatch(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def new_run_id(mode: str) -> str:
+    """A name for a run that no other has."""
+    return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+# -- state on disk --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at the end of a step: what a checkpoint keeps beside weights and optimizer."""
+
+    state: dict[str, Any]
+    """``RunState`` as plain values."""
+    generators: dict[str, Any]
+
+
+def take_snapshot(state: RunState) -> Snapshot:
+    """The run as it is now; later steps do not change it."""
+    generators: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        generators["cuda"] = torch.cuda.get_rng_state_all()
+    return Snapshot(state.to_dict(), generators)
+
+
+def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
+    """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
+    torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
+
+
+def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
+    """The state of a checkpoint and its updater's; the random generators are set as they were."""
+    try:
+        saved = torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=True)
+        state = RunState.from_dict(saved["state"])
+        version, internal, gauss = saved["generators"]["python"]
+        random.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(saved["generators"]["torch"])
+        if torch.cuda.is_available() and "cuda" in saved["generators"]:
+            torch.cuda.set_rng_state_all(saved["generators"]["cuda"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise EmailRLError(
+            f"{checkpoint.path / STATE_FILE} cannot be read ({error}).", "Use another checkpoint."
+        ) from None
+    return state, saved["updater"]
+
+
+def rewind(run_dir: Path, state: RunState) -> list[str]:
+    """Remove what the run recorded beyond the state's step, so that no step appears twice; says what went.
+
+    ``metrics.jsonl`` and ``evaluations.jsonl`` are cut by their writers. A ``best_model`` from beyond is replaced by
+    the checkpoint of the best step where that is still there; else it stays until a better one is found.
+    """
+    recover(run_dir)
+    said = []
+    for path in (path for name in ("trajectories", "training", "policy") for path in run_dir.glob(f"{name}/*")):
+        found = re.fullmatch(r"(?:step|eval|v)-(\d+)(?:\.jsonl)?", path.name)
+        if found is None or int(found[1]) > state.step:  # no match: a file that was being written
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
+    numbered = [item.path for item in beyond if item.metadata.kind != "best"]
+    remove_checkpoints(numbered)
+    said += [f"removed {path.name}, which is beyond step {state.step}" for path in numbered]
+    for best in (item for item in beyond if item.metadata.kind == "best"):
+        earlier = [item for item in list_checkpoints(run_dir) if item.metadata.step == state.best_step]
+        if earlier:
+            copy_checkpoint(earlier[0], best.path, kind="best")
+            said.append(f"best_model is that of step {state.best_step} again")
+        else:
+            said.append(f"best_model holds step {best.metadata.step}, from beyond; it stays until bettered")
+    return said
+
+
+def copy_checkpoint(checkpoint: Checkpoint, path: Path, *, kind: str) -> Checkpoint:
+    """Make the checkpoint at ``path`` the same as ``checkpoint``, but for its kind."""
+
+    def fill(directory: Path) -> None:
+        for name in checkpoint.metadata.files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.path / name, directory / name)
+
+    return write_checkpoint(path, replace(checkpoint.metadata, kind=kind), fill)

@@ -1,0 +1,234 @@
+"""A run put together from settings: policy, engine, questions, updater, directory; and what the loop asks of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.checkpoints import Checkpoint, Metadata, prune, write_checkpoint
+from emailrl.engines import PolicyEngine
+from emailrl.errors import EmailRLError
+from emailrl.evaluation import Evaluation, evaluate
+from emailrl.policy.load import Policy
+from emailrl.recording import Record, write_records, write_trajectories
+from emailrl.rollout.collect import Collector
+from emailrl.settings import Settings
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.interrupts import Interrupts
+from emailrl.training.metrics import first_exception, sample_record, training_records
+from emailrl.training.modes import Mode
+from emailrl.training.provenance import git_commit, versions
+from emailrl.training.resume import STATE_FILE, Snapshot, save_state, take_snapshot
+from emailrl.training.samples import TrainingSample
+from emailrl.training.state import Cursor, RunState, next_questions, questions_per_step
+from emailrl.training.tracking import Tracker, evaluation_block
+from emailrl.training.update import Updater
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+KEPT_VERSIONS = 2
+"""Directories of sampled-from adapters that stay: the one in use and the one before."""
+
+
+@dataclass
+class Data:
+    """The questions of a run and what identifies them."""
+
+    train: list[Scenario]
+    val: list[Scenario]
+    notes: list[str]
+    database_fingerprint: str
+    questions_fingerprint: str
+
+
+@dataclass
+class Run:
+    """Everything one run holds; the loop is in ``training.loop``."""
+
+    settings: Settings
+    mode: Mode
+    algorithm: Algorithm
+    data: Data
+    run_id: str
+    parent: str | None
+    directory: Path
+    state: RunState
+    policy: Policy
+    engine: PolicyEngine
+    collector: Collector
+    evaluator: Collector
+    updater: Updater
+    tracker: Tracker
+    interrupts: Interrupts
+    total_steps: int
+    snapshot: Snapshot
+    saved_step: int | None = None
+    """The step of the last checkpoint on disk."""
+    _loaded_version: str = ""
+    _half_done: bool = False
+    """The weights have moved since the snapshot."""
+
+    # -- rollouts and evaluation
+
+    def next_questions(self) -> tuple[list[Scenario], Cursor]:
+        """The next step's questions and the cursor behind them."""
+        training = self.settings.training
+        count = questions_per_step(training)
+        return next_questions(self.data.train, self.state.cursor, count, training.seed)
+
+    def refresh_engine(self) -> None:
+        """Let the engine sample from the policy as it is now, out of a directory that is never written again."""
+        self.engine.resume()
+        name = f"v-{self.state.step:06d}"
+        if name == self._loaded_version:
+            return
+        directory = self.directory / "policy" / name
+        if not directory.exists():
+            beside = directory.with_name(f".{name}")
+            self.policy.save_adapter(beside)
+            beside.rename(directory)
+        self.engine.load_adapter(directory, name)
+        self._loaded_version = name
+        for old in sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS]:
+            shutil.rmtree(old)
+
+    def collect(self, questions: Sequence[Scenario]) -> list[TrajectoryGroup]:
+        """Roll out the questions and record what came; raises EmailRLError where every rollout raised."""
+        training, step = self.settings.training, self.state.step + 1
+        groups = self.collector.collect(questions, training.num_generations, step=step, seed=training.seed)
+        self.engine.release()
+        self._record(f"step-{step:06d}.jsonl", [trajectory for group in groups for trajectory in group.trajectories])
+        return groups
+
+    def evaluate_if_due(self) -> Evaluation | None:
+        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless that was done already."""
+        state, wanted = self.state, self.settings.evaluation
+        due = state.step % wanted.eval_steps == 0 or state.step >= self.total_steps
+        if not due or state.last_evaluated == state.step:
+            return None
+        self.refresh_engine()
+        temperature = self.settings.agent.eval_temperature
+        evaluation = evaluate(
+            self.evaluator, self.data.val, step=state.step, seed=self.settings.training.seed, temperature=temperature
+        )
+        self.engine.release()
+        self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
+        is_best = state.note_evaluation(evaluation.accuracy)
+        state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
+        self.tracker.evaluation(evaluation)
+        best_accuracy, best_step = state.best_accuracy or 0.0, state.best_step or 0
+        self.tracker.say(
+            evaluation_block(evaluation, is_best=is_best, best_accuracy=best_accuracy, best_step=best_step)
+        )
+        return evaluation
+
+    def _record(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+        path = self.directory / "trajectories" / name
+        write_trajectories(path, trajectories)
+        if (reason := first_exception(trajectories)) is not None:
+            raise EmailRLError(
+                f"Every rollout raised ({path.stem}); the first: {reason}", "Mend it, then --resume latest."
+            )
+
+    # -- state
+
+    def update(self, samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, list[Record]]]:
+        """Train on the samples; returns the update's metrics and what is noted of each trajectory's samples.
+
+        From here to ``end_step`` the weights belong to no step. Without samples it is said, counted, and nothing moves.
+        """
+        self._half_done = True
+        step = self.state.step + 1
+        if not samples:
+            self.state.steps_without_update += 1
+            self.tracker.say(
+                f"Step {step}: no group is left to learn from, no update"
+                f" ({self.state.steps_without_update} such steps so far)."
+            )
+            return {}, {}
+        passes: dict[int, tuple[str, Record]] = {}
+
+        def observe(sample: TrainingSample, old: list[float], now: list[float]) -> None:
+            passes[id(sample)] = sample.trajectory_id, sample_record(sample, old, now)  # the last pass stays
+
+        self.updater.observe = observe
+        metrics = self.updater.step(samples, step=step)
+        noted: dict[str, list[Record]] = {}
+        for sample in samples:
+            trajectory_id, record = passes[id(sample)]
+            noted.setdefault(trajectory_id, []).append(record)
+        return metrics, noted
+
+    def record_training(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        kept: Sequence[TrajectoryGroup],
+        advantages: Mapping[str, float],
+        noted: Mapping[str, Sequence[Record]],
+    ) -> None:
+        """Write what training adds to the trajectories of the step under way."""
+        path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
+        write_records(path, training_records(groups, kept, advantages, noted))
+
+    def end_step(self) -> None:
+        """Take the run as it is for done: keep what is due on disk."""
+        self.snapshot = take_snapshot(self.state)
+        self._half_done = False
+        if self.state.best_step == self.state.step:
+            self.save("best")
+        if self.state.step and self.state.step % self.settings.output.save_steps == 0:
+            self.save("checkpoint")
+
+    def save(self, kind: str) -> Checkpoint:
+        """Write the last whole step as ``best_model``, ``final`` or ``checkpoint-N``, and prune the last."""
+        step = self.snapshot.state["step"]
+        name = {"best": "best_model", "final": "final", "checkpoint": f"checkpoint-{step}"}[kind]
+
+        def fill(directory: Path) -> None:
+            self.policy.save_adapter(directory)
+            save_state(directory / STATE_FILE, self.snapshot, self.updater.state_dict())
+
+        checkpoint = write_checkpoint(self.directory / name, self._metadata(kind, step), fill)
+        self.saved_step = step
+        prune(self.directory, self.settings.output.save_total_limit)
+        return checkpoint
+
+    def rescue(self) -> None:
+        """Save the last whole step of a run that ends before its end, where its weights are still there."""
+        step = self.snapshot.state["step"]
+        if self.saved_step == step:
+            self.tracker.say(f"Stopped after step {step}, which is saved.")
+        elif self._half_done or self.interrupts.impatient:
+            saved = "there is no checkpoint yet" if self.saved_step is None else f"saved up to step {self.saved_step}"
+            self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
+        else:
+            self.tracker.say(f"Stopped after step {step}, saved in {self.save('checkpoint').path}.")
+
+    def finish(self, reason: str) -> None:
+        """Write ``final`` and say why the run ended."""
+        self.save("final")
+        best, step = self.state.best_accuracy, self.state.best_step
+        self.tracker.say(
+            f"Done after step {self.state.step}: {reason}. Best accuracy {best or 0.0:.1%} at step {step}."
+        )
+
+    def _metadata(self, kind: str, step: int) -> Metadata:
+        training = self.settings.training
+        return Metadata(
+            run_id=self.run_id,
+            kind=kind,
+            step=step,
+            mode=training.mode,
+            algorithm=training.algorithm,
+            base_model=self.policy.base_model,
+            lora=self.policy.lora,
+            metrics=self.snapshot.state["last_metrics"],
+            settings=self.settings.public(),
+            parent=self.parent,
+            seed=training.seed,
+            versions=versions(),
+            database_fingerprint=self.data.database_fingerprint,
+            questions_fingerprint=self.data.questions_fingerprint,
+            git_commit=git_commit(),
+        )

@@ -1,0 +1,104 @@
+"""How far a run has come: the step, the place in its questions, and the counters of early stopping."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.trajectory import Scenario
+
+MOVING_STEPS = 10
+"""Steps whose rollouts the moving accuracy is taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The next question: ``position`` in the order of ``epoch``."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything that changes from step to step, save weights, optimizer and random generators."""
+
+    step: int = 0
+    """Steps done."""
+    cursor: Cursor = Cursor()
+    best_accuracy: float | None = None
+    best_step: int | None = None
+    last_evaluated: int | None = None
+    evaluations_without_better: int = 0
+    recent_accuracies: list[float] = field(default_factory=list)
+    """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
+    steps_without_update: int = 0
+    """Steps in which no group was left to learn from."""
+    last_metrics: dict[str, Any] = field(default_factory=dict)
+    """``accuracy``, ``reward`` and the rest of the last evaluation, for the metadata of checkpoints."""
+
+    def note_evaluation(self, accuracy: float) -> bool:
+        """Count an evaluation of the present step; True if it is the best so far (of equals, the earlier is)."""
+        self.last_evaluated = self.step
+        if self.best_accuracy is None or accuracy > self.best_accuracy:
+            self.best_accuracy, self.best_step, self.evaluations_without_better = accuracy, self.step, 0
+            return True
+        self.evaluations_without_better += 1
+        return False
+
+    def end_step(self, cursor: Cursor, accuracy: float) -> None:
+        """Count a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
+        self.step += 1
+        self.cursor = cursor
+        self.recent_accuracies = [*self.recent_accuracies, accuracy][-MOVING_STEPS:]
+
+    @property
+    def moving_accuracy(self) -> float:
+        """Mean accuracy of the rollouts of the last ``MOVING_STEPS`` steps; 0 before the first."""
+        return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
+
+    def stop_reason(self, evaluation: EvaluationSettings, total_steps: int) -> str | None:
+        """Why training ends here, or None while it goes on."""
+        if self.best_accuracy is not None and self.best_accuracy >= evaluation.target_accuracy:
+            return f"target accuracy {evaluation.target_accuracy:.1%} reached"
+        if self.evaluations_without_better >= evaluation.patience:
+            return f"no better accuracy in {evaluation.patience} evaluations"
+        return "all steps done" if self.step >= total_steps else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of ``to_dict``."""
+        return cls(**(values | {"cursor": Cursor(**values["cursor"])}))
+
+
+def next_questions(
+    scenarios: Sequence[Scenario], cursor: Cursor, count: int, seed: int
+) -> tuple[list[Scenario], Cursor]:
+    """The next ``count`` questions in this seed's order of the epoch, and the cursor behind them.
+
+    Each epoch goes through all questions once, in a permutation of its own; its last batch may be shorter, so that no
+    step meets a question twice.
+    """
+    order = list(scenarios)
+    random.Random(f"{seed}/questions/{cursor.epoch}").shuffle(order)
+    batch = order[cursor.position : cursor.position + count]
+    behind = cursor.position + len(batch)
+    return batch, (Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind))
+
+
+def questions_per_step(training: TrainingSettings) -> int:
+    """Questions whose rollouts make one step."""
+    return training.per_device_train_batch_size * training.gradient_accumulation_steps
+
+
+def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
+    """Steps of the whole run: MAX_STEPS, or fewer where the mode's epochs end before (``epochs`` None: no bound)."""
+    return max_steps if epochs is None else min(max_steps, epochs * math.ceil(num_questions / per_step))
