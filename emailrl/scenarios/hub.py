@@ -8,6 +8,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.rows import parse_row
+from emailrl.store.sources.hub import go_offline_if_unreachable
 from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
@@ -29,20 +30,22 @@ def read_dataset(name: str) -> Iterator[Scenario]:
 
 
 def _load(name: str) -> Any:
+    local = Path(name).is_dir()
+    if not local:
+        go_offline_if_unreachable()
     import datasets
 
-    local = Path(name).is_dir()
     try:
         if local and any((Path(name) / marker).exists() for marker in ("dataset_dict.json", "dataset_info.json")):
             loaded = datasets.load_from_disk(name)
             return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         return datasets.load_dataset(name)
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
         if local:
-            raise UsageError(f"{name} is not a folder of questions that datasets can load: {reason}") from error
+            raise UsageError(f"{name} is not a folder of questions that datasets can load: {reason}.") from error
         raise EmailRLError(
-            f"Cannot load the questions {name} from the hub: {reason}",
+            f"Cannot load the questions {name} from the hub: {reason}.",
             "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
             "or `emailrl gen-db --source demo`.",
         ) from error

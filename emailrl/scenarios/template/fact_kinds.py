@@ -12,9 +12,9 @@ from emailrl.scenarios.template.mailbox import Mail, Mailbox
 
 def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:
     def find(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
-        day = box.ask_day(mail, rng)
-        if not mail.topic.is_telling or not (fact := extractor.only(mail.own, mail.body)):
+        if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
+        day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
             return None
         return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})

@@ -33,7 +33,7 @@ class Fact:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Extractor:
     """Finds the facts of one kind; ``text`` and ``key`` are made from the pattern's group ``fact`` (or the whole)."""
 

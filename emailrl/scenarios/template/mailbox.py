@@ -12,6 +12,7 @@ from functools import cached_property
 from random import Random
 
 from emailrl.scenarios.template.bodies import own_text
+from emailrl.scenarios.template.facts import Extractor, Fact
 from emailrl.scenarios.template.people import People
 from emailrl.scenarios.template.topics import Topic, topic_of
 
@@ -33,8 +34,9 @@ class Mail:
     cc: list[str]
     bcc: list[str]
 
-    @property
+    @cached_property
     def day(self) -> date:
+        """The date, UTC."""
         return date.fromisoformat(self.sent_at[:10])
 
     @property
@@ -50,6 +52,16 @@ class Mail:
     def own(self) -> str:
         """The body without what it quotes."""
         return own_text(self.body)
+
+    def only_fact(self, extractor: Extractor) -> Fact | None:
+        """The one fact of a kind in the body, stated by the mail itself."""
+        if extractor not in self._facts:
+            self._facts[extractor] = extractor.only(self.own, self.body)
+        return self._facts[extractor]
+
+    @cached_property
+    def _facts(self) -> dict[Extractor, Fact | None]:
+        return {}
 
 
 class Mailbox:

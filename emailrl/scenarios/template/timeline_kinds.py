@@ -59,7 +59,8 @@ def _first_contact(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
 
 def _count_in_month(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     month = mail.day.replace(day=1)
-    sent = [other for other in _from_one_person(box, mail) if other.day.replace(day=1) == month]
+    in_month = mail.sent_at[: len("2001-05")]
+    sent = [other for other in _from_one_person(box, mail) if other.sent_at.startswith(in_month)]
     if not 2 <= len(sent) <= MAX_COUNT or sent[-1] is not mail:
         return None
     next_month = date(month.year + month.month // 12, month.month % 12 + 1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)
 _REPLY = re.compile(r"^\s*(?:re|aw|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:", re.IGNORECASE)
@@ -21,7 +22,7 @@ _STOP_WORDS = frozenset(
 MAX_CHARS = 70
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topic:
     """A subject without its prefixes."""
 
@@ -33,7 +34,7 @@ class Topic:
     is_reply: bool
     is_forward: bool
 
-    @property
+    @cached_property
     def is_telling(self) -> bool:
         """Whether a person could point at a mail by this text: two words of meaning, of which one is a real word."""
         return (
