@@ -15,9 +15,12 @@ import emailrl
 from emailrl.cli.benchmark import benchmark
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
+from emailrl.cli.export import export
 from emailrl.cli.gen_questions import gen_questions
 from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
+from emailrl.cli.rollout import rollout
+from emailrl.cli.train import train
 from emailrl.cli.warm_start import warm_start
 from emailrl.errors import EmailRLError
 
@@ -65,8 +68,11 @@ def emailrl_command(
 # In the order of a policy's life, which is the order --help lists them in.
 app.command("gen-questions")(gen_questions)
 app.command("warm-start")(warm_start)
+app.command("rollout")(rollout)
+app.command("train")(train)
 app.command("benchmark")(benchmark)
 app.command("inspect-trajectory")(inspect_trajectory)
+app.command("export")(export)
 app.add_typer(checkpoints, name="checkpoints")
 app.command("doctor")(doctor)
 
@@ -74,7 +80,7 @@ app.command("doctor")(doctor)
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
     try:
-        result = app(standalone_mode=False)
+        result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)

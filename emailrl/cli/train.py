@@ -1,0 +1,125 @@
+"""``emailrl train``: reinforcement learning on mail-search questions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from emailrl.cli.options import (
+    AllowSharedInbox,
+    Db,
+    Engine,
+    Json,
+    Mode,
+    Model,
+    OutputDir,
+    Preset,
+    Questions,
+    Seed,
+    Verbose,
+)
+from emailrl.cli.output import one_line, print_json
+
+
+def train(
+    mode: Mode = None,
+    preset: Preset = None,
+    algorithm: Annotated[str | None, typer.Option(help="grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, …")] = None,
+    reward: Annotated[str | None, typer.Option(help="art_e, simple, module:attribute or path.py:attribute.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers or unsloth.")] = None,
+    model: Model = None,
+    engine: Engine = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto (the latest, if any), latest, best or a checkpoint's folder.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the first run of this output folder.")
+    ] = False,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps at most (MAX_STEPS).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the questions; simple and rollout only.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Questions a step.")] = None,
+    num_generations: Annotated[int | None, typer.Option(min=1, help="Rollouts a question.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the KL to the reference; 0 is off.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature of the rollouts.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a rollout.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one generation.")] = None,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Training questions.")] = None,
+    eval_size: Annotated[int | None, typer.Option(min=1, help="Validation questions.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(min=1, help="Evaluate every so many steps.")] = None,
+    save_steps: Annotated[int | None, typer.Option(min=1, help="Save every so many steps.")] = None,
+    target_accuracy: Annotated[float | None, typer.Option(help="Stop at this accuracy, 0 to 1.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many evaluations without a better one.")
+    ] = None,
+    questions: Questions = None,
+    db: Db = None,
+    output_dir: OutputDir = None,
+    seed: Seed = None,
+    wandb: Annotated[str | None, typer.Option(help="online, offline or disabled.")] = None,
+    tensorboard: Annotated[bool | None, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = None,
+    allow_shared_inbox: AllowSharedInbox = None,
+    verbose: Verbose = None,
+    json: Json = False,
+) -> None:
+    """Train a policy's LoRA adapter on its own rollouts; the best model by validation accuracy is kept.
+
+    Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
+    to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
+    metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on.
+
+    Examples:
+
+    \b
+      emailrl train
+      emailrl train --mode masked --preset quick --model nano
+      emailrl train --mode simple --max-steps 20
+      emailrl train --resume latest
+      emailrl train --resume outputs/grpo_masked/checkpoint-20 --max-steps 400
+    """
+    from emailrl.settings import load_settings
+
+    settings = load_settings(
+        {
+            "mode": mode,
+            "algorithm": algorithm,
+            "reward": reward,
+            "backend": backend,
+            "model_name": model,
+            "engine": engine,
+            "max_steps": max_steps,
+            "num_train_epochs": epochs,
+            "per_device_train_batch_size": batch_size,
+            "num_generations": num_generations,
+            "learning_rate": learning_rate,
+            "beta": beta,
+            "temperature": temperature,
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+            "train_dataset_size": train_size,
+            "eval_dataset_size": eval_size,
+            "eval_steps": eval_steps,
+            "save_steps": save_steps,
+            "target_accuracy": target_accuracy,
+            "patience": patience,
+            "questions": questions,
+            "db": db,
+            "output_dir": output_dir,
+            "seed": seed,
+            "wandb_mode": wandb,
+            "tensorboard": tensorboard,
+            "allow_shared_inbox": allow_shared_inbox,
+            "verbose": verbose,
+        },
+        preset,
+    )
+    from emailrl.training.loop import train as run_training
+
+    result = run_training(
+        settings, resume=resume, overwrite=overwrite, progress=lambda line: typer.echo(one_line(line), err=True)
+    )
+    if json:
+        print_json(result)
