@@ -12,8 +12,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "emailrl"
 
 # From the top down; rooms on one line may not import one another.
 LAYERS: list[set[str]] = [
+    {"__main__"},
     {"cli"},
     {"quickstart", "benchmark", "inspection", "export", "plan", "agent", "doctor"},
+    {"export_card"},
     {"training"},
     {"evaluation"},
     {"rollout"},

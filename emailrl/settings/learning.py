@@ -11,7 +11,7 @@ from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Sectio
 
 class TrainingSettings(Section):
     mode: Literal["simple", "rollout", "masked"] = "masked"
-    """What is trained: see docs/algorithms.md."""
+    """simple trains one completion on a static prompt, rollout all that follows the prompt, masked sampled tokens."""
     algorithm: str = "grpo"
     """A named set of advantage, clipping, aggregation and KL."""
     seed: Annotated[int, Env("SEED")] = 42

@@ -1,0 +1,93 @@
+"""The reference pages made from the code itself: ``python -m emailrl.cli.reference docs`` writes them, a test compares.
+
+``docs/cli.md`` is every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import typer.main
+
+from emailrl.cli.app import app
+from emailrl.settings import PRESETS
+from emailrl.settings.names import Leaf, by_name, leaves
+
+WIDTH: Final = 100
+_MADE: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
+_SETTINGS: Final = """# Settings
+
+A value is taken from the first of these that has one: command-line flag, environment variable, `.env`, `emailrl.toml`,
+preset (`--preset`), default. `.env` and `emailrl.toml` are read from the directory a command is run in.
+
+- **Environment and `.env`**: the names below; an empty value counts as not set, `none` empties an optional setting. Two
+  names of one setting with different values are an error. A name in `.env` that nearly matches one is warned of.
+- **`emailrl.toml`**: a setting stands under its section (`[training]`, `max_steps = 20`) or at the top level
+  (`max_steps = 20`); aliases work in lower case. Relative paths belong to the file's directory. Unknown
+  keys are errors.
+- **Secrets** (marked so) never stand in logs, metadata or error messages.
+"""
+
+
+def cli_reference() -> str:
+    """``docs/cli.md``: the help of every command, in the order ``emailrl --help`` lists them."""
+    pages = (
+        f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
+    )
+    return "\n".join(["# Commands\n", _MADE, *pages])
+
+
+def settings_reference() -> str:
+    """``docs/settings.md``: a table for each section of the tree, then the presets."""
+    parts = [_SETTINGS, _MADE]
+    for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
+        parts.append(f"## [{section}]\n\n| setting | environment | default | meaning |\n|---|---|---|---|")
+        parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in members) + "\n"
+    return "\n".join([*parts, _presets()])
+
+
+def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
+    """``(command, help text)`` for a command and those below it."""
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
+    yield context.command_path, command.get_help(context)
+    for child_name, child in getattr(command, "commands", {}).items():
+        yield from _helps(child, child_name, context)
+
+
+def _row(leaf: Leaf) -> str:
+    names = ", ".join(f"`{name}`" for name in leaf.env_names)
+    choices = f" One of {', '.join(f'`{choice}`' for choice in leaf.choices)}." if leaf.choices else ""
+    secret = " Secret." if leaf.secret else ""
+    meaning = " ".join(leaf.description.split()).replace("|", "\\|")
+    return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {meaning}{choices}{secret} |"
+
+
+def _presets() -> str:
+    keys = list(dict.fromkeys(key for values in PRESETS.values() for key in values))
+    rows = [f"| {' | '.join(['setting', *PRESETS])} |", "|---" * (len(PRESETS) + 1) + "|"]
+    for key in keys:
+        cells = (_shown(values.get(key, by_name()[key].default)) for values in PRESETS.values())
+        rows.append(f"| `{key}` | {' | '.join(cells)} |")
+    return "## Presets\n\n" + "\n".join(rows) + "\n"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def main() -> None:
+    """Write both pages into the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
+    (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The command line's manners: one line on stderr and an exit code for every way a command can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+import emailrl
+from emailrl.cli import app as cli
+from emailrl.errors import EmailRLError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run `main` with a command line, or with an app that raises; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments: str, raises: BaseException | None = None) -> tuple[int, str, str]:
+        if raises is not None:
+            app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+            @app.command()
+            def broken() -> None:
+                raise raises
+
+            monkeypatch.setattr(cli, "app", app)
+        monkeypatch.setattr(sys, "argv", ["emailrl", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        code = caught.value.code
+        assert isinstance(code, int)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_bare_and_help_print_the_same_and_succeed(ends) -> None:
+    assert ends() == ends("--help") == ends("-h")
+    assert "Examples:" in ends()[1]
+
+
+def test_version(ends) -> None:
+    assert ends("--version") == (0, f"emailrl {emailrl.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--nonsense",), "error: No such option: --nonsense. See emailrl --help.\n"),
+        (("nonsense",), "error: No such command 'nonsense'. See emailrl --help.\n"),
+        (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': 'few' is not a valid integer"),
+    ],
+)
+def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:
+    code, out, err = ends(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (EmailRLError("it broke.", "Mend it."), 1, "error: it broke. Mend it.\n"),
+        (UsageError("no such file: a.mbox.", "Name one."), 2, "error: no such file: a.mbox. Name one.\n"),
+        (UsageError("two\nlines \x1b[31m\x07red"), 2, "error: two lines [31m red\n"),
+        (PermissionError(13, "Permission denied", "/root/x"), 1, "error: /root/x: Permission denied\n"),
+        (OSError("the hub\ncannot be reached"), 1, "error: the hub cannot be reached\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (typer.Abort(), 130, "interrupted\n"),
+        (typer.Exit(3), 3, ""),
+    ],
+)
+def test_errors_become_one_line_and_a_code(ends, error: BaseException, code: int, line: str) -> None:
+    assert ends(raises=error) == (code, "", line)
+
+
+def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(lambda: 1 / 0)
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["emailrl"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    script = "import sys; from emailrl.cli.app import main; sys.argv = ['emailrl', '--help']; main()"
+    done = subprocess.run(f'"{sys.executable}" -c "{script}" | true', shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_an_interrupt_from_outside_exits_130(tmp_path: Path) -> None:
+    script = (
+        "import sys, time, typer\nfrom emailrl.cli import app as cli\n"
+        "cli.app = typer.Typer()\n"
+        "@cli.app.command()\ndef wait() -> None:\n    print('ready', flush=True); time.sleep(30)\n"
+        "sys.argv = ['emailrl']\ncli.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_wrong_setting_ends_every_command_that_reads_settings(tmp_path: Path) -> None:
+    (tmp_path / "emailrl.toml").write_text("max_step = 3\n")
+    command = [sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--db", "x.db"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown key 'max_step' in emailrl.toml. Did you mean max_steps?\n"
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_the_console_script_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"emailrl": "emailrl.cli.app:main"}

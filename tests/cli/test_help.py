@@ -1,0 +1,85 @@
+"""Every command's --help: examples, no heavy module, an answer at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from emailrl.cli.app import app
+
+HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "numpy", "pandas"}
+# Typer lists groups (checkpoints) after plain commands; these stand in the order of a policy's life.
+NAMES = (
+    *("gen-db", "gen-questions", "warm-start", "rollout", "train", "benchmark", "inspect-trajectory", "export"),
+    *("doctor", "quickstart", "checkpoints"),
+)
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+every_command = pytest.mark.parametrize("path", ALL, ids=lambda path: " ".join(path) or "emailrl")
+
+
+def test_the_commands_are_the_documented_ones_in_the_order_of_a_policys_life() -> None:
+    assert [path[0] for path in ALL if len(path) == 1] == list(NAMES)
+
+
+@every_command
+def test_help_has_a_sentence_and_examples_that_parse(path: tuple[str, ...]) -> None:
+    text = ALL[path].help or ""
+    assert text.strip().split("\n")[0].rstrip().endswith((".", ":")) or "." in text
+    head, _, examples = text.partition("Examples:")
+    assert head.strip(), "no sentence before the examples"
+    lines = [line.split("#")[0].split() for line in examples.replace("\b", "").splitlines() if line.strip()]
+    runs = [words for words in lines if words[0] == "emailrl"]
+    assert runs, "no example"
+    assert any(tuple(words[1 : 1 + len(path)]) == path for words in runs)
+
+
+@every_command
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    assert [option.name for option in ALL[path].params if not getattr(option, "help", None)] == []
+
+
+def test_no_help_loads_a_heavy_module() -> None:
+    script = """
+import json, sys
+from emailrl.cli.app import app
+import typer.main
+def walk(command, path=()):
+    yield path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, (*path, name))
+for path in list(walk(typer.main.get_command(app))):
+    app([*path, "--help"], standalone_mode=False)
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "Usage: " in done.stdout
+    assert HEAVY & set(json.loads(done.stdout.splitlines()[-1])) == set()
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if len(path) < 2], ids=lambda path: " ".join(path) or "emailrl")
+def test_help_answers_at_once(path: tuple[str, ...]) -> None:
+    """Half a second of processor time is the limit: a busy machine stretches the clock, not the work."""
+    assert min(processor_seconds([sys.executable, "-m", "emailrl", *path, "--help"]) for _ in range(3)) < 0.5
+
+
+def processor_seconds(command: list[str]) -> float:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,40 @@
+"""What goes to stdout is one JSON value on one line, whatever it is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from emailrl.cli.output import one_line, print_json
+
+
+@dataclass
+class Report:
+    db: Path
+    mean: float
+    skipped: dict[str, int]
+
+
+def test_one_line_with_absolute_paths_and_no_nan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = Report(Path("a/b.db"), float("nan"), {"too long": 2})
+    print_json({"reports": (report,), "text": "line\nbreak \u2028 é", "flag": True, "inf": float("-inf")})
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and err == ""
+    assert json.loads(out) == {
+        "reports": [{"db": str(Path.cwd() / "a/b.db"), "mean": None, "skipped": {"too long": 2}}],
+        "text": "line\nbreak \u2028 é",
+        "flag": True,
+        "inf": None,
+    }
+
+
+def test_what_json_cannot_hold_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        print_json({"object": object()})
+
+
+def test_one_line_drops_control_characters() -> None:
+    assert one_line("a\r\nb\x1b]0;title\x07\tc  \u202e d") == "a b ]0;title c d"
