@@ -16,6 +16,7 @@ from emailrl.cli.benchmark import benchmark
 from emailrl.cli.checkpoints import checkpoints
 from emailrl.cli.doctor import doctor
 from emailrl.cli.export import export
+from emailrl.cli.gen_db import gen_db
 from emailrl.cli.gen_questions import gen_questions
 from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 INTERRUPTED: Final = 130
@@ -66,6 +67,7 @@ def emailrl_command(
 
 
 # In the order of a policy's life, which is the order --help lists them in.
+app.command("gen-db")(gen_db)
 app.command("gen-questions")(gen_questions)
 app.command("warm-start")(warm_start)
 app.command("rollout")(rollout)

@@ -1,0 +1,123 @@
+"""The agent as a library: a model, a tokenizer and a mailbox, one question at a time, by the loop that training uses.
+
+from emailrl import EmailAgent
+
+agent = EmailAgent("nano", config={"db": "mail.db"})
+print(agent.answer("When does the lease end?", inbox="ann@example.com"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings, load_settings
+from emailrl.trajectory import Scenario, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from emailrl.engines import PolicyEngine
+    from emailrl.policy.load import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the agent found; ``trajectory`` holds every turn and token."""
+
+    answer: str | None
+    """None where it gave none: it ran out of turns, or called a tool wrongly (``stop_reason`` says which)."""
+    sources: list[str]
+    """Ids of the mails it cites."""
+    stop_reason: StopReason | None
+    trajectory: Trajectory
+
+    def __str__(self) -> str:
+        return self.answer if self.answer is not None else f"no answer ({self.stop_reason})"
+
+
+class EmailAgent:
+    """Answers questions from mailboxes with one policy.
+
+    ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
+    ``nano``, a folder, a hub name. ``config`` is a ``Settings``, or a mapping of setting names (``db``, ``max_turns``,
+    ``eval_temperature``) laid over environment and ``emailrl.toml``. Decoding is that of evaluation. The weights are
+    read once, here: changes to them later are not seen.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: Settings | Mapping[str, Any] | None = None,
+    ) -> None:
+        from emailrl.engines.renderer import ChatRenderer
+        from emailrl.environment import tool_schemas
+
+        self.settings = config if isinstance(config, Settings) else load_settings(config)
+        policy = self._policy(model, tokenizer)
+        self._engine = _engine(self.settings, policy)
+        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas())
+
+    def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
+        """Search ``inbox`` for the answer to ``question``.
+
+        ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's today, and hides mail of that day and later; without it the
+        agent sees all mail and the real date. Raises UsageError for a missing database, EmailRLError where the rollout
+        itself failed.
+        """
+        from emailrl.engines import SamplingParams
+        from emailrl.environment import MailEnvironment
+        from emailrl.rollout.runner import run
+        from emailrl.store import open_mailbox
+
+        agent = self.settings.agent
+        today = query_date or datetime.now(UTC).date().isoformat()
+        scenario = Scenario("question", question, "", [], inbox.lower(), today)
+        sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
+        with closing(open_mailbox(self.settings.store.db, inbox, until=query_date)) as mailbox:
+            environment = MailEnvironment(scenario, mailbox, max_turns=agent.max_turns)
+            [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
+        if trajectory.exception is not None:
+            raise EmailRLError(f"The question could not be played: {trajectory.exception}")
+        return Answer(trajectory.final_answer, trajectory.final_sources, trajectory.stop_reason, trajectory)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self._engine.close()
+
+    def _policy(self, model: nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
+        from emailrl.policy.load import Policy, load_policy
+
+        if isinstance(model, str | Path):
+            named = self.settings.model.model_copy(update={"name": str(model)})
+            self.settings = self.settings.model_copy(update={"model": named})
+            return load_policy(self.settings)
+        if tokenizer is None:
+            raise UsageError("EmailAgent needs the model's tokenizer.", "Or give the model by name.")
+        parameter = next(model.parameters())
+        name = str(getattr(model, "name_or_path", ""))
+        return Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
+
+
+def _engine(settings: Settings, policy: Policy) -> PolicyEngine:
+    """Make an engine that samples from the policy as it is, its active adapter included."""
+    from peft import PeftModel
+
+    from emailrl.engines import build_engine
+
+    engine = build_engine(settings, policy)
+    if isinstance(policy.model, PeftModel):
+        # Engines take adapters from folders only: one way in, and the hash on every trajectory is that of a file.
+        name = policy.model.active_adapter
+        with TemporaryDirectory() as folder:
+            policy.model.save_pretrained(folder, selected_adapters=[name], save_embedding_layers=False)
+            engine.load_adapter(Path(folder) / (name if name != "default" else ""), name)
+    return engine

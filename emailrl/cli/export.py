@@ -1,0 +1,51 @@
+"""``emailrl export``: a checkpoint as a folder that others load and serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from emailrl.cli.options import Checkpoint, Json, Overwrite
+from emailrl.cli.output import print_json, progress_console
+from emailrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from emailrl.export import Format
+
+
+def export(
+    checkpoint: Checkpoint = None,
+    format: Annotated[str, typer.Option("--format", help="adapter, or merged weights.")] = "adapter",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; none: exports/ beside the runs.")] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint (none named: the best) as a folder that transformers, PEFT and vLLM load as it is.
+
+    Files are checked against their hashes; tokenizer, generation config and a README with accuracy, settings and how to
+    load and serve are added.
+
+    Examples:
+
+    \b
+      emailrl export --format merged --out mail-agent
+      emailrl export --checkpoint outputs/grpo_masked/checkpoint-20 --format adapter --json
+    """
+    if format not in ("adapter", "merged"):
+        raise UsageError(f"Unknown format '{format}'.", "Use adapter or merged.")
+    from emailrl.checkpoints import find_checkpoint
+    from emailrl.settings import load_settings
+
+    output_dir = load_settings().output.output_dir
+    found = find_checkpoint(checkpoint or "best", output_dir)
+    run, name = found.path.absolute().parts[-2:]
+    target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
+    from emailrl.export import export_checkpoint
+
+    written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
+    console = progress_console()
+    console.print(f"{found.path} → {written.out} ({format}, {len(written.files)} files)", markup=False, soft_wrap=True)
+    if json:
+        print_json(written)

@@ -1,0 +1,129 @@
+"""The README of an exported model, filled from its checkpoint's metadata."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from emailrl.checkpoints import Metadata
+
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values vLLM takes for --max-lora-rank."""
+
+_SHOWN = {
+    "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
+    "algorithm": ("beta", "min_group_std"),
+    "agent": ("max_turns", "max_tokens", "temperature", "eval_temperature"),
+    "rewards": ("reward", "judge"),
+}
+"""Settings worth a row in the card; all of them are in metadata.json."""
+
+
+def model_card(metadata: Metadata, folder: str, *, merged: bool) -> str:
+    """Write the card: what it is, how well it did, how it was trained, how to load and to serve it."""
+    parts = [
+        _front_matter(metadata, merged),
+        _introduction(metadata, merged),
+        _results(metadata),
+        _training(metadata),
+        _loading(metadata, folder, merged),
+        _serving(metadata, folder, merged),
+    ]
+    return "\n".join(parts)
+
+
+def _front_matter(metadata: Metadata, merged: bool) -> str:
+    lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: text-generation"]
+    if "/" in metadata.base_model and not metadata.base_model.startswith("/"):
+        lines.append(f"base_model: {json.dumps(metadata.base_model)}")
+    lines += ["tags:", "- emailrl", "- tool-use", f"- {json.dumps(metadata.algorithm)}", "---", ""]
+    return "\n".join(lines)
+
+
+def _introduction(metadata: Metadata, merged: bool) -> str:
+    what = "The weights hold its LoRA adapter, merged." if merged else "This is its LoRA adapter alone."
+    return (
+        f"# Mail-search agent, {metadata.run_id}, step {metadata.step}\n\n"
+        f"A language model that searches a mailbox with tools and answers questions from it: {metadata.base_model}, "
+        f"trained with emailrl by {metadata.algorithm} in mode {metadata.mode}. {what}\n"
+    )
+
+
+def _results(metadata: Metadata) -> str:
+    metrics = metadata.metrics
+    if metrics.get("accuracy") is None:
+        return "## Results\n\nNo evaluation was recorded with this checkpoint.\n"
+    line = f"Accuracy {metrics['accuracy']:.1%}"
+    if metrics.get("accuracy_low") is not None and metrics.get("accuracy_high") is not None:
+        line += f" (95 % interval {metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%})"
+    if metrics.get("num_questions") is not None:
+        line += f" on {metrics['num_questions']} validation questions"
+    if metrics.get("reward") is not None:
+        line += f", mean reward {metrics['reward']:.3f}"
+    return (
+        f"## Results\n\n{line}. The checkpoint was chosen on these questions; `emailrl benchmark` measures it on the "
+        "test split.\n"
+    )
+
+
+def _training(metadata: Metadata) -> str:
+    rows = [("LoRA " + name.replace("_", " "), value) for name, value in metadata.lora.items()]
+    for section, names in _SHOWN.items():
+        values: dict[str, Any] = metadata.settings.get(section) or {}
+        rows += [(name, values[name]) for name in names if values.get(name) is not None]
+    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows)
+    return f"## Training\n\n| setting | value |\n|---|---|\n{table}\n\nEverything else is in `metadata.json`.\n"
+
+
+def _cell(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
+    load = f"""model = AutoModelForCausalLM.from_pretrained({folder!r}, dtype="auto")"""
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    note = ""
+    if not merged:
+        imports += "\nfrom peft import PeftModel"
+        base = repr(metadata.base_model)
+        if metadata.base_model == "nano":
+            imports += "\nfrom emailrl.policy.resolve import resolve_model"
+            base, note = 'resolve_model("nano")', "The base model nano is packaged with emailrl.\n"
+        load = (
+            f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
+            f"model = PeftModel.from_pretrained(base, {folder!r})"
+        )
+    return f"""## Load it
+
+{note}
+```python
+{imports}
+
+{load}
+tokenizer = AutoTokenizer.from_pretrained({folder!r})
+
+from emailrl import EmailAgent
+
+agent = EmailAgent(model, tokenizer, {{"db": "mail.db"}})
+print(agent.answer("When does the lease end?", inbox="ann@example.com").answer)
+```
+"""
+
+
+def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
+    tools = "--enable-auto-tool-choice --tool-call-parser hermes"
+    if merged:
+        command = f"vllm serve {folder} {tools}"
+    else:
+        rank = int(metadata.lora.get("rank") or 16)
+        limit = next((size for size in _VLLM_RANKS if size >= rank), rank)
+        base = metadata.base_model
+        if base == "nano":
+            base = "$(python -c 'from emailrl.policy.resolve import NANO_DIR; print(NANO_DIR)')"
+        command = (
+            f"vllm serve {base} --enable-lora --max-lora-rank {limit} \\\n  --lora-modules mail-agent={folder} {tools}"
+        )
+    temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")
+    decoding = "" if temperature is None else f"\nIt was evaluated at temperature {temperature}.\n"
+    return f"## Serve it\n\n```sh\n{command}\n```\n{decoding}"

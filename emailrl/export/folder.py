@@ -1,0 +1,152 @@
+"""A checkpoint made ready to leave the house: the adapter as it is, or weights merged once, with tokenizer and card.
+
+The folder is filled beside its place and renamed, so that it is there whole or not at all; ``export.json`` marks it as
+an export, and only such a folder is ever replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import emailrl
+from emailrl.checkpoints import Checkpoint, sha256_of, verify
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.export.card import model_card
+from emailrl.policy.resolve import resolve_model
+
+if TYPE_CHECKING:
+    import torch
+
+Format = Literal["adapter", "merged"]
+
+MARKER = "export.json"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
+TOKENIZER_FILES = frozenset(
+    {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+     "merges.txt", "tokenizer.model", "chat_template.jinja"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written."""
+
+    out: Path
+    format: Format
+    checkpoint: Path
+    base_model: str
+    files: dict[str, str]
+    """Name → sha256 of every file but the marker."""
+
+
+def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:
+    """Write ``checkpoint`` to the folder ``out``; its files are checked against their recorded hashes first.
+
+    ``adapter`` copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base, in float32 then
+    rounded once to the base's own type. Raises UsageError where ``out`` is taken (``overwrite`` replaces an earlier
+    export, nothing else), EmailRLError for a damaged checkpoint or a base that does not load.
+    """
+    verify(checkpoint)
+    _check_free(out, overwrite)
+    incoming = out.with_name(f".{out.name}.incoming")
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True)
+    try:
+        fill: Callable[[Checkpoint, Path], None] = _copy_adapter if format == "adapter" else _write_merged
+        fill(checkpoint, incoming)
+        export = _finish(checkpoint, incoming, out, format)
+        _put_in_place(incoming, out)
+    except BaseException:
+        shutil.rmtree(incoming, ignore_errors=True)
+        raise
+    return export
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name another folder with --out.")
+    if not any(out.iterdir()):
+        return
+    if not (out / MARKER).is_file():
+        raise UsageError(f"{out} exists and is no export.", "Name another folder with --out.")
+    if not overwrite:
+        raise UsageError(f"{out} exists.", "Name another folder with --out, or add --overwrite.")
+
+
+def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
+    for name in ADAPTER_FILES:
+        shutil.copyfile(checkpoint.path / name, folder / name)
+    try:
+        base = resolve_model(checkpoint.metadata.base_model)
+    except EmailRLError:
+        return  # the base was a folder that is gone from this machine; its adapter can leave all the same
+    if isinstance(base, Path) and (base / "generation_config.json").is_file():
+        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+
+
+def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
+    """Merge layer by layer, so that only one layer at a time is held in float32."""
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import AutoModelForCausalLM
+
+    name = checkpoint.metadata.base_model
+    try:
+        base = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EmailRLError(f"The base model '{name}' does not load: {reason}", "Use --format adapter.") from error
+    if getattr(base, "quantization_method", None) is not None:
+        raise UsageError(f"The base model '{name}' is quantized: merging would round twice.", "Use --format adapter.")
+    try:
+        model = PeftModel.from_pretrained(base, str(checkpoint.path))
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                layer = module.get_base_layer()
+                dtype = cast("torch.dtype", layer.weight.dtype)
+                layer.float()
+                module.merge(safe_merge=True)
+                layer.to(dtype)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {reason}") from error
+    model.unload().save_pretrained(folder)
+
+
+def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> Export:
+    """Add tokenizer, metadata and card, then the marker with the hash of everything."""
+    for file in sorted(checkpoint.path.iterdir()):
+        if file.name in TOKENIZER_FILES:
+            shutil.copyfile(file, folder / file.name)
+    metadata = asdict(checkpoint.metadata)
+    (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
+    (folder / "README.md").write_text(model_card(checkpoint.metadata, out.name, merged=format == "merged"), "utf-8")
+    files = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    export = Export(out, format, checkpoint.path, checkpoint.metadata.base_model, files)
+    marker = {
+        "format": format,
+        "run_id": checkpoint.metadata.run_id,
+        "step": checkpoint.metadata.step,
+        "emailrl": emailrl.__version__,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": files,
+    }
+    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+    return export
+
+
+def _put_in_place(incoming: Path, out: Path) -> None:
+    outgoing = out.with_name(f".{out.name}.outgoing")
+    shutil.rmtree(outgoing, ignore_errors=True)
+    if out.exists():
+        out.rename(outgoing)
+    incoming.rename(out)
+    shutil.rmtree(outgoing, ignore_errors=True)
