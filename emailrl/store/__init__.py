@@ -1,0 +1,5 @@
+"""The mail database: built by ``emailrl gen-db``, searched and read through ``open_mailbox``."""
+
+from emailrl.store.mailbox import Email, Mailbox, SearchHit, database_fingerprint, open_mailbox
+
+__all__ = ["Email", "Mailbox", "SearchHit", "database_fingerprint", "open_mailbox"]

@@ -1,0 +1,110 @@
+"""``emailrl gen-db``: build the mail database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Db, Json, Limit, Overwrite
+from emailrl.cli.output import print_json, progress_console
+
+if TYPE_CHECKING:
+    from emailrl.store.build import BuildReport, Progress
+    from emailrl.store.sources import Source
+
+
+def gen_db(
+    source: Annotated[
+        str, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path: its kind is told by its content.")
+    ] = "hf",
+    db: Db = None,
+    limit: Limit = None,
+    append: Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")] = False,
+    overwrite: Overwrite = False,
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that parse beside this one; all other cores.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Build the searchable mail database from a mailbox.
+
+    A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, Kaggle's
+    emails.csv or a dataset folder. Every message is stored, or counted as skipped by its reason.
+
+    Examples:
+
+    \b
+      emailrl gen-db --source demo
+      emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
+      emailrl gen-db --source more_mail/ --append --json
+    """
+    from emailrl.settings import load_settings
+
+    settings = load_settings({"db": db}).store
+    if source == "demo":
+        from emailrl.store.demo import write_demo
+
+        report = write_demo(settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit)
+    else:
+        from emailrl.store.build import build_database
+        from emailrl.store.sources import open_source
+
+        opened = open_source(source, allow_truncated=allow_truncated)
+        with _progress_bar(opened) as progress:
+            report = build_database(
+                opened.emails(workers), settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
+                progress=progress,
+            )  # fmt: skip
+    _print_summary(report)
+    if json:
+        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+@contextmanager
+def _progress_bar(source: Source) -> Iterator[Progress]:
+    """A bar with rate and time left on stderr: reading first, then indexing."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s"), TimeRemainingColumn(),
+    )  # fmt: skip
+    # No refresh thread: parsing processes are forked while the bar is up.
+    with Progress(*columns, console=progress_console(), auto_refresh=False) as bar:
+        tasks = {
+            phase: bar.add_task(phase, total=None, start=False, visible=False, messages=0, rate=0.0)
+            for phase in ("read", "index")
+        }
+
+        def show(phase: str, messages: int, total: int | None) -> None:
+            task = bar.tasks[tasks[phase]]
+            if task.start_time is None:
+                bar.start_task(task.id)
+            fraction = source.fraction() if total is None else messages / total
+            rate = messages / task.elapsed if task.elapsed else 0.0
+            bar.update(
+                task.id, total=None if fraction is None else 1.0, completed=fraction or 0.0, visible=True,
+                messages=messages, rate=rate, refresh=True,
+            )  # fmt: skip
+
+        yield show
+
+
+def _print_summary(report: BuildReport) -> None:
+    console = progress_console()
+    skipped = sum(report.skipped.values())
+    rate = (report.emails + skipped) / max(report.seconds, 1e-9)
+    console.print(
+        f"{report.emails:,} mails stored in {report.db}, {skipped:,} skipped; {report.seconds:.1f} s, {rate:,.0f} messages/s",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    for title, counts in (("skipped", report.skipped), ("mended", report.defects)):
+        for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
+            console.print(f"  {title} {number:>9,}  {kind}", markup=False)

@@ -1,0 +1,321 @@
+"""The read side: one person's mailbox in a mail database, searched and read as an agent's tools do it.
+
+A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
+``emailrl.store.parties``); dates become bounds of row ids, which follow the dates; and a backward scan stops at the last
+hit asked for. Result sets and snippets are those of ART-E's query, newest first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.store.parties import recipient_word, sender_word
+
+MAX_RESULTS = 10
+MAX_KEYWORDS = 32
+MAX_KEYWORD_CHARS = 1000
+
+_REBUILD = "Build it anew with emailrl gen-db --overwrite."
+_LAST_ID = 2**63 - 1
+_TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
+
+
+@dataclass(slots=True, frozen=True)
+class SearchHit:
+    """One mail found: its id, and the words around the keywords, these between ``<b>`` and ``</b>``."""
+
+    message_id: str
+    snippet: str
+
+
+@dataclass(slots=True, frozen=True)
+class Email:
+    """A mail as ``read`` returns it; ``date`` is ``YYYY-MM-DD HH:MM:SS`` in UTC, None where the mail has none."""
+
+    message_id: str
+    date: str | None
+    subject: str
+    from_address: str
+    to_addresses: list[str]
+    cc_addresses: list[str]
+    bcc_addresses: list[str]
+    body: str
+    file_name: str
+
+
+class _Reader:
+    """A read-only connection, closed when the last mailbox of its thread lets go of it."""
+
+    def __init__(self, db: Path) -> None:
+        self.connection = connect(db)
+        row = self.connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone()
+        self.ids_follow_dates = row is not None
+
+    def __del__(self) -> None:
+        if hasattr(self, "connection"):
+            self.connection.close()
+
+
+class _Readers(threading.local):
+    """The open readers of a thread by file: thousands of mailboxes need no more than one file handle and one set of
+    prepared statements, and threads share nothing."""
+
+    def __init__(self) -> None:
+        self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
+
+    def of(self, db: Path) -> _Reader:
+        try:
+            stat = db.stat()
+        except OSError:
+            raise _no_database(db) from None
+        key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
+        reader = self.by_file.get(key)
+        if reader is None:
+            reader = self.by_file[key] = _Reader(db)
+        return reader
+
+
+_readers = _Readers()
+
+
+def connect(db: Path) -> sqlite3.Connection:
+    """A read-only connection to a database that ``gen-db`` wrote.
+
+    Raises ``UsageError`` where there is none, or it is something else.
+    """
+    if not db.is_file():
+        raise _no_database(db)
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA mmap_size = 1073741824")
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise UsageError(f"{db} cannot be read as a mail database: {error}.", _REBUILD) from error
+    if missing := _TABLES - tables:
+        connection.close()
+        what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
+        raise UsageError(f"The database {db} has no {what}.", _REBUILD)
+    return connection
+
+
+def _no_database(db: Path) -> UsageError:
+    return UsageError(f"There is no mail database {db}.", "Build one with emailrl gen-db, or name another with --db.")
+
+
+def database_fingerprint(db: Path) -> str:
+    """What tells databases of different content apart, as ``gen-db`` noted it; cheap.
+
+    Raises ``UsageError`` where ``db`` is no mail database.
+    """
+    connection = connect(db)
+    try:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
+    finally:
+        connection.close()
+    if row is None:
+        raise UsageError(f"The database {db} has no fingerprint.", _REBUILD)
+    return str(row[0])
+
+
+def open_mailbox(db: Path | str, inbox: str, until: str | None = None) -> Mailbox:
+    """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
+
+    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. Raises ``UsageError`` where
+    ``db`` is no mail database, ``ToolError`` for a bad ``inbox`` or ``until``.
+    """
+    return Mailbox(Path(db), inbox, until)
+
+
+class Mailbox:
+    """The mails that one address sent or received, up to a date."""
+
+    def __init__(self, db: Path, inbox: str, until: str | None = None) -> None:
+        self.db = db
+        address = _address("inbox", inbox)
+        if address is None:
+            raise ToolError("inbox must be an address.")
+        self.inbox = address
+        self.until = _day("until", until)
+        self._reader: _Reader | None = _readers.of(db)
+        number = self._number(address)
+        self._member = None if number is None else f'parties : ("{sender_word(number)}" OR "{recipient_word(number)}")'
+
+    def search(
+        self,
+        keywords: list[str],
+        from_addr: str | None = None,
+        to_addr: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+        max_results: int = MAX_RESULTS,
+    ) -> list[SearchHit]:
+        """The newest mails whose subject or body hold every keyword.
+
+        A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
+        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Raises ``ToolError`` for any bad argument.
+        """
+        text = _text_match(keywords)
+        sender, recipient = _address("from_addr", from_addr), _address("to_addr", to_addr)
+        after, before = _day("sent_after", sent_after), _day("sent_before", sent_before)
+        limit = _count(max_results)
+        terms = [text, self._member]
+        for address, word in ((sender, sender_word), (recipient, recipient_word)):
+            if address is not None:
+                number = self._number(address)
+                terms.append(None if number is None else f'parties : "{word(number)}"')
+        if None in terms:  # an address that no mail of the database names
+            return []
+        if self.until is not None:
+            before = self.until if before is None else min(before, self.until)
+        match = " AND ".join(terms)  # type: ignore[arg-type]
+        low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
+        if self._open().ids_follow_dates:
+            rows = self._rows(_NEWEST_BY_ID, (match, self._first_id(low), self._first_id(high), limit, text))
+        else:
+            rows = self._rows(_NEWEST_BY_DATE, (match, low, high, limit, text))
+        return [SearchHit(*row) for row in rows]
+
+    def read(self, message_id: str) -> Email | None:
+        """The mail of that id, or None where this mailbox has none up to ``until``; ``ToolError`` for a bad id."""
+        if not isinstance(message_id, str):
+            raise ToolError("message_id must be a string.")
+        _check_text("message_id", message_id)
+        rows = self._rows(_READ, (message_id,))
+        if not rows:
+            return None
+        key, date_, *fields = rows[0]
+        people: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
+        for address, kind in self._rows(_RECIPIENTS, (key,)):
+            people[kind].append(address)
+        subject, sender, body, file_name = fields
+        if self.inbox != sender and not any(self.inbox in addresses for addresses in people.values()):
+            return None
+        if self.until is not None and (date_ is None or date_ >= self.until):
+            return None
+        return Email(message_id, date_, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
+
+    def close(self) -> None:
+        """Let go of the database; further calls raise ``EmailRLError``."""
+        self._reader = None
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self) -> _Reader:
+        if self._reader is None:
+            raise EmailRLError("This mailbox was closed.")
+        return self._reader
+
+    def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        try:
+            return self._open().connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise EmailRLError(f"The database {self.db} cannot be read: {error}.", _REBUILD) from error
+
+    def _number(self, address: str) -> int | None:
+        rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
+        return rows[0][0] if rows else None
+
+    def _first_id(self, day: str) -> int:
+        """The lowest id of the mails dated ``day`` or later."""
+        if not day:
+            return 0
+        rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id LIMIT 1", (day,))
+        return rows[0][0] if rows else _LAST_ID
+
+
+_UNDATED_END, _DATES_END = "0", "~"
+"""Bounds below and above all dates; mails without a date count as the empty text, below both."""
+
+_HITS = """
+    SELECT e.message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15)
+    FROM ({newest}) hits CROSS JOIN emails_fts CROSS JOIN emails e
+    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id"""
+# The keywords are matched once more for each hit, alone, since a snippet shows every phrase of its own MATCH.
+
+_NEWEST_BY_ID = _HITS.format(
+    newest="SELECT rowid AS id FROM emails_fts WHERE emails_fts MATCH ? AND rowid >= ? AND rowid < ? "
+    "ORDER BY rowid DESC LIMIT ?"
+)
+_NEWEST_BY_DATE = _HITS.format(
+    newest="SELECT m.id FROM emails_fts CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid "
+    "AND coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id DESC LIMIT ?"
+)
+_READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
+_RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ToolError(f"{name} holds characters that are no text.") from None
+
+
+def _text_match(keywords: object) -> str:
+    """The FTS5 expression of keywords, each quoted, side by side: an implicit AND, as in ART-E."""
+    if not isinstance(keywords, list | tuple):
+        raise ToolError("keywords must be a list of strings.")
+    if not keywords:
+        raise ToolError("No keywords provided for search.")
+    if len(keywords) > MAX_KEYWORDS:
+        raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
+    quoted = []
+    for keyword in keywords:
+        if not isinstance(keyword, str):
+            raise ToolError("keywords must be a list of strings.")
+        if len(keyword) > MAX_KEYWORD_CHARS:
+            raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
+        _check_text("keywords", keyword)
+        # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
+        quoted.append('"' + keyword.replace('"', '""').replace("\0", " ") + '"')
+    return f"{{subject body}} : ({' '.join(quoted)})"
+
+
+def _address(name: str, value: object) -> str | None:
+    """An address in its stored form; None where it is not given or empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ToolError(f"{name} must be an address.")
+    _check_text(name, value)
+    return value.strip().lower() or None
+
+
+def _day(name: str, value: object) -> str | None:
+    """A day as it was given, once it proves to be one; None where it is not given or empty."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str) and _DAY.fullmatch(value):
+        try:
+            date.fromisoformat(value)
+        except ValueError:
+            raise ToolError(f"{name} is no day of the calendar: {value}.") from None
+        return value
+    raise ToolError(f"{name} must be a date as YYYY-MM-DD.")
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ToolError("max_results must be a whole number of at least 1.")
+    if value > MAX_RESULTS:
+        raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
+    return value

@@ -1,0 +1,115 @@
+"""The database: tables, indexes, full-text index and the triggers that keep it right.
+
+As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
+``addresses`` numbers every address, ``emails.parties`` (indexed too, see ``emailrl.store.parties``) names the people of a
+mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` follows the date, so that newest first is a backward
+scan of row ids; a write by hand that breaks this order is noted in ``meta`` and searches then sort.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy import Column, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
+
+from emailrl.store.parties import RECIPIENT, SENDER
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+emails = Table(
+    "emails",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("message_id", Text, nullable=False),
+    Column("subject", Text),
+    Column("from_address", Text),
+    Column("date", Text),
+    Column("body", Text),
+    Column("file_name", Text),
+    Column("parties", Text, nullable=False, server_default=""),
+    Index("idx_emails_message_id", "message_id", unique=True),
+    Index("idx_emails_from", "from_address"),
+    Index("idx_emails_date", "date"),
+)
+
+recipients = Table(
+    "recipients",
+    metadata,
+    Column("email_id", Integer, ForeignKey("emails.id", ondelete="CASCADE"), nullable=False),
+    Column("recipient_address", Text, nullable=False),
+    Column("recipient_type", Text, nullable=False),
+    Index("idx_recipients_email", "email_id"),
+    Index("idx_recipients_address_email", "recipient_address", "email_id"),
+)
+
+addresses = Table(
+    "addresses",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("address", Text, nullable=False),
+    Index("idx_addresses_address", "address", unique=True),
+)
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
+
+_INDEX_NEW = "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
+_UNINDEX_OLD = (
+    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
+    "VALUES ('delete', old.id, old.subject, old.body, old.parties);"
+)
+
+
+def _renew_parties(email_id: str, address: str) -> str:
+    """SQL that numbers an address and writes a mail's party words anew."""
+    return f"""
+        INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} IS NOT NULL;
+        UPDATE emails SET parties = (SELECT coalesce(group_concat(word, ' '), '') FROM (
+            SELECT char({ord(SENDER)}) || a.id AS word FROM addresses a WHERE a.address = emails.from_address
+            UNION ALL
+            SELECT DISTINCT char({ord(RECIPIENT)}) || a.id FROM recipients r
+            JOIN addresses a ON a.address = r.recipient_address WHERE r.email_id = emails.id
+        )) WHERE id = {email_id};"""
+
+
+_NOTE_DISORDER = """
+    DELETE FROM meta WHERE key = 'ids_follow_dates' AND (
+        coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
+        coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
+
+TRIGGERS = {
+    "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,
+    "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
+    "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
+    "emails_sender AFTER UPDATE OF from_address ON emails": _renew_parties("new.id", "new.from_address"),
+    "emails_order AFTER UPDATE OF id, date ON emails": _NOTE_DISORDER,
+    "recipients_ai AFTER INSERT ON recipients": _renew_parties("new.email_id", "new.recipient_address"),
+    "recipients_ad AFTER DELETE ON recipients": _renew_parties("old.email_id", "NULL"),
+    "recipients_au AFTER UPDATE ON recipients": _renew_parties("old.email_id", "NULL")
+    + _renew_parties("new.email_id", "new.recipient_address"),
+}
+
+
+def _sql(element: SchemaItem | CreateTable | CreateIndex) -> str:
+    return str(element.compile(dialect=sqlite.dialect()))  # type: ignore[union-attr]
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create the tables, empty and without indexes, which are made faster after a bulk load."""
+    for table in metadata.sorted_tables:
+        connection.execute(_sql(CreateTable(table)))
+    connection.execute(FTS_TABLE)
+
+
+def create_indexes(connection: sqlite3.Connection) -> None:
+    """Create the indexes and triggers over loaded tables."""
+    for table in metadata.sorted_tables:
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            connection.execute(_sql(CreateIndex(index)))
+    for head, body in TRIGGERS.items():
+        connection.execute(f"CREATE TRIGGER {head} BEGIN {body} END")

@@ -1,0 +1,6 @@
+"""Where mail comes from: a source yields ``RawEmail``, or ``Skipped`` with the reason, for every message it sees."""
+
+from emailrl.store.sources.detect import Source, open_source
+from emailrl.store.sources.message import RawEmail, Skipped, parse_message
+
+__all__ = ["RawEmail", "Skipped", "Source", "open_source", "parse_message"]

@@ -1,0 +1,167 @@
+"""A tar archive of mail, plain or compressed, read as a stream: nothing is extracted, no member is written anywhere.
+
+The headers are read here rather than by ``tarfile``, which spends more time on a member than parsing the mail in it
+takes, and which takes an archive that breaks off between two members for a whole one.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from emailrl.errors import EmailRLError
+from emailrl.store.sources.message import MAX_MESSAGE_BYTES, Skipped
+
+BLOCK = 512
+_REGULAR = (b"0", b"\0", b"7")
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+_MAX_EXTENSION = 1024 * 1024
+BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
+"""What reading a compressed file raises where it breaks off or is damaged."""
+
+
+def decompressed(file: IO[bytes]) -> IO[bytes]:
+    """The content of a file compressed by gzip, xz or bzip2 (told by its first bytes), or the file itself."""
+    magic = file.read(6)
+    file.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 20)  # type: ignore[arg-type]
+    if magic.startswith(b"\xfd7zXZ\0"):
+        return io.BufferedReader(lzma.LZMAFile(file), 1 << 20)  # type: ignore[arg-type]
+    if magic.startswith(b"BZh"):
+        return io.BufferedReader(bz2.BZ2File(file), 1 << 20)  # type: ignore[arg-type]
+    return file
+
+
+class _Header(NamedTuple):
+    name: str
+    size: int
+    kind: bytes
+
+
+class _Damage(Exception):
+    """The archive breaks off or is corrupt here."""
+
+
+def is_tar_header(block: bytes) -> bool:
+    """Whether these 512 bytes are a tar header (their checksum is right)."""
+    return len(block) == BLOCK and block != bytes(BLOCK) and _checksum_holds(block)
+
+
+def _checksum_holds(block: bytes) -> bool:
+    try:
+        return int(block[148:156].strip(b" \0") or b"0", 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    except ValueError:
+        return False
+
+
+def _number(field: bytes) -> int:
+    if field[0] & 0x80:  # GNU's base-256 form of large numbers
+        return int.from_bytes(field, "big") & ~(1 << (8 * len(field) - 1))
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        raise _Damage from None
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise _Damage
+    return data
+
+
+def _skip(stream: IO[bytes], size: int) -> None:
+    while size > 0:
+        size -= len(_read(stream, min(size, 1 << 20)))
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _pax_records(data: bytes) -> dict[bytes, bytes]:
+    records = {}
+    while data and data[0]:
+        length, _, _ = data.partition(b" ")
+        if not length.isdigit() or not 0 < int(length) <= len(data):
+            raise _Damage
+        key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
+        records[key] = value
+        data = data[int(length) :]
+    return records
+
+
+def _headers(stream: IO[bytes]) -> Iterator[_Header]:
+    """The members' headers; the reader of each consumes its data before asking for the next."""
+    name, size = None, None
+    while True:
+        block = stream.read(BLOCK)
+        if not block or block == bytes(BLOCK):
+            return
+        if len(block) < BLOCK or not _checksum_holds(block):
+            raise _Damage
+        kind, own_size = block[156:157], _number(block[124:136])
+        if kind in (b"L", b"K", b"x", b"g"):
+            if own_size > _MAX_EXTENSION:
+                raise _Damage
+            data = _read(stream, _padded(own_size))[:own_size]
+            if kind == b"L":
+                name = _text(data)
+            elif kind == b"x":
+                records = _pax_records(data)
+                name = _text(records[b"path"]) if b"path" in records else name
+                size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else size
+            continue
+        if name is None:
+            name = _text(block[:100])
+            if block[257:263] == b"ustar\0" and block[345]:
+                name = f"{_text(block[345:500])}/{name}"
+        yield _Header(name, own_size if size is None else size, kind)
+        name, size = None, None
+
+
+def _members(stream: IO[bytes]) -> Iterator[tuple[str, bytes] | Skipped]:
+    for name, size, kind in _headers(stream):
+        if kind in _REGULAR and not name.endswith("/"):
+            if size > MAX_MESSAGE_BYTES:
+                _skip(stream, _padded(size))
+                yield Skipped("too_large", name)
+            else:
+                yield name, _read(stream, _padded(size))[:size]
+        else:
+            if kind not in _WITHOUT_DATA:
+                _skip(stream, _padded(size))
+            if kind != b"5" and not name.endswith("/"):  # links, devices, pipes, sparse files
+                yield Skipped("not_a_file", name)
+
+
+def read_archive(path: Path, file: IO[bytes], *, allow_truncated: bool) -> Iterator[tuple[str, bytes] | Skipped]:
+    """The messages of an archive in its order, as (name, bytes).
+
+    Raises ``EmailRLError`` where the archive breaks off or is damaged; with ``allow_truncated`` that ends the messages,
+    the broken one as ``Skipped("truncated")``.
+    """
+    seen = 0
+    try:
+        for member in _members(decompressed(file)):
+            yield member
+            seen += 1
+    except (_Damage, *BROKEN) as error:
+        if not allow_truncated:
+            read, size = file.tell(), path.stat().st_size
+            raise EmailRLError(
+                f"{path} breaks off or is damaged after {seen:,} whole messages ({read:,} of its {size:,} bytes read).",
+                "Nothing was written. Get the file again, or keep what can be read with --allow-truncated.",
+            ) from error
+        yield Skipped("truncated")

@@ -1,0 +1,186 @@
+"""One message: from the bytes of a mail to a ``RawEmail``.
+
+Most mail is one plain-text part under plain ASCII headers and is read here by a short path; everything else (MIME
+trees, encoded words, quoted names, unusual charsets) goes to ``emailrl.store.sources.mime``, the standard library's
+parser. Tests hold both paths to the same result.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_tz
+
+from emailrl.store.parties import clean_text
+
+MAX_MESSAGE_BYTES = 100 * 1024 * 1024
+"""Larger messages are skipped, unread."""
+
+PEOPLE = ("from", "to", "cc", "bcc")
+
+
+@dataclass(slots=True)
+class RawEmail:
+    """A message as a source hands it on, before any filter.
+
+    Addresses are bare and in lower case, in the order of the header, repeats included.
+    """
+
+    message_id: str
+    subject: str
+    from_address: str
+    to: list[str]
+    cc: list[str]
+    bcc: list[str]
+    date: datetime | None
+    """Aware, in UTC; None where the header is missing or cannot be read."""
+    body: str
+    file_name: str = ""
+    defects: tuple[str, ...] = ()
+    """What was wrong with the message and has been mended, by kind."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """A message that was seen and is not handed on, and why."""
+
+    reason: str
+    file_name: str = ""
+
+
+def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
+    """Read one message; ``Skipped`` where the bytes are none, too many, or no mail.
+
+    A message without Message-ID gets one made from the hash of its bytes; one without a readable date has none; each is
+    listed in ``defects``.
+    """
+    if len(raw) > MAX_MESSAGE_BYTES:
+        return Skipped("too_large", file_name)
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if raw[:5] == b"From ":  # the envelope line of an mbox
+        raw = raw.partition(b"\n")[2]
+    head, _, body = raw.partition(b"\n\n")
+    headers = _plain_headers(head)
+    text = None if headers is None else _plain_body(headers, body)
+    if headers is None or text is None:
+        return _parse_by_library(raw, file_name)
+    people = [_plain_addresses(headers.get(name, "")) for name in PEOPLE]
+    if None in people:
+        return _parse_by_library(raw, file_name)
+    return assemble(raw, file_name, headers, people, text, [])  # type: ignore[arg-type]
+
+
+def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
+    if not raw.strip():
+        return Skipped("empty", file_name)
+    if not _MAIL_HEADER.search(raw.partition(b"\n\n")[0]):
+        return Skipped("not_mail", file_name)
+    from emailrl.store.sources.mime import parse_mime
+
+    return parse_mime(raw, file_name)
+
+
+_MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
+_KEPT = frozenset(
+    ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE),
+)
+_FOLD = re.compile(r"\s*\n[ \t]+")
+
+
+def _plain_headers(head: bytes) -> dict[str, str] | None:
+    """The headers that are kept, by lower-case name; None unless they are plain ASCII without encoded words and the
+    block looks like a mail's."""
+    if not head.isascii() or b"=?" in head or b"\0" in head or not _MAIL_HEADER.search(head):
+        return None
+    text = head.decode("ascii")
+    if "\n " in text or "\n\t" in text:
+        text = _FOLD.sub(" ", text)
+    headers: dict[str, str] = {}
+    for line in text.split("\n"):
+        name, colon, value = line.partition(":")
+        if not colon:
+            return None
+        name = name.lower()
+        if name in _KEPT and name not in headers:
+            headers[name] = value.strip()
+    return headers
+
+
+_CONTENT_TYPE = re.compile(r'text/plain(?:; *charset="?([\w.:-]+)"?)?(?:; *format=flowed)?;?', re.IGNORECASE)
+_ASCII_CHARSETS = frozenset(("us-ascii", "ascii", "ansi_x3.4-1968", "utf-8", "utf8", "iso-8859-1", "windows-1252"))
+
+
+def _plain_body(headers: Mapping[str, str], body: bytes) -> str | None:
+    """The text of a single plain part whose decoded bytes are ASCII; None for anything else."""
+    content_type = headers.get("content-type", "text/plain")
+    match = _CONTENT_TYPE.fullmatch(content_type)
+    if match is None or (match[1] or "us-ascii").lower() not in _ASCII_CHARSETS:
+        return None
+    encoding = headers.get("content-transfer-encoding", "7bit").lower()
+    if encoding == "quoted-printable":
+        body = binascii.a2b_qp(body)
+    elif encoding not in ("7bit", "8bit", "binary"):
+        return None
+    return body.decode("ascii") if body.isascii() else None
+
+
+_ADDRESS = re.compile(r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+")
+
+
+def _plain_addresses(value: str) -> list[str] | None:
+    """The addresses of a header that holds nothing but bare addresses; None for anything else."""
+    if not value:
+        return []
+    addresses = value.lower().replace(" ", "").replace("\t", "").split(",")
+    for address in addresses:
+        if _ADDRESS.fullmatch(address) is None:
+            return None
+    return addresses
+
+
+def assemble(
+    raw: bytes, file_name: str, headers: Mapping[str, str], people: list[list[str]], body: str, defects: list[str]
+) -> RawEmail:
+    """Make the ``RawEmail`` of decoded headers, the address lists of ``PEOPLE`` and the text; note what is missing."""
+    date = parse_date(headers.get("date", ""))
+    if date is None:
+        defects.append("bad_date" if "date" in headers else "no_date")
+    message_id = headers.get("message-id", "")
+    if not message_id:
+        message_id = made_up_id(raw)
+        defects.append("no_message_id")
+    sender, to, cc, bcc = people
+    if not sender:
+        defects.append("no_sender")
+    return RawEmail(
+        clean_text(message_id), clean_text(headers.get("subject", "")), sender[0] if sender else "", to, cc, bcc,
+        date, clean_text(body), file_name, tuple(defects),
+    )  # fmt: skip
+
+
+def made_up_id(content: bytes) -> str:
+    """A Message-ID for a message without one, the same whenever the same content is read."""
+    return f"<{hashlib.sha256(content).hexdigest()[:32]}@made-up.emailrl>"
+
+
+_DATE = re.compile(r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?")
+_MONTHS = {name: i + 1 for i, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
+
+
+def parse_date(value: str) -> datetime | None:
+    """A Date header as an aware time in UTC; None where it cannot be read. A time without a zone is taken as UTC."""
+    try:
+        if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
+            day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
+            offset = int(zone_hours) * 60 + int(zone_minutes)
+            local = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+            return local - timedelta(minutes=offset if sign == "+" else -offset)
+        fields = parsedate_tz(value)
+        return None if fields is None else datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
+    except (ValueError, OverflowError, TypeError, IndexError):  # parsedate_tz lets odd fields through, or trips over them
+        return None

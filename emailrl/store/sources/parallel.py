@@ -1,0 +1,83 @@
+"""Parsing beside reading and writing: batches of messages go to worker processes and come back in order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+
+from emailrl.store.sources.message import MAX_MESSAGE_BYTES, RawEmail, Skipped, parse_message
+
+Unread = tuple[str, bytes | Path]
+"""A message not yet parsed: its name in the source, and its bytes or the file that holds them."""
+
+Item = Unread | RawEmail | Skipped
+
+_BATCH_BYTES = 1 << 20
+_BATCH_ITEMS = 512
+_ASSUMED_FILE_BYTES = 4096
+
+
+def default_workers() -> int:
+    """Parsing processes beside the one that reads and writes: the usable cores less one."""
+    return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 1) - 1
+
+
+def parse_all(items: Iterable[Item], workers: int) -> Iterator[RawEmail | Skipped]:
+    """Every item as ``RawEmail`` or ``Skipped``, in order; parsed by ``workers`` processes, or here when 0.
+
+    A few batches per worker are under way at any time, so memory stays flat however large the source.
+    """
+    batches = _batches(items)
+    first = list(islice(batches, 2))
+    batches = chain(first, batches)
+    if workers < 1 or len(first) < 2:
+        for batch in batches:
+            yield from _parse_batch(batch)
+        return
+    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        pending: deque[Future[list[RawEmail | Skipped]]] = deque()
+        try:
+            for batch in batches:
+                pending.append(pool.submit(_parse_batch, batch))
+                if len(pending) > 2 * workers + 1:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        if isinstance(item, tuple):
+            size += len(item[1]) if isinstance(item[1], bytes) else _ASSUMED_FILE_BYTES
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _parse_batch(batch: list[Item]) -> list[RawEmail | Skipped]:
+    return [_parse(item) if isinstance(item, tuple) else item for item in batch]
+
+
+def _parse(item: Unread) -> RawEmail | Skipped:
+    name, content = item
+    if isinstance(content, Path):
+        try:
+            if content.stat().st_size > MAX_MESSAGE_BYTES:
+                return Skipped("too_large", name)
+            content = content.read_bytes()
+        except OSError:
+            return Skipped("unreadable", name)
+    return parse_message(content, name)

@@ -1,0 +1,155 @@
+"""The two steps of a bulk load: mails as they come into a staging file, then in order of date into the database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from emailrl import __version__
+from emailrl.store.parties import recipient_word, sender_word
+from emailrl.store.schema import SCHEMA_VERSION, create_indexes, create_tables
+from emailrl.store.sources.message import RawEmail
+
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+_FLUSH_MAILS = 1000
+_INDEX_MAILS = 5000
+_CACHE_KIB = 64 * 1024
+_FTS_HASH_BYTES = 32 * 1024 * 1024
+_FTS_DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4}
+
+_STAGING = """
+    CREATE TABLE mail(n INTEGER PRIMARY KEY, date, message_id, subject, from_address, body, file_name, parties);
+    CREATE TABLE recipient(n INTEGER, position INTEGER, address, type, PRIMARY KEY (n, position)) WITHOUT ROWID;
+    CREATE TABLE address(id INTEGER PRIMARY KEY, address);
+"""
+
+
+class Stage:
+    """Mails on their way into a database; ``write`` ends it."""
+
+    def __init__(self, path: Path, progress: Callable[[str, int, int | None], None] | None = None) -> None:
+        self.path = path
+        self.count = 0
+        self._kept = self._kept_recipients = self._recipients = 0
+        self._progress = progress
+        self._connection = _connect(path)
+        self._connection.executescript(_STAGING)
+        self._connection.execute("BEGIN")
+        self._mails: list[tuple[object, ...]] = []
+        self._people: list[tuple[object, ...]] = []
+        self._addresses: dict[str, int] = {}
+        self._fingerprint = 0
+
+    def keep(self) -> None:
+        """Count all mails so far as kept from an earlier build, not added by this one."""
+        self._kept, self._kept_recipients = self.count, self._recipients
+
+    @property
+    def added(self) -> int:
+        """Mails added since ``keep``."""
+        return self.count - self._kept
+
+    @property
+    def added_recipients(self) -> int:
+        """Rows of recipients added since ``keep``."""
+        return self._recipients - self._kept_recipients
+
+    def add(self, email: RawEmail, content_key: bytes) -> None:
+        """Stage one mail."""
+        self.count += 1
+        number = self.count
+        people = [
+            (address, kind)
+            for kind, addresses in (("to", email.to), ("cc", email.cc), ("bcc", email.bcc))
+            for address in dict.fromkeys(addresses)
+        ]
+        date = None if email.date is None else email.date.isoformat(" ")[:19]
+        words = [sender_word(self._number(email.from_address))] if email.from_address else []
+        words += [recipient_word(self._number(address)) for address in dict.fromkeys(address for address, _ in people)]
+        self._mails.append(
+            (number, date, email.message_id, email.subject, email.from_address, email.body, email.file_name, " ".join(words))
+        )  # fmt: skip
+        self._people += [(number, position, *person) for position, person in enumerate(people)]
+        self._recipients += len(people)
+        self._note(f"{email.message_id}\0{date}\0{email.file_name}\0{people}".encode() + content_key)
+        if len(self._mails) >= _FLUSH_MAILS:
+            self._flush()
+
+    def _number(self, address: str) -> int:
+        return self._addresses.setdefault(address, len(self._addresses) + 1)
+
+    def _note(self, content: bytes) -> None:
+        """Add a mail to the fingerprint, which does not depend on the order of mails."""
+        self._fingerprint += int.from_bytes(blake2b(content, digest_size=16).digest(), "big")
+
+    def _flush(self) -> None:
+        self._connection.executemany("INSERT INTO mail VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._mails)
+        self._connection.executemany("INSERT INTO recipient VALUES (?, ?, ?, ?)", self._people)
+        self._mails.clear()
+        self._people.clear()
+
+    def close(self) -> None:
+        """Leave the staging file."""
+        self._connection.close()
+
+    def write(self, path: Path) -> None:
+        """Write the whole database: mails by date, then Message-ID, so that equal mail makes an equal database."""
+        self._flush()
+        self._connection.execute("COMMIT")
+        self._connection.close()
+        connection = _connect(path)
+        try:
+            create_tables(connection)
+            connection.execute("ATTACH ? AS staging", (str(self.path),))
+            connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date, message_id")
+            connection.execute("BEGIN")
+            connection.execute(
+                "INSERT INTO emails SELECT r.rowid, message_id, subject, from_address, date, body, file_name, parties "
+                "FROM staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n ORDER BY r.rowid"
+            )
+            connection.execute(
+                "INSERT INTO recipients SELECT r.rowid, address, type "
+                "FROM staging.ranked r CROSS JOIN staging.recipient p ON p.n = r.n ORDER BY r.rowid, p.position"
+            )
+            connection.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", self._addresses.items())
+            self._index(connection)
+            create_indexes(connection)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", self._meta().items())
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    def _index(self, connection: sqlite3.Connection) -> None:
+        for key, value in {"hashsize": _FTS_HASH_BYTES, "automerge": 0}.items():
+            connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (key, value))
+        for first in range(1, self.count + 1, _INDEX_MAILS):
+            connection.execute(
+                "INSERT INTO emails_fts(rowid, subject, body, parties) "
+                "SELECT id, subject, body, parties FROM emails WHERE id >= ? AND id < ?",
+                (first, first + _INDEX_MAILS),
+            )
+            if self._progress:
+                self._progress("index", min(first + _INDEX_MAILS - 1, self.count), self.count)
+        connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
+        for key, value in _FTS_DEFAULTS.items():
+            connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (key, value))
+
+    def _meta(self) -> dict[str, str]:
+        return {
+            "schema_version": str(SCHEMA_VERSION),
+            "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
+            "emails": str(self.count),
+            "ids_follow_dates": "1",
+            "written_by": f"emailrl {__version__}",
+        }
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection for bulk loading: no journal, since a file that is not finished is thrown away."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for pragma in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
