@@ -23,7 +23,13 @@ WEEKDAYS = {
 }
 
 _MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
-_WEEKDAY = r"(?:" + "|".join(sorted(WEEKDAYS, key=len, reverse=True)) + r")(?:s\b|\b)\.?"
+# Names that are also words of another kind ("sat", "sun", "may") count only where they are written as names.
+_WORDLIKE = ("mon", "wed", "sat", "sun")
+_WEEKDAY = (
+    r"(?:"
+    + "|".join(sorted(WEEKDAYS.keys() - set(_WORDLIKE), key=len, reverse=True))
+    + r"|(?-i:Mon|Wed|Sat|Sun|MON|WED|SAT|SUN))(?:s\b|\b)\.?"
+)
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|\s?(?:[ap]\.?m\b|%))"
 _MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d))*"
 _YEAR = r"(?:,?\s?(?P<{0}>(?:19|20)\d\d|'\d\d)\b)?"
@@ -36,7 +42,8 @@ DATE = re.compile(
     r"|(?<![\d/])(?P<us_month>\d{1,2})/(?P<us_day>\d{1,2})(?![\d/])"
     rf"|(?P<month>{_MONTH})\s?(?:the\s)?(?P<days>{_DAY}{_MORE}){_YEAR.format('year')}"
     rf"|(?:the\s)?(?P<days2>{_DAY}{_MORE})(?:\sof)?,?[\s-]?(?P<month2>{_MONTH})(?:-?{_YEAR.format('year2')})"
-    rf"|(?P<month3>(?!may\b|mar\b|sat\b){_MONTH}|(?-i:May\b))(?:\sof)?{_YEAR.format('year3')}"
+    rf"|(?P<month3>(?!may\b|mar\b){_MONTH}|(?-i:May\b)(?!\s(?:I|we|you|he|she|it|they|the)\b)|(?<=in\s)may\b"
+    rf"|(?<=of\s)may\b)(?:\sof)?{_YEAR.format('year3')}"
     r"|(?<=the\s)(?P<day_only>\d{1,2})(?:st|nd|rd|th)\b"
     rf")|(?P<bare>{_WEEKDAY}))\)?{_PART}",
     re.IGNORECASE,

@@ -79,7 +79,7 @@ NUMBER = re.compile(
     rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
     rf"|(?P<digits>{_DIGITS})(?:\s?(?P<short>{_alternatives(SHORT_SCALES)})\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
-    rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-])?(?:{_FRACTION})s?\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b)?)"
+    rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-](?:{_FRACTION})s?|half)\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b)?)"
     rf"|(?P<spelled>(?:an?\s(?=(?:{_SCALE})\b))?(?:{_SPELLED}|{_SCALE})\b"
     rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
     rf"(?:\sand\sa\s(?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"

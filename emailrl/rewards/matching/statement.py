@@ -1,0 +1,228 @@
+"""A text taken apart: facts (dates, times, quantities, addresses, codes), names and words, each asserted or denied."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from emailrl.rewards.matching.dates import DATE, TIME, Date, Time, read_dates, read_time
+from emailrl.rewards.matching.language import STOPWORDS, clauses, content_stems, stem
+from emailrl.rewards.matching.quantities import NUMBER, Quantity, read_quantity
+
+LONGEST = 4000
+"""Characters of a text that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Something copied sign by sign: an email address, a web address, a phone number, a code."""
+
+    kind: str
+    text: str
+
+    def agrees(self, other: Literal) -> bool:
+        """The same signs; phone numbers may lack country and area code."""
+        if self.kind == "phone":
+            shorter, longer = sorted((self.text, other.text), key=len)
+            return len(shorter) >= 7 and longer.endswith(shorter) or shorter == longer
+        return self.text == other.text
+
+    def contradicts(self, other: Literal) -> bool:
+        """Another one of the same make: 20448 in INV-20448 against INV-20449, but not against Room 12."""
+        if self.kind == "code":
+            return self.text != other.text and _make(self.text) == _make(other.text)
+        return not self.agrees(other)
+
+
+Fact = Date | Time | Quantity | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A run of capitalised words, in lower case, titles left out."""
+
+    tokens: tuple[str, ...]
+    asserted: bool = True
+    main: bool = True
+    in_phrase: bool = False
+    """It follows "in", "at", "from" and the like: where something is, rather than what the answer is."""
+
+
+@dataclass(slots=True)
+class Statement:
+    """What a text says. Denied facts, words and old values are kept apart; ``trailing`` ones only accompany."""
+
+    text: str
+    facts: list[Fact] = field(default_factory=list)
+    denied_facts: list[Fact] = field(default_factory=list)
+    trailing_facts: list[Fact] = field(default_factory=list)
+    names: list[Name] = field(default_factory=list)
+    stems: list[str] = field(default_factory=list)
+    """Content stems of asserted main clauses, names included, repeats left out, in order."""
+    trailing_stems: set[str] = field(default_factory=set)
+    denied_stems: list[str] = field(default_factory=list)
+
+    def all_facts(self) -> list[Fact]:
+        """Facts in whatever standing."""
+        return self.facts + self.denied_facts + self.trailing_facts
+
+    def all_stems(self) -> set[str]:
+        """Stems in whatever standing."""
+        return set(self.stems) | self.trailing_stems | set(self.denied_stems)
+
+
+def clean(text: str) -> str:
+    """One spelling for quotes, dashes, spaces and compatibility letters; private-use signs removed."""
+    text = unicodedata.normalize("NFKC", text[:LONGEST])
+    text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
+    text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]", " ", text)
+    text = re.sub(r"[\u2010\u2011\u2012\u2212]", "-", text)
+    text = re.sub(r"[\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
+    text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=\w)", "", text, flags=re.IGNORECASE)
+    return re.sub(r"[^\S\n]+", " ", text).strip()
+
+
+def read(text: str, *, temporal: bool, codes: Iterable[Literal] = (), known: frozenset[str] = frozenset()) -> Statement:
+    """Take a cleaned text apart.
+
+    ``temporal`` reads "1/3" as a day rather than a share; ``codes`` are those of the reference, looked for in any
+    spelling; ``known`` stems never deny by their meaning (see ``language.clauses``).
+    """
+    marked, found = _extract(text, temporal, codes)
+    statement = Statement(text)
+    shouted = sum(map(str.isupper, marked)) > 0.6 * max(1, sum(map(str.isalpha, marked)))
+    for piece, asserted, main in clauses(marked, known):
+        facts = [fact for sign in re.findall(r"[\ue000-\uf8ff]", piece) for fact in found[ord(sign) - 0xE000]]
+        stems = content_stems(piece)
+        if not asserted:
+            statement.denied_facts += facts
+            statement.denied_stems += [word for word in stems if word not in statement.denied_stems]
+        elif main:
+            statement.facts += facts
+            statement.stems += [word for word in dict.fromkeys(stems) if word not in statement.stems]
+        else:
+            statement.trailing_facts += facts
+            statement.trailing_stems |= set(stems)
+        if not shouted:
+            statement.names += _names(piece, asserted, main)
+    return statement
+
+
+_EMAIL = re.compile(r"[\w.+'-]+@[\w-]+(?:\.[\w-]+)+")
+_URL = re.compile(r"(?:https?://|www\.)[^\s<>()]+[\w/]", re.IGNORECASE)
+_PHONE = re.compile(r"(?<![\w.])(?:\+?1[\s.-]*)?(?:\(?\d{3}\)?[\s.-]*)?\d{3}[\s.-]\d{4}(?!\w)|(?<!\w)\(?\d{3}\)?[\s.-]*\d{7}(?!\w)")
+_EXTENSION = re.compile(r"\b(?:ext(?:ension)?\b\.?\s*|x\s?)(\d[\d-]*\d)\b", re.IGNORECASE)
+_CODE = re.compile(
+    r"\b(?=[\w/-]*\d)(?=[\w/-]*[A-Za-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|[ap]m|h|hrs?|kg|t|km|mw|kw)\b)"
+    r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+)*\b(?:\s\d{2,}\b)?",
+    re.IGNORECASE,
+)
+_SPACED_CODE = re.compile(r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)[A-Z]{1,4}[ -]\d{2,}[A-Z]?\b")
+_WORD_NUMBER = re.compile(r"[a-z]+-\w+|\d+-[a-z]+", re.IGNORECASE)
+_SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
+
+
+def _extract(text: str, temporal: bool, codes: Iterable[Literal]) -> tuple[str, list[list[Fact]]]:
+    """Replace every fact by one private-use sign that numbers it."""
+    found: list[list[Fact]] = []
+
+    def put(facts: list[Fact], matched: str) -> str:
+        if not facts or len(found) >= 6000:
+            return matched
+        found.append(facts)
+        return f" {chr(0xE000 + len(found) - 1)} "
+
+    def date(match: re.Match[str]) -> str:
+        if not temporal and match[0] in _SHARES:
+            return match[0]
+        return put(list(read_dates(match)), match[0])
+
+    def time(match: re.Match[str]) -> str:
+        read = read_time(match)
+        return put([read] if read else [], match[0])
+
+    text = _EMAIL.sub(lambda m: put([Literal("email", m[0].lower().strip("'."))], m[0]), text)
+    text = _URL.sub(lambda m: put([Literal("url", _bare_url(m[0]))], m[0]), text)
+    for code in codes:
+        text = _spellings(code).sub(lambda m, code=code: put([code], m[0]), text)  # type: ignore[misc]
+    text = _PHONE.sub(lambda m: put([Literal("phone", _digits(m[0])[-10:])], m[0]), text)
+    text = _EXTENSION.sub(lambda m: put([Literal("extension", _digits(m[1]))], m[0]), text)
+    text = TIME.sub(time, DATE.sub(date, text))
+    text = _SPACED_CODE.sub(lambda m: put([Literal("code", _signs(m[0]))], m[0]), text)
+    text = _CODE.sub(lambda m: put(_code(m[0]), m[0]), text)
+    text = NUMBER.sub(lambda m: put([read_quantity(m)], m[0]), text)
+    return text, found
+
+
+def _code(text: str) -> list[Fact]:
+    """A code, unless it is a number with a unit or a word grown together with one ("40-page")."""
+    if NUMBER.fullmatch(text) or (_WORD_NUMBER.fullmatch(text) and re.fullmatch(r"\d+-[a-z]{3,}", text)):
+        return []
+    return [Literal("code", _signs(text))]
+
+
+def _spellings(code: Literal) -> re.Pattern[str]:
+    """The code with any of the usual separators, or none, between its runs of letters and digits."""
+    runs = re.findall(r"[a-z]+|\d", code.text) if code.kind == "code" else list(code.text)
+    prefix = r"(?:\b(?:ext(?:ension)?\b\.?\s*|x\s?))?" if code.kind == "extension" else ""
+    return re.compile(prefix + r"(?<![\w@])" + r"[\s./-]?".join(map(re.escape, runs)) + r"(?![\w@])", re.IGNORECASE)
+
+
+def _make(code: str) -> str:
+    return re.sub(r"\d", "9", code)
+
+
+def _signs(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _digits(text: str) -> str:
+    return re.sub(r"\D", "", text)
+
+
+def _bare_url(text: str) -> str:
+    return re.sub(r"^(?:https?://)?(?:www\.)?", "", text.lower()).rstrip("/.")
+
+
+_TITLES = frozenset(
+    """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team group
+    research department dept office project professor doctor sir madam inc corp corporation ltd llc co company bank
+    university street avenue road building room floor yes no not ok okay i the a an""".split()
+)
+_RUN = re.compile(
+    r"(?P<before>\w+\s)?(?P<run>[A-Z][\w'&]*\.?(?:(?:\s|-|(?<=\.))(?:(?:de|da|di|del|van|von|der|den|la|le|bin|al|of)\s)?[A-Z][\w'&]*\.?)*)"
+)
+_PHRASE = frozenset("in at from of for on via near by under using about within".split())
+
+
+def _names(piece: str, asserted: bool, main: bool) -> list[Name]:
+    names = []
+    for found in _RUN.finditer(piece):
+        raw = re.split(r"[\s-]+|(?<=\.)(?=\w)", re.sub(r"'s?\b", "", found["run"]))
+        tokens = [token.strip(".").lower() for token in raw]
+        first = not piece[: found.start("run")].strip(" '(,-")
+        while tokens and (tokens[0] in STOPWORDS or tokens[0] in _TITLES):
+            tokens = tokens[1:]
+            first = False
+        tokens = [token for token in tokens if token and token not in _TITLES and token not in STOPWORDS]
+        # A capital at the head of a clause is no sign of a name, save in a run of several or a word like "TaskWeaver".
+        plain = first and len(tokens) == 1 and not re.search(r"[a-z][A-Z]|[A-Z]{2}", found["run"])
+        if tokens and not (plain and not _alone(piece, found)):
+            before = (found["before"] or "").strip().lower()
+            names.append(Name(tuple(tokens), asserted, main, before in _PHRASE))
+    return names
+
+
+_AFTER_NAME = re.compile(
+    r"\s*(?:$|[,;/]|(?:and|or|is|was|has|had|will|would|should|can|could|does|did|also|asked|said|agreed|offered|needs"
+    r"|wants|alone|only|who|himself|herself|no|never|not|replaced|recommended|suggested)\b|\()"
+)
+
+
+def _alone(piece: str, found: re.Match[str]) -> bool:
+    """A single capitalised word that is the whole piece, or stands where the subject of a sentence does."""
+    word = found["run"].strip(".").lower()
+    ending = word.endswith(("ing", "ed", "ly", "tion", "s")) and stem(word) != word
+    return not ending and _AFTER_NAME.match(piece, found.end("run")) is not None
