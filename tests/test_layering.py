@@ -15,7 +15,6 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"quickstart", "benchmark", "inspection", "export", "plan", "agent", "doctor"},
-    {"export_card"},
     {"training"},
     {"evaluation"},
     {"rollout"},

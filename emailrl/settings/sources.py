@@ -42,8 +42,7 @@ def from_flags(overrides: Mapping[str, Any]) -> Source:
         if leaf is None:
             raise UsageError(f"unknown setting {name!r} (command line).", _did_you_mean(name, by_name()))
         if value is not None:
-            flag = "--" + name.removesuffix("_name").replace("_", "-")
-            pairs.append((leaf, Given(_home(leaf, value), flag, "command line")))
+            pairs.append((leaf, Given(_home(leaf, value), name, "command line")))
     return _gather(pairs)
 
 

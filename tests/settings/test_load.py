@@ -218,8 +218,8 @@ def test_names_of_other_programs_pass_in_silence(
 def test_flags(load: Load, refused: Any) -> None:
     assert load({"model_name": "nano", "db": "x.db", "max_steps": None}).model.name == "nano"
     assert load({"model": "nano"}).model.name == "nano"
-    assert refused({"max_steps": 0}).startswith("--max-steps='0' (command line): should be greater")
-    assert refused({"model_name": ["a"]}).startswith("--model=")
+    assert refused({"max_steps": 0}).startswith("max_steps='0' (command line): should be greater")
+    assert refused({"model_name": ["a"]}).startswith("model_name=\"['a']\" (command line): should be a valid string")
     assert refused({"max_step": 1}) == "unknown setting 'max_step' (command line). Did you mean max_steps?"
 
 
