@@ -1,0 +1,103 @@
+"""EmailAgent: the training loop's own rollout behind one call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny import ANN, make_checkpoint, make_database, make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from emailrl import EmailAgent
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.trajectory import StopReason
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("agent")
+    return make_model(folder / "model"), make_database(folder / "mail.db")
+
+
+class Expert:
+    """An engine that plays fixed texts, turn by turn."""
+
+    def __init__(self, agent: EmailAgent, *texts: str) -> None:
+        self.renderer, self.texts = agent._renderer, list(texts)
+
+    def generate(self, requests: list[Request], advance: Advance) -> list[Completion]:
+        request: Request | None = requests[0]
+        while request is not None:
+            ids = self.renderer.tokenize(self.texts.pop(0) + "<|im_end|>")
+            request = advance(Completion(request.trajectory_id, ids, [-0.1] * len(ids), "stop"))
+        return []
+
+    def close(self) -> None: ...
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_it_answers_with_sources(parts: tuple[Path, Path]) -> None:
+    model, db = parts
+    agent = EmailAgent(str(model), config={"db": db, "max_turns": 3})
+    agent._engine = Expert(  # type: ignore[assignment]
+        agent,
+        call("search_emails", '{"keywords": ["lease"]}'),
+        call("read_email", '{"message_id": "<m0@x>"}'),
+        call("return_final_answer", '{"answer": "31 May 2002", "sources": ["<m0@x>"]}'),
+    )
+    answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
+    assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
+    assert str(answer) == "31 May 2002"
+    results = [message.content for message in answer.trajectory.messages if message.role == "tool"]
+    assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
+
+
+def test_query_date_hides_later_mail(parts: tuple[Path, Path]) -> None:
+    model, db = parts
+    agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
+    for query_date, found in ((None, True), ("2001-05-02", True), ("2001-05-01", False)):
+        agent._engine = Expert(agent, call("search_emails", '{"keywords": ["lease"]}'))  # type: ignore[assignment]
+        answer = agent.answer("When?", ANN, query_date=query_date)
+        assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
+        assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
+
+
+def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    model, db = parts
+    config = {"db": db, "max_tokens": 12, "max_turns": 1, "eval_temperature": 1.0}
+    checkpoint = make_checkpoint(tmp_path / "run" / "best_model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def sampled(policy: torch.nn.Module | str) -> list[int]:
+        agent = EmailAgent(policy, tokenizer, config)
+        return agent.answer("When does the lease end?", ANN).trajectory.turns[0].completion_ids
+
+    base = AutoModelForCausalLM.from_pretrained(model)
+    bare = sampled(base)
+    assert bare == sampled(str(model))
+    adapted = sampled(PeftModel.from_pretrained(base, str(checkpoint.path)))
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(checkpoint.path))
+    assert adapted == sampled(merged.merge_and_unload()) != bare
+
+
+def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    model, _ = parts
+    with pytest.raises(UsageError, match="tokenizer"):
+        EmailAgent(AutoModelForCausalLM.from_pretrained(model))
+    agent = EmailAgent(str(model), config={"db": tmp_path / "none.db"})
+    with pytest.raises(EmailRLError, match=r"none\.db"):
+        agent.answer("When?", ANN)
+
+
+def test_importing_emailrl_loads_no_model_library() -> None:
+    program = "import sys, emailrl; assert 'torch' not in sys.modules; print(emailrl.EmailAgent.__name__)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "EmailAgent"

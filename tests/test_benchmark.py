@@ -1,0 +1,199 @@
+"""Benchmark: significance by hand, the JSON contract, interruption, and the whole path with a real engine."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
+
+from emailrl import benchmark
+from emailrl.benchmark import Subject, choose_subjects, mcnemar, run_benchmark
+from emailrl.environment.rubric import Rubric
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.recording import read_trajectories
+from emailrl.settings import Settings
+from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p_value"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),  # 2 · 1/2
+        (0, 6, 0.03125),  # 2 · 1/64
+        (6, 0, 0.03125),
+        (1, 5, 0.21875),  # 2 · (1 + 6)/64
+        (3, 3, 1.0),  # 2 · (1 + 6 + 15 + 20)/64 = 1.3125, cut to 1
+        (2, 10, 0.03857421875),  # 2 · (1 + 12 + 66)/4096
+    ],
+)
+def test_mcnemar_by_hand(only_first: int, only_second: int, p_value: float) -> None:
+    assert mcnemar(only_first, only_second) == pytest.approx(p_value, abs=1e-12)
+
+
+def test_mcnemar_of_thousands_stays_finite() -> None:
+    assert 0 < mcnemar(4000, 4400) < 1e-4
+
+
+class Scripted:
+    """A collector whose policy answers rightly on the named questions, raises on others, and may be interrupted."""
+
+    def __init__(
+        self, right: set[str], *, raising: frozenset[str] = frozenset(), stop_after: int | None = None
+    ) -> None:
+        self.right, self.raising, self.stop_after = right, raising, stop_after
+        self.scorer = self
+        self.calls: list[int] = []
+        self.ended = 0
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        for trajectory in trajectories:
+            if trajectory.exception is None:
+                trajectory.rubric["answer_correct"] = trajectory.scenario.id in self.right
+                trajectory.reward = 1.0 if trajectory.rubric["answer_correct"] else -1.0
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float,
+        split_label: str = "train",
+        progress: Callable[[Trajectory], None] | None = None,
+    ) -> list[TrajectoryGroup]:
+        self.calls.append(len(scenarios))
+        groups = []
+        for scenario in reversed(scenarios):  # the last one ends first
+            if self.ended == self.stop_after:
+                raise KeyboardInterrupt
+            name = f"{split_label}-{scenario.id}"
+            trajectory = Trajectory(f"{name}-0", name, scenario, seconds=0.5, turns=[Turn([1], [-0.1], "stop")])
+            trajectory.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
+            trajectory.rubric = {"answer_correct": False, "num_turns": 1}
+            trajectory.exception = "OSError: gone" if scenario.id in self.raising else None
+            self.ended += 1
+            if progress is not None:
+                progress(trajectory)
+            groups.append(TrajectoryGroup(name, scenario, [trajectory]))
+        self.score([trajectory for group in groups for trajectory in group.trajectories])
+        return groups
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *collectors: Scripted) -> list[Subject]:
+    subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
+
+    def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
+        yield from zip(chosen, collectors, strict=True)
+
+    monkeypatch.setattr(benchmark, "_players", players)
+    return subjects
+
+
+def test_records_hold_the_contract_and_count_exceptions_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = scripted(monkeypatch, Scripted({"q0", "q1", "q2"}, raising=frozenset({"q2"})))
+    report = run_benchmark(subjects, make_questions(4), settings_of(tmp_path), tmp_path / "out", notes=["shared inbox"])
+    [record] = report.records()
+    assert record["model"] == "model-0"
+    assert record["accuracy"] == 0.5 and record["num_questions"] == 4 and record["exceptions"] == 1
+    # Wilson for 2 of 4: centre 0.5, half-width z·√(1 + z²/4)/(4 + z²) with z = 1.959964.
+    assert record["accuracy_low"] == pytest.approx(0.150036, abs=1e-5)
+    assert record["accuracy_high"] == pytest.approx(0.849964, abs=1e-5)
+    assert record["reward"] == pytest.approx(1 / 3)  # +1, +1, -1; the one that raised has none
+    assert record["latency_seconds"] == 0.5 and record["tokens"] == 2.0 and record["cost"] is None
+    assert {name for name in Rubric.__dataclass_fields__} <= record.keys()
+    assert record["num_turns"] == 1.0 and record["sources_correct"] is None
+    assert record["split"] == "test" and record["temperature"] == 0.0 and record["notes"] == ["shared inbox"]
+    kept = list(read_trajectories(Path(record["trajectories"])))
+    assert [trajectory.scenario.id for trajectory in kept] == ["q0", "q1", "q2", "q3"]
+
+
+def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"q{n}" for n in range(10)]
+    subjects = scripted(monkeypatch, Scripted(set(names[:1])), Scripted(set(names[1:7])))
+    report = run_benchmark(subjects, make_questions(10), settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
+    assert (comparison.only_first, comparison.only_second) == (1, 6)
+    assert comparison.p_value == pytest.approx(0.125)  # 2 · (1 + 7)/128
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
+    assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
+    rows = list(csv.DictReader((tmp_path / "out" / "questions.csv").open(newline="")))
+    assert len(rows) == 20 and rows[10]["model"] == "model-1" and rows[11]["correct"] == "True"
+    summary = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert [row["accuracy"] for row in summary] == ["0.1", "0.6"]
+
+
+def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Scripted({"q3", "q4"})
+    second = Scripted({"q4"}, stop_after=2)
+    subjects = scripted(monkeypatch, first, second)
+    report = run_benchmark(subjects, make_questions(5), settings_of(tmp_path), tmp_path / "out")
+    assert report.interrupted
+    assert [result.complete for result in report.results] == [True, False]
+    half = report.results[1].evaluation
+    assert (half.num_questions, half.num_correct) == (2, 1)  # q4 and q3 had ended; q4 is right
+    [comparison] = report.comparisons
+    assert (comparison.num_questions, comparison.only_first, comparison.only_second) == (2, 1, 0)
+    assert len(list(read_trajectories(report.results[1].trajectories))) == 2
+
+
+def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Scripted({"q1"})
+    subjects = scripted(monkeypatch, collector)
+    settings = settings_of(tmp_path, bench_sequential=True)
+    heard: list[str] = []
+    report = run_benchmark(
+        subjects, make_questions(3), settings, tmp_path / "out", progress=lambda _, t: heard.append(t.scenario.id)
+    )
+    assert collector.calls == [1, 1, 1] and heard == ["q0", "q1", "q2"]
+    assert report.conditions["sequential"] and report.results[0].evaluation.num_correct == 1
+
+
+def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = scripted(monkeypatch, Scripted(set(), raising=frozenset({"q0", "q1"})))
+    with pytest.raises(EmailRLError, match="every question raised: OSError: gone"):
+        run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
+    assert (tmp_path / "out" / "results.json").is_file()
+
+
+def test_the_subjects_chosen(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, model_name="nano")
+    assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
+    with pytest.raises(UsageError):
+        choose_subjects(["best"], [], settings)
+    model = make_model(tmp_path / "model")
+    best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
+    [bare] = choose_subjects([], [], settings)
+    assert bare == Subject(str(best.path), str(model), best)
+    both = choose_subjects(["best", str(best.path)], ["nano"], settings)
+    assert [subject.label for subject in both] == [str(best.path), "nano"]
+
+
+def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    checkpoint = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
+    settings = settings_of(
+        tmp_path, model_name=str(model), db=make_database(tmp_path / "mail.db"), eval_temperature=1.0
+    )
+    subjects = choose_subjects(["best"], [str(model)], settings)
+    report = run_benchmark(subjects, make_questions(3), settings, tmp_path / "out")
+    adapted, base = (list(read_trajectories(result.trajectories)) for result in report.results)
+    assert {t.adapter_sha256 for t in adapted} == {checkpoint.metadata.files["adapter_model.safetensors"]}
+    assert {t.run_id for t in adapted} == {"grpo_masked"} and {t.adapter_sha256 for t in base} == {None}
+    assert [t.turns[0].completion_ids for t in adapted] != [t.turns[0].completion_ids for t in base]
+    assert [record["num_questions"] for record in report.records()] == [3, 3]
+    section = settings.benchmark.model_copy(update={"bench_sequential": True})
+    sequential = settings.model_copy(update={"benchmark": section})
+    again = run_benchmark(subjects, make_questions(3), sequential, tmp_path / "again")
+    for result, before in zip(again.results, (adapted, base), strict=True):
+        ids = [t.turns[0].completion_ids for t in read_trajectories(result.trajectories)]
+        assert ids == [t.turns[0].completion_ids for t in before]  # the same draws, alone or in a crowd

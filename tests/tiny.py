@@ -1,0 +1,82 @@
+"""A random policy of a few thousand parameters, a checkpoint of it and a mailbox of three mails: real, in a second."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from emailrl.checkpoints import Checkpoint, Metadata, write_checkpoint
+from emailrl.settings import Settings, load_settings
+from emailrl.trajectory import Scenario
+
+ANN = "ann@example.com"
+
+
+def make_model(folder: Path, *, dtype: str = "float32") -> Path:
+    """Save a two-layer Qwen3 with the packaged policy's tokenizer recipe and chat template."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from emailrl.training.small_model import train_tokenizer
+
+    tokenizer = train_tokenizer(
+        ["When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit."]
+    )
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, intermediate_size=48, max_position_embeddings=2048, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_checkpoint(path: Path, model: Path, *, metrics: dict[str, Any] | None = None, step: int = 7) -> Checkpoint:
+    """Write a checkpoint of ``model`` with a random adapter that changes every linear layer."""
+    import torch
+
+    from emailrl.policy.load import load_policy
+
+    settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=path.parent)
+    policy = load_policy(settings, trainable=True)
+    generator = torch.Generator().manual_seed(3)
+    for _, parameter in policy.trainable_parameters():
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    metadata = Metadata(
+        run_id="grpo_masked", kind="best", step=step, mode="masked", algorithm="grpo", base_model=policy.base_model,
+        lora=policy.lora, metrics=metrics or {}, settings=settings.model_dump(mode="json"), parent=None, seed=42,
+        versions={}, database_fingerprint="", questions_fingerprint="", git_commit=None,
+    )  # fmt: skip
+    return write_checkpoint(path, metadata, policy.save_adapter)
+
+
+def make_database(db: Path) -> Path:
+    """Build a database of three mails in Ann's inbox."""
+    from emailrl.store.build import build_database
+    from emailrl.store.sources.message import RawEmail
+
+    bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
+    mails = [
+        RawEmail(f"<m{n}@x>", f"mail {n}", "bob@example.com", [ANN], [], [], datetime(2001, 5, n + 1, tzinfo=UTC), body)
+        for n, body in enumerate(bodies)
+    ]
+    build_database(mails, db)
+    return db
+
+
+def make_questions(count: int) -> list[Scenario]:
+    """Questions about the lease, all of the test split."""
+    return [
+        Scenario(f"q{n}", "When does the lease end?", "31 May 2002", ["<m0@x>"], ANN, "2001-06-01", split="test")
+        for n in range(count)
+    ]
+
+
+def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
+    """Settings of a run under ``tmp_path`` that generates little."""
+    given = {"output_dir": tmp_path / "outputs" / "grpo", "max_tokens": 8, "max_turns": 2} | overrides
+    return load_settings(given, environ={}, cwd=tmp_path)
