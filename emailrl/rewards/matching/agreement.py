@@ -17,7 +17,7 @@ from emailrl.environment.rubric import is_i_dont_know
 from emailrl.rewards.matching.dates import Date, Time
 from emailrl.rewards.matching.language import OPPOSITES, STOPWORDS, content_stems, stem
 from emailrl.rewards.matching.quantities import Quantity
-from emailrl.rewards.matching.statement import Fact, Literal, Name, Statement, clean, read
+from emailrl.rewards.matching.statement import Fact, Literal, Name, Statement, agree, clean, read, same_kind
 
 _TEMPORAL = re.compile(
     r"\bwhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?(?:time|date|day|dates|days|weekday|month|year|deadline)s?\b",
@@ -84,10 +84,10 @@ def match(question: str, reference: str, answer: str) -> bool:
     if answer.casefold().strip(" .") == expected.text.casefold().strip(" ."):
         return True
     codes = [fact for fact in expected.all_facts() if isinstance(fact, Literal) and fact.kind in ("code", "extension")]
-    known = frozenset(expected.all_stems() | asked.stems)
+    known = asked.stems if asked.polar else asked.stems | expected.all_stems()
     given = read(answer, temporal=_is_temporal(asked, expected), codes=codes, known=known)
-    if asked.polar and (side := _side(expected, asked, is_reference=True)) is not None:
-        return _side(given, asked, is_reference=False) is side and not _rivals(expected, given, asked, (Date, Time))
+    if asked.polar and (side := _side(expected, asked)) is not None:
+        return _side(given, asked, expected) is side and not _rivals(expected, given, asked, (Date, Time))
     if _NO_ANSWER.search(answer) and not _NO_ANSWER.search(expected.text):
         return False
     if _OR.search(answer) and not _OR.search(expected.text) and len(answer.split()) <= 40:
@@ -113,29 +113,40 @@ def _read_question(question: str) -> _Question:
 
 @lru_cache(maxsize=4096)
 def _read_reference(question: str, reference: str) -> Statement:
-    return read(reference, temporal=_read_question(question).temporal)
+    asked = _read_question(question)
+    # What happened can be a refusal: only where a side is asked for does a word like "declined" deny the rest.
+    known = frozenset() if asked.polar else frozenset(content_stems(reference))
+    return read(reference, temporal=asked.temporal, known=known)
 
 
 def _is_temporal(asked: _Question, expected: Statement) -> bool:
     return asked.temporal or any(isinstance(fact, Date) for fact in expected.all_facts())
 
 
-def _side(statement: Statement, asked: _Question, *, is_reference: bool) -> bool | None:
-    """Yes, no, or None where the text takes no side."""
-    if not is_reference and _UNDECIDED.search(statement.text):
+def _side(statement: Statement, asked: _Question, expected: Statement | None = None) -> bool | None:
+    """Yes, no, or None where the text takes no side; an answer (``expected`` given) must also speak of the matter."""
+    text = statement.text
+    if expected and (_UNDECIDED.search(text) or not _to_the_point(statement, asked, expected)):
         return None
-    yes, no = _YES.search(statement.text), _NO.search(statement.text)
+    yes, no = _YES.search(text), _NO.search(text)
     if yes and no:
         return yes.start() < no.start()
     if yes or no:
         return yes is not None
-    if re.fullmatch(_BRIEF_REPLY, statement.text):
-        return not statement.denied_stems and "n't" not in statement.text and " not" not in statement.text
+    if _BRIEF_REPLY.fullmatch(text):
+        return not re.search(r"n't\b|\bnot\b", text)
     denied = asked.stems & set(statement.denied_stems)
     asserted = asked.stems & (set(statement.stems) | statement.trailing_stems)
     if not denied and not asserted:
         return None
     return not denied
+
+
+def _to_the_point(given: Statement, asked: _Question, expected: Statement) -> bool:
+    """At least half of what the answer's first words speak of comes from the question or the reference."""
+    opening = (given.stems + given.denied_stems)[:6]
+    said = asked.stems | expected.all_stems()
+    return 2 * sum(_has_word(word, sorted(said)) for word in opening) >= len(opening)
 
 
 def _covers(asked: _Question, expected: Statement, given: Statement) -> bool:
@@ -173,16 +184,24 @@ def _covers_text(asked: _Question, expected: Statement, given: Statement) -> boo
     denied = [word for word in expected.denied_stems if word not in asked.stems and word not in named]
     if not (facts or names or words or denied):
         words, denied = expected.stems, expected.denied_stems
+        if not (words or denied):
+            return _same_words(expected, given)
     if not _has_facts(facts, given) or not _has_names(names, expected, given, part=asked.person):
         return False
     weak = _unsaid([fact for fact in expected.facts if isinstance(fact, Quantity) and fact.weak], asked)
     hits = sum(_has_word(word, given.stems, given.trailing_stems) for word in words)
     hits += sum(_has_word(word, given.denied_stems) for word in denied)
-    hits += sum(any(fact.agrees(other) for other in given.facts) for fact in weak)
+    hits += sum(any(agree(fact, other) for other in given.facts) for fact in weak)
     total = len(words) + len(denied) + len(weak)
     if total and hits < _enough(total, anchored=bool(facts or names)):
         return False
     return not _denied_core(asked, expected, given) and not _conflicts(asked, expected, given, ())
+
+
+def _same_words(expected: Statement, given: Statement) -> bool:
+    """A reference of small words alone ("He told me that he has it") is compared with all of them."""
+    wanted, have = (set(re.findall(r"\w+", statement.text.lower())) for statement in (expected, given))
+    return len(wanted & have) >= 0.75 * len(wanted | have)
 
 
 def _enough(total: int, *, anchored: bool) -> float:
@@ -218,17 +237,11 @@ def _rivals(expected: Statement, given: Statement, asked: _Question, kinds: tupl
     for fact in given.facts + given.trailing_facts:
         if not isinstance(fact, kinds) or (isinstance(fact, Quantity) and fact.weak):
             continue
-        same = [other for other in said if _same_kind(other, fact)]
-        mine = [other for other in expected.all_facts() if _same_kind(other, fact)]
+        same = [other for other in said if same_kind(other, fact)]
+        mine = [other for other in expected.all_facts() if same_kind(other, fact)]
         if mine and all(other.contradicts(fact) for other in same):  # type: ignore[arg-type]
             return True
     return False
-
-
-def _same_kind(one: Fact, other: Fact) -> bool:
-    if isinstance(one, Literal) and isinstance(other, Literal):
-        return one.kind == other.kind
-    return type(one) is type(other)
 
 
 def _opposed(asked: _Question, expected: Statement, given: Statement) -> bool:
@@ -245,14 +258,14 @@ def _opposed(asked: _Question, expected: Statement, given: Statement) -> bool:
 def _unsaid(facts: Sequence[Fact], asked: _Question) -> list[Fact]:
     """The facts that the question does not already hold; all of them where it holds all."""
     known = asked.statement.all_facts()
-    fresh = [fact for fact in facts if not any(_same_kind(fact, k) and k.agrees(fact) for k in known)]  # type: ignore[arg-type]
+    fresh = [fact for fact in facts if not any(agree(k, fact) for k in known)]  # type: ignore[arg-type]
     return fresh or list(facts)
 
 
 def _has_facts(wanted: Sequence[Fact], given: Statement) -> bool:
     """All of up to four, four fifths of more."""
     have = given.facts + given.trailing_facts
-    hits = sum(any(_same_kind(fact, other) and fact.agrees(other) for other in have) for fact in wanted)  # type: ignore[arg-type]
+    hits = sum(any(agree(fact, other) for other in have) for fact in wanted)  # type: ignore[arg-type]
     return hits >= (len(wanted) if len(wanted) <= 4 else 0.8 * len(wanted))
 
 

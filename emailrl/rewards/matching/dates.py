@@ -50,7 +50,7 @@ DATE = re.compile(
 )
 TIME = re.compile(
     r"\b(?:"
-    r"(?P<range>\d{1,2}(?:[:.]\d\d)?)\s?(?:-|\u2013|to|and)\s?(?=\d{1,2}(?:[:.]\d\d)?\s?[ap]\.?\s?m\b)"
+    r"(?P<range>\d{1,2}(?:[:.]\d\d)?)\s?(?:-|\u2013|to|and)\s?(?=\d{1,2}(?:[:.]\d\d)?\s?[ap]\.?\s?m\b|noon\b)"
     r"|(?P<hour>\d{1,2})(?:[:.](?P<minute>[0-5]\d)(?::[0-5]\d)?)?\s?(?:o'clock\s)?(?P<half>[ap])\.?\s?m\b\.?"
     r"|(?P<hour24>[01]?\d|2[0-3]):(?P<minute24>[0-5]\d)(?!\d)(?:\shours?\b)?"
     r"|(?P<military>[01]\d[0-5]\d|2[0-3][0-5]\d)\s(?:hours|hrs)\b"

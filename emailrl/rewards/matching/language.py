@@ -9,13 +9,13 @@ from functools import lru_cache
 STOPWORDS = frozenset(
     """a an the this that these those there here it its itself he him his she her hers they them their theirs we us our
     ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for from in
-    into of off on onto out over per than then to up upon via with within about after all also any around be been being
+    into of off on onto out over per than then to up through upon via with within about after all also any around be been being
     am is are was were do does did done has have had having can could may might must shall should will would not no yes
     both each either every some such very just only even still already ever if because since due while until though
     please according said say says saying told tell tells mention mentions mentioned ask asks asked asking suggest
     suggests suggested suggesting recommend recommends recommended recommending state states stated note noted inform
     informed indicate indicates indicated think thinks thought want wants wanted need needs needed go going get gets got
-    make makes made take takes took currently now approximately roughly nearly almost exactly sharp total called named
+    make makes made take takes took cannot never nobody none nothing neither currently now approximately roughly nearly almost exactly sharp total called named
     answer know known follow follows following it's he's she's they're i'm you're we're that's there's email emails mail
     message user however moreover therefore thus specifically apparently based find found new""".split()
 ) - {"new", "after", "before", "out", "over", "up", "off", "all", "without"}
@@ -48,7 +48,7 @@ def stem(word: str) -> str:
 def content_stems(text: str) -> list[str]:
     """Stems of the words that say something, in order."""
     words = re.findall(r"[^\W\d_\ue000-\uf8ff]+(?:'[^\W\d_]+)?", text)
-    return [stem(word) for word in words if word.lower() not in STOPWORDS]
+    return [stem(word) for word in words if word.lower() not in STOPWORDS and not word.lower().endswith("n't")]
 
 
 _OPPOSITES = """more/fewer more/less longer/shorter long/short increase/decrease rise/fall up/down before/after early/late
@@ -104,12 +104,13 @@ _CLAUSE = re.compile(
 _TRAILING = re.compile(r"^(?:which|who|whose|where|\w{2,}ing|hence|although|while)\b", re.IGNORECASE)
 
 
-def clauses(text: str, known: frozenset[str] = frozenset()) -> Iterator[tuple[str, bool, bool]]:
+def clauses(text: str, known: frozenset[str] = frozenset()) -> Iterator[tuple[str, bool | None, bool]]:
     """Cut a text into ``(piece, asserted, main)``.
 
-    A piece is not asserted where a denial reaches over it, where it is asked back ("Friday? No, Monday"), or where it
-    is the old value of a change ("from Friday to Monday"). Words that deny by meaning ("rejected") count unless their
-    stem is ``known`` from the question or the reference. ``main`` is False for what only trails a sentence.
+    ``asserted`` is False where a denial reaches over the piece, None where nothing is said of it: it is asked back
+    ("Friday? No, Monday") or the old value of a change ("from Friday to Monday"). Words that deny by meaning
+    ("rejected") count unless their stem is ``known`` from the question or the reference. ``main`` is False for what
+    only trails a sentence.
     """
     for sentence in _SENTENCE.split(text):
         position, number = 0, 0
@@ -130,13 +131,13 @@ def denies(text: str, known: frozenset[str] = frozenset()) -> bool:
     return any(word in _DENYING_STEMS and word not in known for word in content_stems(text))
 
 
-def _signed(piece: str, known: frozenset[str]) -> Iterator[tuple[str, bool]]:
+def _signed(piece: str, known: frozenset[str]) -> Iterator[tuple[str, bool | None]]:
     if piece.rstrip().endswith("?"):
-        yield piece, False
+        yield piece, None
         return
     moved = _MOVED.search(piece)
     if moved:
-        yield moved["old"], False
+        yield moved["old"], None
         piece = piece[: moved.start("old")] + piece[moved.end("old") :]
     head, *tail = _FORWARD.split(piece, maxsplit=1)
     asserted = not denies(head, known)

@@ -39,6 +39,18 @@ class Literal:
 Fact = Date | Time | Quantity | Literal
 
 
+def same_kind(one: Fact, other: Fact) -> bool:
+    """Whether two facts can be compared at all."""
+    if isinstance(one, Literal) and isinstance(other, Literal):
+        return one.kind == other.kind
+    return type(one) is type(other)
+
+
+def agree(one: Fact, other: Fact) -> bool:
+    """The second gives what the first gives."""
+    return same_kind(one, other) and one.agrees(other)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A run of capitalised words, in lower case, titles left out."""
@@ -96,7 +108,9 @@ def read(text: str, *, temporal: bool, codes: Iterable[Literal] = (), known: fro
     for piece, asserted, main in clauses(marked, known):
         facts = [fact for sign in re.findall(r"[\ue000-\uf8ff]", piece) for fact in found[ord(sign) - 0xE000]]
         stems = content_stems(piece)
-        if not asserted:
+        if asserted is None:
+            statement.denied_facts += facts
+        elif not asserted:
             statement.denied_facts += facts
             statement.denied_stems += [word for word in stems if word not in statement.denied_stems]
         elif main:
@@ -106,7 +120,7 @@ def read(text: str, *, temporal: bool, codes: Iterable[Literal] = (), known: fro
             statement.trailing_facts += facts
             statement.trailing_stems |= set(stems)
         if not shouted:
-            statement.names += _names(piece, asserted, main)
+            statement.names += _names(piece, bool(asserted), main)
     return statement
 
 
@@ -119,7 +133,7 @@ _CODE = re.compile(
     r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+)*\b(?:\s\d{2,}\b)?",
     re.IGNORECASE,
 )
-_SPACED_CODE = re.compile(r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)[A-Z]{1,4}[ -]\d{2,}[A-Z]?\b")
+_SPACED_CODE = re.compile(r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)(?:[A-Z]{2,4}[ -]|[A-Z]-)\d{2,}[A-Z]?\b")
 _WORD_NUMBER = re.compile(r"[a-z]+-\w+|\d+-[a-z]+", re.IGNORECASE)
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 
@@ -135,7 +149,7 @@ def _extract(text: str, temporal: bool, codes: Iterable[Literal]) -> tuple[str, 
         return f" {chr(0xE000 + len(found) - 1)} "
 
     def date(match: re.Match[str]) -> str:
-        if not temporal and match[0] in _SHARES:
+        if match[0] in _SHARES and (not temporal or re.search(r"\d $", match.string[: match.start()])):
             return match[0]
         return put(list(read_dates(match)), match[0])
 
@@ -192,7 +206,7 @@ _TITLES = frozenset(
     university street avenue road building room floor yes no not ok okay i the a an""".split()
 )
 _RUN = re.compile(
-    r"(?P<before>\w+\s)?(?P<run>[A-Z][\w'&]*\.?(?:(?:\s|-|(?<=\.))(?:(?:de|da|di|del|van|von|der|den|la|le|bin|al|of)\s)?[A-Z][\w'&]*\.?)*)"
+    r"(?<![\w'])(?P<run>[A-Z][\w'&]*\.?(?:(?:\s|-|(?<=\.))(?:(?:de|da|di|del|van|von|der|den|la|le|bin|al|of)\s)?[A-Z][\w'&]*\.?)*)"
 )
 _PHRASE = frozenset("in at from of for on via near by under using about within".split())
 
@@ -209,9 +223,10 @@ def _names(piece: str, asserted: bool, main: bool) -> list[Name]:
         tokens = [token for token in tokens if token and token not in _TITLES and token not in STOPWORDS]
         # A capital at the head of a clause is no sign of a name, save in a run of several or a word like "TaskWeaver".
         plain = first and len(tokens) == 1 and not re.search(r"[a-z][A-Z]|[A-Z]{2}", found["run"])
-        if tokens and not (plain and not _alone(piece, found)):
-            before = (found["before"] or "").strip().lower()
-            names.append(Name(tuple(tokens), asserted, main, before in _PHRASE))
+        if any(len(token) > 1 for token in tokens) and not (plain and not _alone(piece, found)):
+            before = piece[: found.start("run")].split()
+            in_phrase = bool(before) and before[-1].lower() in _PHRASE
+            names.append(Name(tuple(tokens), asserted, main, in_phrase))
     return names
 
 
