@@ -24,6 +24,7 @@ from emailrl.training.resume import (
     new_run_id,
     rewind,
     run_directory,
+    seed_generators,
     take_snapshot,
 )
 from emailrl.training.run import Data, Run
@@ -43,6 +44,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
         fingerprints = data.database_fingerprint, data.questions_fingerprint
         changes = check_agrees(checkpoint, settings, *fingerprints)
         data.notes += [f"changed since the checkpoint: {change}" for change in changes]
+    seed_generators(settings.training.seed)
     policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
     total = _total_steps(settings, mode, len(data.train))
     updater = Updater(policy, algorithm, settings, total_steps=total)
@@ -91,6 +93,7 @@ def load_data(settings: Settings) -> Data:
     Raises UsageError for bad files, and where the database holds the source mails of no question.
     """
     data, seed = settings.data, settings.training.seed
+    database = database_fingerprint(settings.store.db)
     train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
     val = load_scenario_set(None, "val", limit=data.eval_dataset_size, seed=seed, data=data)
     coverage = missing_ids(train.scenarios, settings.store.db)
@@ -107,7 +110,7 @@ def load_data(settings: Settings) -> Data:
         train=train.scenarios,
         val=val.scenarios,
         notes=notes,
-        database_fingerprint=database_fingerprint(settings.store.db),
+        database_fingerprint=database,
         questions_fingerprint=fingerprint([*train.scenarios, *val.scenarios]),
     )
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from emailrl.checkpoints import (
@@ -157,10 +158,22 @@ class Snapshot:
 
 def take_snapshot(state: RunState) -> Snapshot:
     """The run as it is now; later steps do not change it."""
-    generators: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    generators: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available():
         generators["cuda"] = torch.cuda.get_rng_state_all()
     return Snapshot(state.to_dict(), generators)
+
+
+def seed_generators(seed: int) -> None:
+    """Begin every global random generator from the run's seed: a custom reward or environment may draw from one."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
@@ -172,16 +185,15 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
     """The state of a checkpoint and its updater's; the random generators are set as they were."""
     try:
         saved = torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=True)
-        state = RunState.from_dict(saved["state"])
-        version, internal, gauss = saved["generators"]["python"]
-        random.setstate((version, tuple(internal), gauss))
-        torch.set_rng_state(saved["generators"]["torch"])
-        if torch.cuda.is_available() and "cuda" in saved["generators"]:
-            torch.cuda.set_rng_state_all(saved["generators"]["cuda"])
+        state, generators = RunState.from_dict(saved["state"]), saved["generators"]
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])
+        torch.set_rng_state(generators["torch"])
+        if torch.cuda.is_available() and "cuda" in generators:
+            torch.cuda.set_rng_state_all(generators["cuda"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise EmailRLError(
-            f"{checkpoint.path / STATE_FILE} cannot be read ({error}).", "Use another checkpoint."
-        ) from None
+        path = checkpoint.path / STATE_FILE
+        raise EmailRLError(f"{path} cannot be read ({error}).", "Use another checkpoint.") from None
     return state, saved["updater"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(workplace: Path, output_dir: Path, **changes: Any) -> dict[str, Any]:
+def options_of(workplace: Path, output_dir: Path, **changes: Any) -> dict[str, Any]:
     """Settings by name for a run of 6 steps of 2 questions x 3 rollouts of 8 tokens, evaluated every 2 steps."""
     return {
         "model_name": str(workplace / "model"),
@@ -91,14 +92,21 @@ def options(workplace: Path, output_dir: Path, **changes: Any) -> dict[str, Any]
     } | changes
 
 
+Options = Callable[..., dict[str, Any]]
 MakeSettings = Callable[..., Settings]
 
 
+@pytest.fixture(scope="session")
+def options(workplace: Path) -> Options:
+    """Settings by name for runs under a folder: ``options(folder, max_steps=3)``."""
+    return partial(options_of, workplace)
+
+
 @pytest.fixture
-def make_settings(workplace: Path, tmp_path: Path) -> MakeSettings:
+def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
     """Settings on the workplace with runs under the test's own folder; keywords change them by name."""
 
     def make(**changes: Any) -> Settings:
-        return load_settings(options(workplace, tmp_path, **changes))
+        return load_settings(options(tmp_path, **changes))
 
     return make
