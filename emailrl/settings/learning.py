@@ -44,8 +44,8 @@ class TrainingSettings(Section):
     """Optimizer updates the trajectories of one step are split into."""
     update_epochs: Positive = 1
     """Passes over the trajectories of one step."""
-    max_tokens_per_micro_batch: Positive = 16384
-    """Tokens of one forward pass, padding included."""
+    max_tokens_per_micro_batch: Positive | None = None
+    """Tokens of one forward pass, padding included; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 
