@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.errors import UsageError
+from emailrl.store.mailbox import connect
 from emailrl.trajectory import Scenario
 
 _VISIBLE = """
@@ -38,21 +38,16 @@ class Coverage:
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
     """Look up every source mail of every question; raises UsageError where ``db`` is no mail database."""
-    if not Path(db).is_file():
-        raise UsageError(f"No such database: {db}.", "Build one with `emailrl gen-db`.")
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
-    with closing(sqlite3.connect(f"{Path(db).absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        try:
-            for scenario in scenarios:
-                unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
-                for message_id in unseen:
-                    is_there = connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone()
-                    (hidden if is_there else missing)[message_id] = None
-                num_answerable += not unseen
-        except sqlite3.DatabaseError as error:
-            raise UsageError(f"{db} is not a mail database: {error}.", "Build one with `emailrl gen-db`.") from error
+    with closing(connect(Path(db))) as connection:
+        for scenario in scenarios:
+            unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
+            for message_id in unseen:
+                is_there = connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone()
+                (hidden if is_there else missing)[message_id] = None
+            num_answerable += not unseen
     return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
 
 

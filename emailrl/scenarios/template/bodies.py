@@ -12,7 +12,7 @@ _QUOTE_BEGINS = re.compile(
       | >                                  # quoted line
       | (?:from|to|sent|cc|subject):[ \t]  # headers of a quoted mail
       | .{6,100}\b(?:wrote|writes):\s*$
-      | .{0,80}\d{1,2}/\d{1,2}/\d{2,4}\ \d{1,2}:\d{2}(?::\d{2})?\ ?[ap]m\s*$   # Lotus Notes: who wrote it when
+      | .{0,80}\d{1,2}/\d{1,2}/\d{2,4}\ \d{1,2}:\d{2}(?::\d{2})?(?:\ ?[ap]m)?\s*$   # Lotus Notes: who wrote it when
       | (?:please\ )?respond\ to\ \S+@
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,

@@ -14,6 +14,8 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
     def find(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
         if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
+        if fact.text.lower() in mail.addresses:  # an address the header shows already
+            return None
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
             return None

@@ -19,9 +19,14 @@ _WEEKDAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
 _DATE = (
     rf"(?:{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?(?!\d|[:.,]\d\d)(?:,?\s+(?:19|20)\d\d)?"
     rf"|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(?:19|20)\d\d)?"
-    r"|(?:0?[1-9]|1[0-2])/(?:0?[1-9]|[12]\d|3[01])(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
+    r"|(?:1[0-2]|0?[1-9])/(?:3[01]|[12]\d|0?[1-9])(?!\d)(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
 )
-_TIME = r"(?:(?:1[0-2]|0?[1-9])(?:[:.][0-5]\d)?\s?(?:[ap]\.m\.|[ap]m)|(?:[01]?\d|2[0-3]):[0-5]\d|noon|midnight)"
+_TIME = r"(?:(?:1[0-2]|0?[1-9])(?:[:.][0-5]\d)?\s?(?:[ap]\.m\.|[ap]m)|(?:[01]?\d|2[0-3]):[0-5]\d|\bnoon\b|\bmidnight\b)"
+_TO = r"\s?(?:-|–|/|&|\bto\b|\band\b|\bor\b|\bthrough\b|\bthru\b|\btill?\b|\buntil\b)\s?"
+_UNIT = (
+    r"(?:(?:mm|m)?btus?|(?:mm|m|b|t)cf|[mgk]wh?|megawatts|dth|dekatherms|barrels|bbls?|tons|units|seats|copies"
+    r"|gallons|acres|square\sfeet|sq\.?\sft\.?|hours|shares|miles)"
+)
 _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
 
@@ -40,7 +45,9 @@ class Extractor:
     pattern: re.Pattern[str]
     key: Callable[[str], str]
     rivals: re.Pattern[str] | None = None
-    """More mentions that could answer the same question; they count against uniqueness but are never an answer."""
+    """Other mentions that could answer the same question, looked for in what the pattern leaves over."""
+    ranges: re.Pattern[str] | None = None
+    """Mentions of a span (3 to 5 pm), which are no single fact."""
 
     def find(self, text: str) -> list[Fact]:
         """Every mention, in order."""
@@ -56,6 +63,8 @@ class Extractor:
         if not mine or len({fact.key for fact in self.find(whole)}) != 1:
             return None
         if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", whole)):
+            return None
+        if self.ranges is not None and self.ranges.search(whole):
             return None
         return mine[0]
 
@@ -103,7 +112,9 @@ def _pattern(body: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
 PHONE = Extractor(
     _pattern(r"(?<![\d-])(?:\+?1[-. ])?(?:\(\d{3}\)\s?|\d{3}[-./ ])\d{3}[-. ]\d{4}(?![\d-])"),
     _phone,
-    rivals=re.compile(r"\(?\d{3}\)?[-. /]{0,2}\d{3}[-. ]?\d{4}|\+\d\d[\d -]{6,}|(?<!\d)\d-\d{4}(?!\d)|\bx\s?\d{4,5}\b"),
+    rivals=re.compile(
+        r"\(?\d{3}\)?[-. /]{0,2}\d{3}[-. ]?\d{4}|\+\d\d[\d -]{6,}|(?<!\d)\d-\d{4}(?!\d)|\bx\s?\d{4,5}\b|\bfax\b", re.I
+    ),
 )
 AMOUNT = Extractor(
     _pattern(
@@ -112,29 +123,38 @@ AMOUNT = Extractor(
     ),
     _number,
     rivals=re.compile(r"\$|\b\d[\d,.]*\s?(?:dollars|cents|bucks|usd)\b|[€£]", re.IGNORECASE),
+    ranges=re.compile(rf"\$\s?\d[\d,.]*\s?(?:million|[mk]\b)?{_TO}\$?\d", re.IGNORECASE),
 )
 PERCENT = Extractor(
-    _pattern(r"(?<![\d.])\d{1,3}(?:\.\d+)?\s?(?:%|percent\b)"), lambda text: re.sub(r"[^\d.]", "", text)
+    _pattern(r"(?<![\d.])\d{1,3}(?:\.\d+)?\s?(?:%|percent\b)"),
+    lambda text: re.sub(r"[^\d.]", "", text),
+    ranges=re.compile(rf"\d{_TO}\d+(?:\.\d+)?\s?(?:%|percent)", re.IGNORECASE),
 )
-TIME = Extractor(_pattern(rf"(?<![\d:/.$-]){_TIME}(?![\d:])"), _time)
+TIME = Extractor(
+    _pattern(rf"(?<![\d:/.$]){_TIME}(?![\d:])"),
+    _time,
+    ranges=re.compile(rf"\d{_TO}{_TIME}|{_TIME}{_TO}\d", re.IGNORECASE),
+)
 DATE = Extractor(
-    _pattern(rf"(?<![\d/$.:-])\b{_DATE}(?![\d/])\b"),
+    _pattern(rf"(?<![\d/$.:])\b(?:{_WEEKDAY},?\s+(?:the\s+)?)?{_DATE}(?![\d/])\b"),
     _date,
+    ranges=re.compile(rf"{_DATE}{_TO}(?:{_WEEKDAY},?\s)?\d|{_DATE}{_TO}{_MONTH}|\d{_TO}{_DATE}", re.IGNORECASE),
     rivals=re.compile(rf"\b(?:today|tomorrow|tonight|yesterday|{_WEEKDAY})\b", re.IGNORECASE),
 )
 DEADLINE = Extractor(
     _pattern(
         r"(?<!stop )(?<!come )(?<!drop )(?<!swing )(?<!run )\b"
         r"(?:(?:no\s+later\s+than|due(?:\s+(?:by|on))?|deadline(?:\s+(?:is|of|for\s[\w ]{1,30}\sis))?|by)\s+"
-        r"(?:(?:close\s+of\s+business|cob|noon|the\s+end\s+of)\s+(?:on\s+)?)?(?:this\s+|next\s+|on\s+)?)"
-        rf"(?P<fact>(?:{_TIME}\s+(?:on\s+)?)?(?:{_WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?)"
+        r"(?:this\s+|next\s+|on\s+)?)(?P<fact>(?:(?:close\s+of\s+business|cob|the\s+end\s+of)\s+(?:on\s+)?)?"
+        rf"(?:{_TIME}\s+(?:on\s+)?)?(?:{_WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?)"
     ),
     _letters,
     rivals=re.compile(r"\b(?:deadline|no later than|due (?:by|on))\b", re.IGNORECASE),
 )
 ROOM = Extractor(
     _pattern(
-        rf"\b(?P<fact>(?:(?i:conference|conf\.?|meeting)\s+)?(?i:room|rm\.?)\s+(?:#\s?)?(?:{_CODE}|[A-Z][a-z]{{2,}}(?=[\s.,;]))|EB\s?-?\d{{2,4}}[A-Z]?\d?\b)",
+        rf"\b(?P<fact>(?:(?i:conference|conf\.?|meeting)\s+)?(?i:room|rm\.?)\s+(?:#\s?)?{_CODE}"
+        r"|(?:(?i:conference|meeting)\s+(?i:room)|Room)\s+[A-Z][a-z]{2,}(?=[\s.,;])|EB\s?-?\d{2,4}[A-Z]?\d?\b)",
         0,
     ),
     lambda text: _letters(re.sub(r"(?i)\b(?:conference|conf|meeting|room|rm|eb)\b|^eb", "", text)),
@@ -142,7 +162,7 @@ ROOM = Extractor(
 VENUE = Extractor(
     _pattern(
         r"\b(?:(?:the|at|in|to)\s+)?(?P<fact>(?:[A-Z][\w'&-]+\s){1,3}(?:Hotel|Restaurant|Grill|Cafe|Café|Inn|Club|Airport"
-        r"|Museum|Theat(?:re|er)|Stadium|Ballroom|Country\sClub|Steakhouse|Tower))\b",
+        r"|Museum|Theat(?:re|er)|Stadium|Ballroom|Country\sClub|Steakhouse))\b",
         0,
     ),
     _letters,
@@ -159,11 +179,9 @@ ATTACHMENT = Extractor(
     rivals=re.compile(r"\.(?:xlsx?|docx?|pptx?|pdf|zip)\b", re.IGNORECASE),
 )
 QUANTITY = Extractor(
-    _pattern(
-        r"(?<![\d.,$])\d[\d,]*(?:\.\d+)?\s?(?:mmbtu|mcf|bcf|mwh?|dth|dekatherms|barrels|bbls?|tons|units|seats|copies|gallons|acres"
-        r"|square\sfeet|sq\.?\sft\.?|hours|shares|miles)\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"
-    ),
+    _pattern(rf"(?<![\d.,$])\d[\d,]*(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"),
     _number,
+    ranges=re.compile(rf"\d{_TO}\d[\d,.]*\s?{_UNIT}", re.IGNORECASE),
 )
 FLIGHT = Extractor(
     _pattern(r"\b(?:(?i:flight)s?\s+(?:(?i:no\.?|number)\s*)?(?:#\s?)?)(?P<fact>(?:[A-Z]{2}\s?)?\d{2,4})\b", 0),

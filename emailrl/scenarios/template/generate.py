@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sqlite3
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -21,6 +20,7 @@ from emailrl.scenarios.template.kinds import Finding, Kind
 from emailrl.scenarios.template.mailbox import Mail, Mailbox, MailReader
 from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
 from emailrl.scenarios.template.timeline_kinds import TIMELINE_KINDS
+from emailrl.store.mailbox import connect
 from emailrl.trajectory import Scenario
 
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
@@ -30,6 +30,8 @@ MIN_MAILS = 60
 """Mailboxes smaller than this are taken only when named."""
 MAX_PER_MAIL = 2
 """Questions on one mail, at most."""
+EARLIEST = "1990"
+"""Mails dated before are not asked about: their sender's clock was never set."""
 SPARE = 3
 """Candidates looked for per question wanted, so that there is a choice."""
 
@@ -56,13 +58,8 @@ def generate(
     each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
-    if not Path(db).is_file():
-        raise UsageError(f"No such database: {db}.", "Build one with `emailrl gen-db`.")
-    with closing(sqlite3.connect(f"{Path(db).absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        try:
-            return _generate(MailReader(connection), inboxes, limit, seed, progress)
-        except sqlite3.DatabaseError as error:
-            raise UsageError(f"{db} is not a mail database: {error}.", "Build one with `emailrl gen-db`.") from error
+    with closing(connect(Path(db))) as connection:
+        return _generate(MailReader(connection), inboxes, limit, seed, progress)
 
 
 def _generate(
@@ -100,10 +97,11 @@ def _largest(reader: MailReader) -> list[str]:
 def _candidates(box: Mailbox, split: str, most: int, seed: int) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
+    datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
     for kind in KINDS:
         rng = Random(f"{seed}/{box.me}/{kind.name}")
         candidates: list[_Candidate] = []
-        for mail in rng.sample(box.mails, len(box.mails)):
+        for mail in rng.sample(datable, len(datable)):
             if len(candidates) == most:
                 break
             finding = kind.find(box, mail, rng)

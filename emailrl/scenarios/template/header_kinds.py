@@ -57,7 +57,7 @@ def _other_recipient(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _copied(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
-    if len(mail.cc) != 1 or mail.cc[0] in (box.me, mail.sender) or mail.bcc:
+    if len(mail.cc) != 1 or mail.cc[0] in (box.me, mail.sender, *mail.to) or mail.bcc:
         return None
     return _about_person(box, mail, mail.cc[0], rng)
 

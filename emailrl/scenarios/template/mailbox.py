@@ -20,6 +20,12 @@ MAX_DAYS_LATER = 30
 """A question is asked 1 to 30 days after its source mail (as in ART-E)."""
 
 
+_RECIPIENTS = """
+SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ?
+ORDER BY CASE recipient_type WHEN 'to' THEN 0 WHEN 'cc' THEN 1 ELSE 2 END, rowid
+"""
+
+
 @dataclass(eq=False)
 class Mail:
     """One mail; its derived parts are worked out once, however many mailboxes hold it."""
@@ -165,9 +171,9 @@ class MailReader:
         ids = [
             email_id
             for (email_id,) in self._connection.execute(
-                """SELECT id FROM emails WHERE from_address = :inbox AND date IS NOT NULL
+                """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
                 UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
-                WHERE recipient_address = :inbox AND date IS NOT NULL""",
+                WHERE recipient_address = :inbox AND date > ''""",
                 {"inbox": inbox},
             )
         ]
@@ -180,10 +186,12 @@ class MailReader:
                 "SELECT message_id, subject, from_address, date, body FROM emails WHERE id = ?", (email_id,)
             ).fetchone()
             fields: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
-            for address, field in self._connection.execute(
-                "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ?", (email_id,)
-            ):
-                fields[field.lower()].append(address)
+            named: set[str] = set()
+            # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
+            for address, field in self._connection.execute(_RECIPIENTS, (email_id,)):
+                if address not in named:
+                    named.add(address)
+                    fields[field].append(address)
             mail = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
             self._mails[email_id] = mail
         return mail
