@@ -108,7 +108,7 @@ def test_records_hold_the_contract_and_count_exceptions_as_wrong(
     assert record["accuracy_high"] == pytest.approx(0.849964, abs=1e-5)
     assert record["reward"] == pytest.approx(1 / 3)  # +1, +1, -1; the one that raised has none
     assert record["latency_seconds"] == 0.5 and record["tokens"] == 2.0 and record["cost"] is None
-    assert {name for name in Rubric.__dataclass_fields__} <= record.keys()
+    assert set(Rubric.__dataclass_fields__) <= record.keys()
     assert record["num_turns"] == 1.0 and record["sources_correct"] is None
     assert record["split"] == "test" and record["temperature"] == 0.0 and record["notes"] == ["shared inbox"]
     kept = list(read_trajectories(Path(record["trajectories"])))

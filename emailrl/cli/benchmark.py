@@ -130,6 +130,7 @@ def _progress() -> Progress:
         TimeRemainingColumn,
     )
 
+    console = progress_console()
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -137,7 +138,8 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=progress_console(),
+        console=console,
+        disable=not console.is_terminal,
     )
 
 

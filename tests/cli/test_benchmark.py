@@ -1,0 +1,114 @@
+"""``emailrl benchmark``, real parts end to end: questions, database, random policy, checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint, make_database, make_model, make_questions
+
+from emailrl import benchmark
+from emailrl.environment.rubric import Rubric
+from emailrl.scenarios import write_scenarios
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory as a run leaves it: settings, database, questions, model and a best checkpoint."""
+    model = make_model(tmp_path / "model")
+    make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
+    make_database(tmp_path / "mail.db")
+    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
+    (tmp_path / "emailrl.toml").write_text(
+        'model_name = "model"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\n'
+        "max_tokens = 6\nmax_turns = 2\n"
+    )
+    return tmp_path
+
+
+def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
+    code, out, _ = emailrl("benchmark", "--sequential", "--limit", 2, "--json")
+    assert code == 0
+    record = json.loads(out.splitlines()[-1])
+    assert record["model"].endswith("outputs/grpo_masked/best_model")
+    assert record["num_questions"] == 2 and record["accuracy"] == 0.0 and record["exceptions"] == 0
+    assert record["accuracy_low"] == 0.0 and record["accuracy_high"] == pytest.approx(0.657620, abs=1e-5)
+    contract = {"latency_seconds", "tokens", "cost", "reward", "trajectories", *Rubric.__dataclass_fields__}
+    assert contract <= record.keys()
+    assert Path(record["trajectories"]).is_absolute() and Path(record["trajectories"]).is_file()
+    assert list((here / "outputs" / "benchmarks").iterdir())
+    code, out, _ = emailrl("inspect-trajectory", "--verbose")
+    assert code == 0 and "benchmarks" in out and "Gold answer" in out and "ids only" not in out
+
+
+def test_models_side_by_side(emailrl, here: Path) -> None:
+    code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
+    assert code == 0
+    assert "Test split, greedy, at most 2 turns" in out
+    assert "best_model against model: 0 right only with the first, 0 only with the second, of 4 questions; p = 1" in out
+    for row in ("accuracy", "95 % interval", "sources_correct", "num_turns", "latency_seconds", "tokens", "cost"):
+        assert row in out
+    assert sorted(file.name for file in (here / "bench").iterdir()) == [
+        "questions.csv",
+        "results.csv",
+        "results.json",
+        "trajectories",
+    ]
+    both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])
+    assert [record["num_questions"] for record in both] == [4, 4]
+
+
+def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
+    record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
+    assert record["model"] == "model" and record["checkpoint"] is None
+
+
+def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, played = benchmark.evaluate, []
+
+    def evaluate(*arguments, **options):
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        played.append(real(*arguments, **options))
+        return played[-1]
+
+    monkeypatch.setattr(benchmark, "evaluate", evaluate)
+    code, out, error = emailrl("benchmark", "--sequential", "--out", "bench")
+    assert code == 130 and "interrupted: only the questions finished by then are counted" in out
+    written = json.loads((here / "bench" / "results.json").read_text())
+    assert written["interrupted"] and written["results"][0]["num_questions"] == 2
+
+
+def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
+    shared = make_questions(2)
+    shared[1].split = "train"
+    write_scenarios(here / "questions.jsonl", shared)
+    code, _, error = emailrl("benchmark")
+    assert code == 2 and "allow-shared-inbox" in error and error.count("\n") == 1
+    code, out, _ = emailrl("benchmark", "--allow-shared-inbox")
+    assert code == 0 and "note:" in out and "share" in out
+
+
+def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
+    foreign = make_questions(1)
+    foreign[0].message_ids = ["<elsewhere@x>"]
+    write_scenarios(here / "questions.jsonl", foreign)
+    code, out, error = emailrl("benchmark")
+    assert (code, out) == (2, "") and "source mails of none of these questions" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (("--db", "none.db"), 2, "none.db"),
+        (("--questions", "none.jsonl"), 2, "none.jsonl"),
+        (("--checkpoint", "nowhere"), 2, "No checkpoint at nowhere"),
+        (("--model", "no such model"), 2, "no such model"),
+        (("--limit", "0"), 2, "--limit"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(emailrl, here: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
+    ended, out, error = emailrl("benchmark", *arguments)
+    assert (ended, out) == (code, "") and line in error and error.count("\n") == 1

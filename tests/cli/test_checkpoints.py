@@ -1,0 +1,98 @@
+"""``emailrl checkpoints``: list, show, prune."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from emailrl.checkpoints import Metadata, write_checkpoint
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "outputs" / "grpo_masked"
+    for name, kind, step in (
+        ("checkpoint-10", "checkpoint", 10),
+        ("best_model", "best", 10),
+        ("checkpoint-20", "checkpoint", 20),
+        ("checkpoint-30", "checkpoint", 30),
+        ("final", "final", 30),
+    ):
+        metadata = Metadata(
+            run_id="grpo_masked", kind=kind, step=step, mode="masked", algorithm="grpo", base_model="nano", lora={},
+            metrics={"accuracy": step / 100, "reward": 0.5}, settings={}, parent=None, seed=42, versions={},
+            database_fingerprint="", questions_fingerprint="", git_commit=None,
+        )  # fmt: skip
+        write_checkpoint(folder / name, metadata, lambda into: (into / "adapter").write_text("weights"))  # type: ignore[arg-type, return-value]
+    return folder
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(entry.name for entry in run_dir.iterdir())
+
+
+def test_list(emailrl, run_dir: Path) -> None:
+    code, out, error = emailrl("checkpoints", "list")
+    assert code == 0 and not error
+    lines = [line.split() for line in out.splitlines() if "grpo_masked" in line]
+    assert [(Path(line[0]).name, line[1], line[2], line[4]) for line in lines] == [
+        ("best_model", "best", "10", "10.0%"),
+        ("checkpoint-10", "checkpoint", "10", "10.0%"),
+        ("checkpoint-20", "checkpoint", "20", "20.0%"),
+        ("checkpoint-30", "checkpoint", "30", "30.0%"),
+        ("final", "final", "30", "30.0%"),
+    ]
+    records = json.loads(emailrl("checkpoints", "list", run_dir, "--json")[1])
+    assert records[0]["path"] == str(run_dir / "best_model") and records[0]["metrics"]["accuracy"] == 0.1
+
+
+def test_list_names_what_is_not_whole(emailrl, run_dir: Path) -> None:
+    (run_dir / "checkpoint-20" / "metadata.json").unlink()
+    code, out, error = emailrl("checkpoints", "list", "--json")
+    assert code == 0 and "checkpoint-20" in error and len(json.loads(out)) == 4
+
+
+def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
+    code, out, _ = emailrl("checkpoints", "show")
+    assert code == 0 and "best_model: all 1 files have their recorded hashes" in out and '"step": 10' in out
+    assert json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["kind"] == "final"
+    (run_dir / "best_model" / "adapter").write_text("other")
+    code, _, error = emailrl("checkpoints", "show", "best")
+    assert code == 1 and "is damaged" in error and error.count("\n") == 1
+
+
+def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
+    code, out, error = emailrl("checkpoints", "prune", "--keep", 1, "--yes", "--json")
+    assert code == 0 and error.count("to remove:") == 2
+    removed = [str(run_dir / "checkpoint-10"), str(run_dir / "checkpoint-20")]
+    assert json.loads(out) == {"removed": removed, "keep": 1}
+    assert names(run_dir) == ["best_model", "checkpoint-30", "final"]
+
+
+def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 130
+    assert len(names(run_dir)) == 5
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 0
+    assert names(run_dir) == ["best_model", "final"]
+
+
+def test_prune_takes_its_limit_from_the_settings(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1]) == {"removed": [], "keep": 3}
+    monkeypatch.setenv("SAVE_TOTAL_LIMIT", "2")
+    assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1])["keep"] == 2
+    assert "checkpoint-10" not in names(run_dir)
+
+
+def test_no_run_yet(emailrl) -> None:
+    code, out, error = emailrl("checkpoints", "list")
+    assert (code, out) == (0, "") and "no checkpoints yet" in error
+    assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
+    assert emailrl("checkpoints", "show")[0] == 2
+    assert emailrl("checkpoints", "list", "nowhere")[0] == 2

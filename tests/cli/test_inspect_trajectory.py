@@ -1,0 +1,141 @@
+"""``emailrl inspect-trajectory``: which trajectory is shown, and one line for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint, make_model
+from tokenizers import Tokenizer
+
+from emailrl.inspection.locate import follow
+from emailrl.recording import TrajectoryWriter, write_records, write_trajectories
+from emailrl.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
+
+
+def make(name: str, *, ids: tuple[int, ...] = (0,), text: str = "") -> Trajectory:
+    sample = TokenSample()
+    sample.append_sampled(list(ids), [-0.5] * len(ids))
+    return Trajectory(
+        name,
+        "g",
+        Scenario("q", f"question of {name}", "gold", ["<m@x>"], "ann@example.com", "2001-01-01"),
+        step=4,
+        messages=[Message("assistant", text)],
+        turns=[Turn(list(ids), [-0.5] * len(ids), "stop")],
+        samples=[sample],
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "outputs" / "grpo_masked"
+    write_trajectories(folder / "trajectories" / "step-000004.jsonl", [make("t0"), make("t1"), make("t2")])
+    return folder
+
+
+def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    code, out, _ = emailrl("inspect-trajectory")
+    assert code == 0 and "question of t2" in out and "3 of 3 (--index 2)" in out
+    old = run_dir / "trajectories" / "eval-000000.jsonl"
+    write_trajectories(old, [make("old")])
+    os.utime(old, (1, 1))
+    write_records(run_dir / "metrics.jsonl", [{"step": 9, "loss": 0.0}])  # newer, but no trajectory
+    assert "question of t2" in emailrl("inspect-trajectory")[1]
+    write_trajectories(tmp_path / "outputs" / "rollouts" / "rollout-1.jsonl", [make("rolled")])
+    assert "question of rolled" in emailrl("inspect-trajectory")[1]
+
+
+def test_index_and_folder(emailrl, run_dir: Path) -> None:
+    assert "question of t0" in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
+    assert "question of t1" in emailrl("inspect-trajectory", run_dir / "trajectories", "--index", -2)[1]
+    code, out, error = emailrl("inspect-trajectory", run_dir, "--index", 3)
+    assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
+
+
+def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
+    emailrl, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tmp_path / "model")
+    ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode("7 4<|im_end|>").ids)
+    assert len(ids) == 4
+    file = run_dir / "trajectories" / "step-000005.jsonl"
+    write_trajectories(file, [make("decoded", ids=ids, text="7 4")])
+    _, out, _ = emailrl("inspect-trajectory", file, "--verbose")
+    assert "ids only" in out and f"{ids[0]} ⟨-0.50⟩" in out
+    decoded = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
+    monkeypatch.setenv("MODEL_NAME", str(model))
+    assert decoded in emailrl("inspect-trajectory", file, "--verbose")[1]
+    monkeypatch.delenv("MODEL_NAME")
+    make_checkpoint(run_dir / "best_model", model)
+    assert decoded in emailrl("inspect-trajectory", file, "--verbose")[1]
+    write_trajectories(file, [make("other", ids=ids, text="written by another tokenizer")])
+    assert "ids only" in emailrl("inspect-trajectory", file, "--verbose")[1]
+
+
+def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
+    notes = [{"id": "t1", "advantage": 0.75}, {"id": "t2", "advantage": -1.25}]
+    write_records(run_dir / "training" / "step-000004.jsonl", notes)
+    assert "-1.2500" in emailrl("inspect-trajectory", run_dir)[1]
+    assert "Advantage" not in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "line"),
+    [
+        ('{"id": "x"}\n', 1, "line 1: not a trajectory, 'token_ids' is missing"),
+        ("[1]\n", 1, "line 1: expected a JSON object, found list"),
+        ('{"id": \n{"id": "x"}\n', 1, "line 1: not JSON"),
+        ("", 2, "holds no whole trajectory yet"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(emailrl, tmp_path: Path, content: str, code: int, line: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(content)
+    ended, out, error = emailrl("inspect-trajectory", "bad.jsonl")
+    assert (ended, out) == (code, "")
+    assert line in error and error.count("\n") == 1
+
+
+def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000004.jsonl"
+    with file.open("a") as stream:
+        stream.write('{"id": "torn", "scena')
+    code, out, error = emailrl("inspect-trajectory", file)
+    assert code == 0 and "question of t2" in out
+    assert "line 4: not whole yet" in error
+
+
+def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
+    assert emailrl("inspect-trajectory")[0] == 2
+    code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
+    assert code == 2 and "\x1b" not in error and error.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    assert "No trajectory file under empty." in emailrl("inspect-trajectory", "empty")[2]
+
+
+def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000004.jsonl"
+    seen = follow([run_dir], poll_seconds=0.01)
+    assert next(seen)[2].id == "t2"
+
+    def write() -> None:
+        time.sleep(0.05)
+        line = json.dumps(json.loads(file.read_text().splitlines()[0]) | {"id": "t3"}) + "\n"
+        with file.open("a") as stream:  # in two halves, as a crash or a slow disk would leave it
+            stream.write(line[:20])
+            stream.flush()
+            time.sleep(0.05)
+            stream.write(line[20:])
+        time.sleep(0.1)
+        with TrajectoryWriter(run_dir / "trajectories" / "step-000005.jsonl") as writer:
+            writer.append(replace(make("t4"), step=5))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert [(position, t.id) for _, position, t in (next(seen), next(seen))] == [(3, "t3"), (0, "t4")]
+    thread.join()

@@ -1,0 +1,128 @@
+"""Doctor: what it finds on a machine, that it never crashes, and that it shows no secret."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from tiny import make_database
+
+from emailrl import doctor
+from emailrl.doctor import Check, examine
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty directory, and a torch that answers without being imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_child", lambda *_: {"version": "2.13.0", "cuda": None, "gpus": []})
+    return tmp_path
+
+
+def found(**by: str) -> Check:
+    [check] = [each for each in examine() if all(getattr(each, name) == value for name, value in by.items())]
+    return check
+
+
+def test_an_empty_directory_is_no_emergency(quick: Path) -> None:
+    checks = examine()
+    assert not [check for check in checks if check.fatal]
+    assert all(check.remedy for check in checks if check.status != "ok")
+    assert found(name="sqlite fts5").status == "ok"
+    assert found(name="gpu").status == "note"
+    database = found(name="database")
+    assert database.status == "missing" and "emailrl gen-db --source demo" in database.remedy
+
+
+def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMAILRL_DB", str(make_database(quick / "mail.db")))
+    assert found(name="database").status == "ok" and "3 mails" in found(name="database").found
+    sqlite3.connect(quick / "other.db").execute("CREATE TABLE emails (id)").connection.close()
+    monkeypatch.setenv("EMAILRL_DB", str(quick / "other.db"))
+    assert found(name="database").status == "broken" and "emails_fts" in found(name="database").found
+
+
+def test_questions_are_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(name="questions").status == "note"
+    (quick / "q.jsonl").write_text("{}\n\n{}\n")
+    monkeypatch.setenv("EMAILRL_QUESTIONS", "q.jsonl")
+    assert found(name="questions").found == "q.jsonl, 2 questions"
+    monkeypatch.setenv("EMAILRL_QUESTIONS", "none.jsonl")
+    assert found(name="questions").status == "missing"
+
+
+def test_no_secret_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-very-secret")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb-very-secret")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    checks = examine()
+    assert "very-secret" not in repr(checks)
+    assert {check.name: check.status for check in checks if check.area == "accounts"} == {
+        "wandb": "ok",
+        "OPENROUTER_API_KEY": "ok",
+    }
+
+
+def test_wandb_login_is_read_from_netrc(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(quick / "netrc"))
+    assert found(area="accounts", name="wandb").status == "note"
+    (quick / "netrc").write_text("machine api.wandb.ai login user password hidden\n")
+    assert found(area="accounts", name="wandb").status == "ok"
+
+
+def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name in ("peft", "vllm"):
+            raise metadata.PackageNotFoundError(name)
+        return "0.0.1" if name == "rich" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
+    assert peft.fatal and peft.remedy.startswith('pip install "peft')
+    assert vllm.status == "note" and vllm.remedy == 'pip install "emailrl[vllm]"'
+    assert rich.status == "note" and rich.found.startswith("0.0.1, made for ")
+
+
+def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    (quick / "breaks.py").write_text("raise ImportError('libfoo.so: cannot open')")
+    (quick / "kills.py").write_text("import os; os.abort()")
+    monkeypatch.setenv("PYTHONPATH", str(quick))
+    assert doctor.import_errors(["json", "breaks"]) == {"breaks": "ImportError: libfoo.so: cannot open"}
+    assert "kills" in doctor.import_errors(["kills"])
+
+
+def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_child", lambda *_: "ImportError: libcudart.so.13")
+    torch = found(area="hardware", name="torch")
+    assert torch.fatal and "libcudart" in torch.found
+
+
+def test_a_look_that_fails_is_a_check_not_a_crash(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: 1 / 0)
+    assert found(area="hardware", name="look").found == "ZeroDivisionError: division by zero"
+
+
+def test_settings_that_cannot_be_read_are_fatal(quick: Path) -> None:
+    (quick / "emailrl.toml").write_text("max_stepz = 3\n")
+    check = found(area="settings")
+    assert check.fatal and "max_stepz" in check.found
+
+
+def test_the_command_exits_by_what_is_essential(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from emailrl.cli.doctor import doctor as command
+
+    command(deep=False, json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
+    command(deep=False, json=False)
+    assert "→ Build it: emailrl gen-db --source demo" in capsys.readouterr().out.replace("\n", " ").replace("  ", "")
