@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 def gen_db(
     source: Annotated[
-        str, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path: its kind is told by its content.")
-    ] = "hf",
+        str | None, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path of any kind; default: EMAILRL_SOURCE.")
+    ] = None,
     db: Db = None,
     limit: Limit = None,
     append: Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")] = False,
@@ -47,8 +46,8 @@ def gen_db(
     """
     from emailrl.settings import load_settings
 
-    settings = load_settings({"db": db}).store
-    if source == "demo":
+    settings = load_settings({"db": db, "source": source}).store
+    if settings.source == "demo":
         from emailrl.store.demo import write_demo
 
         report = write_demo(settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit)
@@ -56,7 +55,7 @@ def gen_db(
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
-        opened = open_source(source, allow_truncated=allow_truncated)
+        opened = open_source(settings.source, allow_truncated=allow_truncated)
         with _progress_bar(opened) as progress:
             report = build_database(
                 opened.emails(workers), settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,

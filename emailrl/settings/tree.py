@@ -51,6 +51,8 @@ class LoraSettings(Section):
 class StoreSettings(Section):
     db: Annotated[Path, Env("EMAILRL_DB")] = Path("data/enron_emails.db")
     """The mail database."""
+    source: str = "hf"
+    """What gen-db reads: hf (the Enron mails of ART-E on the hub), demo, or a path."""
     max_body_chars: NonNegative = 5000
     """Mails with longer bodies are skipped by gen-db (ART-E); 0 keeps all."""
     max_recipients: NonNegative = 30

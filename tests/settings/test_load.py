@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from emailrl.errors import UsageError
 from emailrl.settings import Settings, load_settings
+from emailrl.settings.names import leaves
 
 Load = Callable[..., Settings]
 
@@ -285,3 +287,19 @@ def test_presets_set_what_they_say_and_nothing_else(load: Load, preset: str, val
 def test_an_unknown_preset_names_the_nearest(refused: Any) -> None:
     line = refused(None, "qick")
     assert line == "unknown preset 'qick'. Did you mean quick? Presets: quick, small, medium, full, paper, guide."
+
+
+def test_every_setting_reads_its_own_default_back(load: Load, tmp_path: Path) -> None:
+    """What metadata shows can be written into any source: text of the environment, or a value of the file."""
+    written = {leaf: load().public()[leaf.section][leaf.field] for leaf in leaves() if not leaf.secret}
+    environ = {
+        leaf.env_names[-1]: str(value).lower() if isinstance(value, bool) else str(value)
+        for leaf, value in written.items()
+    }
+    assert load(**environ) == load()
+    lines = (f"{leaf.key} = {json.dumps(value)}" for leaf, value in written.items() if value is not None)
+    (tmp_path / "emailrl.toml").write_text("\n".join(lines))
+    settings = load().public()
+    for leaf, value in written.items():
+        expected = str(tmp_path / value) if leaf.is_path and value is not None else value
+        assert settings[leaf.section][leaf.field] == expected
