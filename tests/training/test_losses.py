@@ -1,0 +1,236 @@
+"""Losses against numbers worked out by hand, and the properties a mask and a clip must have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, tensor
+
+from emailrl.training.losses import aggregate, count_for, importance_weights, policy_loss, value_loss
+
+NAN, INF = math.nan, math.inf
+
+
+def from_ratio(ratio: float, advantage: float, **options: Any) -> tuple[float, float]:
+    """Loss and its gradient to the log-probability, for one token."""
+    logprobs = tensor([[math.log(ratio) - 1.0]], requires_grad=True)
+    loss, _ = policy_loss(logprobs, tensor([[-1.0]]), tensor([[advantage]]), torch.ones(1, 1), **options)
+    loss.backward()
+    assert logprobs.grad is not None
+    return loss.item(), logprobs.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "options", "loss", "gradient"),
+    [
+        (1.0, 2.0, {}, -2.0, -2.0),
+        (1.5, 1.0, {}, -1.2, 0.0),
+        (1.5, -1.0, {}, 1.5, 1.5),
+        (0.5, 1.0, {}, -0.5, -0.5),
+        (0.5, -1.0, {}, 0.8, 0.0),
+        (1.5, 1.0, {"clip_high": 0.28}, -1.28, 0.0),
+        (0.5, -1.0, {"clip_low": 0.1}, 0.9, 0.0),
+        (5.0, -1.0, {"dual_clip": 3.0}, 3.0, 0.0),
+        (2.0, -1.0, {"dual_clip": 3.0}, 2.0, 2.0),
+        (5.0, 1.0, {"dual_clip": 3.0}, -1.2, 0.0),
+        (1.5, 1.0, {"weights": tensor([[0.5]])}, -0.6, 0.0),
+        (0.5, 1.0, {"weights": tensor([[0.5]])}, -0.25, -0.25),
+    ],
+)
+def test_one_token(ratio: float, advantage: float, options: dict[str, Any], loss: float, gradient: float) -> None:
+    assert from_ratio(ratio, advantage, **options) == pytest.approx((loss, gradient), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "length", "loss", "gradient"),
+    [
+        # Token losses [1] and [3, 3, 3].
+        ("token_mean", None, 2.5, [[0.25, 0, 0], [0.75, 0.75, 0.75]]),
+        ("sequence_mean", None, 2.0, [[0.5, 0, 0], [0.5, 0.5, 0.5]]),
+        ("constant", 5, 1.0, [[0.1, 0, 0], [0.3, 0.3, 0.3]]),
+    ],
+)
+def test_aggregation(aggregation: Any, length: int | None, loss: float, gradient: list[list[float]]) -> None:
+    logprobs = tensor([[-1.0, NAN, -1.0], [-1.0, -1.0, -1.0], [INF, 0.0, 0.0]], requires_grad=True)
+    mask = tensor([[1, 0, 0], [1, 1, 1], [0, 0, 0]])  # the last row is padding: no sequence at all
+    result, metrics = policy_loss(
+        logprobs, torch.full((3, 3), -1.0), tensor([-1.0, -3.0, NAN]), mask,
+        aggregation=aggregation, constant_length=length,
+    )  # fmt: skip
+    result.backward()
+    assert result.item() == pytest.approx(loss, abs=1e-6)
+    torch.testing.assert_close(logprobs.grad, tensor([*gradient, [0.0, 0.0, 0.0]]), atol=1e-6, rtol=0)
+    assert metrics["ratio_mean"] == 1.0
+
+
+def test_sequence_ratio() -> None:
+    # Log-ratios ln 4 and 0, mean ln 2: both tokens get ratio 2, and half of its gradient.
+    logprobs = tensor([[math.log(4.0) - 3.0, NAN, -3.0]], requires_grad=True)
+    old, mask = tensor([[-3.0, 0.0, -3.0]]), tensor([[True, False, True]])
+    loss, metrics = policy_loss(logprobs, old, tensor([[-1.0, 9.0, -1.0]]), mask, ratio_level="sequence")
+    loss.backward()
+    assert loss.item() == pytest.approx(2.0, abs=1e-5)
+    torch.testing.assert_close(logprobs.grad, tensor([[1.0, 0.0, 1.0]]), atol=1e-5, rtol=0)
+    assert metrics["ratio_max"] == pytest.approx(2.0, abs=1e-5)
+    clipped, _ = policy_loss(logprobs, old, tensor([[1.0, 9.0, 1.0]]), mask, ratio_level="sequence")
+    assert clipped.item() == pytest.approx(-1.2, abs=1e-5)
+
+
+def test_metrics() -> None:
+    logprobs = torch.log(tensor([[1.5, 0.5, 1.5, 1.0, 9.0]]))
+    _, metrics = policy_loss(
+        logprobs, torch.zeros(1, 5), tensor([[1.0, -1.0, -1.0, 1.0, 1.0]]), tensor([[1, 1, 1, 1, 0]])
+    )
+    assert metrics == pytest.approx(
+        # k3 of old against new: (r - 1 - ln r), mean of 0.0945349 twice, 0.1931472 and 0
+        {"clip_fraction": 0.5, "ratio_mean": 1.125, "ratio_min": 0.5, "ratio_max": 1.5, "approx_kl": 0.0955542},
+        abs=1e-6,
+    )
+
+
+@pytest.mark.parametrize("garbage", [3.0, NAN, INF, -INF])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float64])
+@pytest.mark.parametrize("ratio_level", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_what_stands_outside_the_mask_never_leaks(
+    garbage: float, dtype: torch.dtype, ratio_level: Any, aggregation: Any
+) -> None:
+    def run(fill: float) -> tuple[float, Tensor]:
+        def row(*numbers: float) -> list[float]:
+            return [numbers[0], fill, numbers[1]]
+
+        logprobs = tensor([row(-1.0, -2.0), [fill] * 3], requires_grad=True)
+        loss, metrics = policy_loss(
+            logprobs, tensor([row(-1.1, -1.7), [fill] * 3]), tensor([row(0.5, -2.0), [fill] * 3]), mask,
+            weights=tensor([row(0.9, 1.1), [fill] * 3]), dual_clip=3.0,
+            ratio_level=ratio_level, aggregation=aggregation, constant_length=4,
+        )  # fmt: skip
+        loss.backward()
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert logprobs.grad is not None
+        return loss.item(), logprobs.grad
+
+    mask = tensor([[1, 0, 1], [0, 0, 0]]).to(dtype)
+    clean_loss, clean_gradient = run(0.0)
+    loss, gradient = run(garbage)
+    assert loss == clean_loss and loss != 0
+    assert torch.equal(gradient, clean_gradient)
+    assert not gradient[mask == 0].any() and gradient[0, 0] != 0
+
+
+@pytest.mark.parametrize("denominator", [None, 0, 7])
+def test_a_batch_without_trainable_tokens_is_worth_nothing(denominator: float | None) -> None:
+    x = torch.full((2, 3), NAN, requires_grad=True)
+    mask = torch.zeros(2, 3)
+    for loss, _ in (
+        policy_loss(x, x, x, mask, denominator=denominator),
+        policy_loss(x, x, x, mask, aggregation="sequence_mean", ratio_level="sequence", denominator=denominator),
+        value_loss(x, x, x, mask, clip=0.2, denominator=denominator),
+    ):
+        assert loss.item() == 0
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert gradient.tolist() == [[0.0] * 3] * 2
+    for kind in ("tis", "icepop", "sequence_mask"):
+        assert importance_weights(x, x, mask, kind=kind).tolist() == [[0.0] * 3] * 2
+
+
+def test_extreme_ratios_stay_finite() -> None:
+    logprobs = tensor([[-1.0, -500.0]], requires_grad=True)
+    loss, _ = policy_loss(logprobs, tensor([[-500.0, -1.0]]), tensor([[1.0, 1.0]]), torch.ones(1, 2))
+    loss.backward()
+    assert loss.item() == pytest.approx(-0.6, abs=1e-5)  # -(1.2 + e^-20) / 2
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [[0.0, 0.0]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    cut=st.integers(1, 4),
+    aggregation=st.sampled_from(["token_mean", "sequence_mean", "constant"]),
+    ratio_level=st.sampled_from(["token", "sequence"]),
+)
+def test_splitting_into_micro_batches_changes_nothing(seed: int, cut: int, aggregation: Any, ratio_level: Any) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    old, noise, advantages = (torch.randn(5, 6, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.rand(5, 6, generator=generator) < 0.5
+    options: dict[str, Any] = {"aggregation": aggregation, "ratio_level": ratio_level, "constant_length": 9}
+    gradients = []
+    for bounds in ([(0, 5)], [(0, cut), (cut, 5)]):
+        logprobs = (old + 0.3 * noise).requires_grad_()
+        denominator = sum(float(count_for(mask[a:b], aggregation, 9)) for a, b in bounds)
+        for a, b in bounds:
+            part = (logprobs[a:b], old[a:b], advantages[a:b], mask[a:b])
+            policy_loss(*part, denominator=denominator, **options)[0].backward()
+        gradients.append(logprobs.grad)
+    whole = (old + 0.3 * noise).requires_grad_()
+    policy_loss(whole, old, advantages, mask, **options)[0].backward()
+    torch.testing.assert_close(gradients[0], whole.grad, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradients[1], whole.grad, atol=1e-12, rtol=0)
+
+
+def test_importance_weights() -> None:
+    # Ratios 2, 1/4, 8: the first row's geometric mean is 4^(1/3) = 1.59, the second's (8 * 8)^(1/2) = 8.
+    old = torch.log(tensor([[2.0, 0.25, 8.0], [8.0, 1.0, 8.0]])).requires_grad_()
+    sampler, mask = tensor([[0.0, 0.0, 0.0], [0.0, NAN, 0.0]]), tensor([[1, 1, 1], [1, 0, 1]])
+    expected = {
+        "tis": [[2, 0.5, 5], [5, 0, 5]],
+        "icepop": [[2, 0, 0], [0, 0, 0]],
+        "sequence_mask": [[2, 0.25, 8], [0, 0, 0]],
+    }
+    for kind, weights in expected.items():
+        actual = importance_weights(old, sampler, mask, kind=kind)  # type: ignore[arg-type]
+        torch.testing.assert_close(actual, tensor(weights, dtype=torch.float32), atol=1e-5, rtol=0)
+        assert not actual.requires_grad
+    narrow = importance_weights(old, sampler, mask, low=1.0, high=3.0)
+    torch.testing.assert_close(narrow, tensor([[2.0, 1.0, 3.0], [3.0, 0.0, 3.0]]), atol=1e-5, rtol=0)
+
+
+def test_value_loss() -> None:
+    values = tensor([[1.0, NAN, 3.0]], requires_grad=True)
+    old, returns, mask = tensor([[0.0, NAN, 3.0]]), tensor([[2.0, NAN, 2.0]]), tensor([[1, 0, 1]])
+    loss, _ = value_loss(values, old, returns, mask)
+    assert loss.item() == pytest.approx(0.5)  # half of (1 + 1), over 2 tokens
+    # Clipped to 0.5 the first is off by 1.5: half of (2.25 + 1), over 2 tokens; it has no gradient then.
+    loss, metrics = value_loss(values, old, returns, mask, clip=0.5)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.8125)
+    assert metrics == {"value_clip_fraction": 0.5}
+    torch.testing.assert_close(values.grad, tensor([[0.0, 0.0, 0.5]]))
+    assert value_loss(values, old, returns, mask, clip=0.5, denominator=4)[0].item() == pytest.approx(0.40625)
+
+
+def test_targets_get_no_gradient() -> None:
+    x = torch.zeros(1, 1, requires_grad=True)
+    loss, _ = policy_loss(x, x, tensor([[2.0]]), torch.ones(1, 1))
+    loss.backward()
+    assert x.grad is not None and x.grad.item() == -2.0  # not 0: old log-probs given undetached are detached here
+
+
+def test_float64_is_kept() -> None:
+    logprobs = tensor([[-1.0 + 1e-12]], dtype=torch.float64)
+    old = tensor([[-1.0]], dtype=torch.float64)
+    loss, _ = policy_loss(logprobs, old, torch.ones(1, 1), torch.ones(1, 1))
+    assert loss.dtype == torch.float64 and loss.item() == pytest.approx(-1 - 1e-12, abs=1e-15)
+    half, _ = policy_loss(logprobs.half(), old.half(), torch.ones(1, 1), torch.ones(1, 1))
+    assert half.dtype == torch.float32
+
+
+def test_bad_arguments() -> None:
+    x, mask = torch.zeros(1, 2), torch.ones(1, 2)
+    with pytest.raises(ValueError, match="does not match the loss_mask's"):
+        policy_loss(x, x, x, torch.ones(1, 3))
+    with pytest.raises(ValueError, match="dual_clip must be above 1"):
+        policy_loss(x, x, x, mask, dual_clip=1.0)
+    with pytest.raises(ValueError, match="needs a constant_length"):
+        policy_loss(x, x, x, mask, aggregation="constant")
+    with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
+        aggregate(x, mask, "mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown ratio_level"):
+        policy_loss(x, x, x, mask, ratio_level="word")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown importance correction"):
+        importance_weights(x, x, mask, kind="none")  # type: ignore[arg-type]
