@@ -29,13 +29,14 @@ from emailrl.errors import EmailRLError
 if TYPE_CHECKING:
     from torch import nn
 
-PREFILL_TOKENS = 4096
-"""Most tokens, padding included, that one pass over new prompts reads."""
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
+keeps it busy."""
 
 
 class TransformersEngine:
-    """Samples from ``model`` (a causal language model, or a PEFT model around one; its own weights until
-    ``load_adapter`` names others).
+    """Samples from ``model``, a causal language model or a PEFT model around one: from its bare base until
+    ``load_adapter`` names a version.
 
     ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
     at once; ``max_model_len`` bounds prompt and completion together. The same requests give the same completions.
@@ -59,6 +60,7 @@ class TransformersEngine:
         self.adapter_sha256: str | None = None
         self._cache = SlotCache(self._config.num_hidden_layers)
         self._slots = Slots(self._cache, max_rows)
+        self._prefill_tokens = PREFILL_TOKENS.get(device_of(model).type, PREFILL_TOKENS["cuda"])
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
@@ -161,10 +163,10 @@ class TransformersEngine:
         rows = self._slots.rows
         chunk = [unread[0]]
         for slot in unread[1:]:
-            if (len(chunk) + 1) * rows[slot].missing > PREFILL_TOKENS:
+            if (len(chunk) + 1) * rows[slot].missing > self._prefill_tokens:
                 break
             chunk.append(slot)
-        new = min(rows[chunk[-1]].missing, PREFILL_TOKENS)
+        new = min(rows[chunk[-1]].missing, self._prefill_tokens)
         ids = [rows[slot].tokens[rows[slot].held : -1][:new] for slot in chunk]
         self._forward([row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk], chunk)
         for slot, row in zip(chunk, ids, strict=True):

@@ -40,7 +40,7 @@ class Scores(Protocol):
 class Collector:
     """Plays scenarios with one engine. ``renderer`` is None for chat engines.
 
-    ``make_environment`` says what is played on each scenario's mailbox in ``db``: the mail agent, unless told otherwise.
+    ``make_environment`` says what is played on a scenario's mailbox in ``db``; by default the mail agent.
     """
 
     def __init__(

@@ -1,0 +1,206 @@
+"""``emailrl rollout``: let a policy play questions on a mailbox and keep what it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Db, Engine, Json, Model, Overwrite, Questions, Seed
+from emailrl.cli.output import print_json, progress_console
+from emailrl.errors import EmailRLError, UsageError
+
+if TYPE_CHECKING:
+    from emailrl.evaluation import Evaluation
+    from emailrl.rollout.collect import Collector
+    from emailrl.settings import Settings
+    from emailrl.trajectory import Scenario, Trajectory
+
+
+def rollout(
+    model: Model = None,
+    engine: Engine = None,
+    num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
+    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="JSONL to write; default: the next free one in rollouts/.")] = None,
+    questions: Questions = None,
+    db: Db = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,
+    seed: Seed = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Play questions with a policy, score the answers, and write every trajectory with its tokens.
+
+    Ctrl-C keeps the trajectories that have ended.
+
+    Examples:
+
+    \b
+      emailrl rollout --model nano --num-scenarios 50
+      emailrl rollout --model nano --group-size 6 --temperature 1 --split train
+      emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
+    """
+    from emailrl.evaluation import Evaluation
+    from emailrl.settings import load_settings
+
+    settings = load_settings(
+        {
+            "model_name": model,
+            "engine": engine,
+            "db": db,
+            "questions": questions,
+            "temperature": temperature,
+            "seed": seed,
+        }
+    )
+    target = _target(out, settings.output.output_dir.parent / "rollouts", overwrite=overwrite)
+    scenarios, notes = _scenarios(settings, split, num_scenarios)
+    console = progress_console()
+    for note in notes:
+        console.print(note, style="yellow", markup=False)
+    ended, seconds = _play(_collector(settings), scenarios, group_size, split, target)
+    result = Evaluation.of(ended)
+    _print_summary(result, seconds, settings, target)
+    if result.exceptions == len(ended):
+        raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
+    if json:
+        print_json(
+            {
+                "out": target,
+                "num_trajectories": len(ended),
+                "mean_reward": result.reward,
+                "accuracy": result.accuracy,
+                "exceptions": result.exceptions,
+                "seconds": seconds,
+            }
+        )
+
+
+def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
+    """The file to write, its folder there and open to writing; nothing is replaced unless asked for."""
+    import os
+
+    if out is None:
+        number = 1
+        while (folder / f"rollout-{number:03d}.jsonl").exists():
+            number += 1
+        out = folder / f"rollout-{number:03d}.jsonl"
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder.", "Give --out a file name.")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists.", "Give another --out, or --overwrite.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"{out.parent} cannot be written to.", "Give another --out.")
+    return out
+
+
+def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenario], list[str]]:
+    """The questions, and what a table made from them must say. Nothing is compared, so inboxes may be shared."""
+    from emailrl.scenarios import load_scenario_set
+
+    if split not in ("train", "val", "test", "all"):
+        raise UsageError(f"No such split: {split!r}.", "Use train, val, test or all.")
+    chosen = load_scenario_set(
+        None,
+        None if split == "all" else split,  # type: ignore[arg-type]
+        limit=limit,
+        seed=settings.training.seed,
+        data=settings.data,
+        check_inboxes=False,
+    )
+    return chosen.scenarios, chosen.notes
+
+
+def _collector(settings: Settings) -> Collector:
+    """Policy, engine and collector for the settings."""
+    from emailrl.engines import build_engine
+    from emailrl.policy.load import load_policy
+    from emailrl.rollout.collect import build_collector
+
+    policy = load_policy(settings)
+    engine = build_engine(settings, policy)
+    engine.load_adapter(None, policy.base_model)
+    return build_collector(settings, policy, engine)
+
+
+def _play(
+    collector: Collector, scenarios: list[Scenario], group_size: int, split: str, target: Path
+) -> tuple[list[Trajectory], float]:
+    """Roll out and write; when interrupted, the trajectories that ended are scored and written all the same."""
+    import time
+
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from emailrl.recording import write_trajectories
+
+    ended: list[Trajectory] = []
+    columns = (TextColumn("rollout"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    started = time.perf_counter()
+    with Progress(*columns, console=progress_console()) as bar:
+        task = bar.add_task("", total=len(scenarios) * group_size)
+
+        def note(trajectory: Trajectory) -> None:
+            ended.append(trajectory)
+            bar.advance(task)
+
+        try:
+            groups = collector.collect(
+                scenarios, group_size, step=0, seed=collector.settings.training.seed, split_label=split, progress=note
+            )
+        except KeyboardInterrupt:
+            collector.scorer.score(ended)
+            write_trajectories(target, ended)
+            bar.console.print(f"{len(ended)} ended trajectories kept in {target}", markup=False, soft_wrap=True)
+            raise
+    ended = [trajectory for group in groups for trajectory in group.trajectories]
+    write_trajectories(target, ended)
+    return ended, time.perf_counter() - started
+
+
+def _print_summary(result: Evaluation, seconds: float, settings: Settings, target: Path) -> None:
+    """The table on stderr; names from outside are printed as plain text."""
+    from collections import Counter
+
+    from rich.table import Table
+    from rich.text import Text
+
+    trajectories = result.trajectories
+    reasons = Counter(str(t.stop_reason or "none") for t in trajectories)
+    broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
+    low, high = result.interval
+    # Rollouts of one question are not independent: an interval over them would be too narrow.
+    repeated = len({t.group_id for t in trajectories}) < len(trajectories)
+    rows = {
+        "policy": f"{settings.model.name}, temperature {settings.agent.temperature:g}",
+        "trajectories": f"{len(trajectories)} in {seconds:.1f} s ({len(trajectories) / seconds:.2f} a second)",
+        "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
+        "mean reward": _number(result.reward),
+        "turns": _number(result.rubric.get("num_turns")),
+        "tokens": _number(result.tokens, 0),
+        "found / read source": " / ".join(
+            f"{result.rubric.get(name, 0):.1%}" for name in ("ever_found_right_email", "ever_read_right_email")
+        ),
+        "ended": ", ".join(f"{reason} {count}" for reason, count in reasons.most_common()),
+        "broken prefixes": str(broken),
+        "exceptions": str(result.exceptions),
+        "written": str(target),
+    }
+    table = Table(show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    progress_console().print(table)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
