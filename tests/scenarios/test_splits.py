@@ -1,0 +1,81 @@
+"""Splits share no inbox, and a sample keeps the mix of its set."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from emailrl.errors import UsageError
+from emailrl.scenarios.splits import assign_inboxes, check_disjoint, cut_val, mixed_order, shared_inboxes
+from emailrl.trajectory import Scenario
+from tests.scenarios.conftest import scenario
+
+
+def questions(counts: dict[str, int], split: str | None = "train") -> list[Scenario]:
+    inboxes = [inbox for inbox, count in counts.items() for _ in range(count)]
+    return [scenario(number, inbox, split) for number, inbox in enumerate(inboxes)]
+
+
+def test_an_inbox_in_two_splits_is_an_error_that_names_it_and_the_flag() -> None:
+    mixed = [scenario(1, "a@x", "train"), scenario(2, "b@x", "test"), scenario(3, "b@x", "train")]
+    assert shared_inboxes(mixed) == {"b@x": ["train", "test"]}
+    with pytest.raises(UsageError) as raised:
+        check_disjoint(mixed, "q.jsonl", allow_shared=False)
+    assert "q.jsonl: inbox b@x stands in the splits train and test" in str(raised.value)
+    assert "--allow-shared-inbox" in raised.value.hint
+    note = check_disjoint(mixed, "q.jsonl", allow_shared=True)
+    assert note is not None and "b@x" in note
+    assert check_disjoint(mixed[:2], "q.jsonl", allow_shared=False) is None
+
+
+def test_val_is_cut_by_whole_inboxes_and_leaves_one_to_train() -> None:
+    train = questions({"a@x": 10, "b@x": 10, "c@x": 10, "d@x": 10})
+    val, note = cut_val(train, 10, "q", allow_shared=False)
+    inboxes = {s.inbox_address for s in train if s.id in val}
+    assert note is None and len(inboxes) == 1 and len(val) == 10  # min(10, a fifth of 40) takes one inbox
+    shuffled, _ = cut_val(train[::-1], 10, "q", allow_shared=False)
+    assert shuffled == val
+
+    val, _ = cut_val(questions({"a@x": 1, "b@x": 1}), 100, "q", allow_shared=False)
+    assert len(val) == 1
+
+
+def test_a_small_inbox_is_cut_before_one_that_holds_most_questions() -> None:
+    for large in ("a@x", "b@x", "c@x"):
+        counts = {"a@x": 5, "b@x": 5, "c@x": 5} | {large: 100}
+        train = questions(counts)
+        val, _ = cut_val(train, 100, "q", allow_shared=False)
+        assert large not in {s.inbox_address for s in train if s.id in val}
+
+
+def test_a_single_inbox_is_cut_by_question_only_when_allowed() -> None:
+    train = questions({"a@x": 10})
+    with pytest.raises(UsageError, match=r"only one inbox \(a@x\).*--allow-shared-inbox"):
+        cut_val(train, 100, "q", allow_shared=False)
+    val, note = cut_val(train, 100, "q", allow_shared=True)
+    assert len(val) == 2 and note is not None and "a@x" in note  # a fifth of ten
+    with pytest.raises(UsageError, match="one training question cannot be split"):
+        cut_val(train[:1], 100, "q", allow_shared=True)
+
+
+def test_inboxes_are_assigned_whatever_their_order() -> None:
+    inboxes = [f"p{n}@x" for n in range(20)]
+    splits = assign_inboxes(inboxes)
+    assert Counter(splits.values()) == {"train": 12, "test": 5, "val": 3}
+    assert assign_inboxes(inboxes[::-1]) == splits
+    assert sorted(assign_inboxes(["a", "b", "c"]).values()) == ["test", "train", "val"]
+    assert sorted(assign_inboxes(["a", "b"]).values()) == ["test", "train"]
+    assert assign_inboxes(["a"]) == {"a": "test"}
+
+
+def test_every_prefix_of_a_mixed_order_keeps_the_mix() -> None:
+    whole = [scenario(n, f"i{n % 5}@x", kind="common" if n % 4 else "rare") for n in range(400)]
+    order = mixed_order(whole, seed=1)
+    assert sorted(s.id for s in order) == sorted(s.id for s in whole)
+    for size in (40, 100, 200):
+        kinds = Counter(s.kind for s in order[:size])
+        assert abs(kinds["rare"] - size / 4) <= 1
+        assert all(abs(n - size / 5) <= 2 for n in Counter(s.inbox_address for s in order[:size]).values())
+    assert mixed_order(whole, seed=1) == order
+    assert mixed_order(whole, seed=2) != order
