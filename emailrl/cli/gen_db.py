@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def gen_db(
     source: Annotated[
-        str | None, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path of any kind; default: EMAILRL_SOURCE.")
+        str | None, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path; its content tells its kind.")
     ] = None,
     db: Db = None,
     limit: Limit = None,

@@ -292,10 +292,7 @@ def test_an_unknown_preset_names_the_nearest(refused: Any) -> None:
 def test_every_setting_reads_its_own_default_back(load: Load, tmp_path: Path) -> None:
     """What metadata shows can be written into any source: text of the environment, or a value of the file."""
     written = {leaf: load().public()[leaf.section][leaf.field] for leaf in leaves() if not leaf.secret}
-    environ = {
-        leaf.env_names[-1]: str(value).lower() if isinstance(value, bool) else str(value)
-        for leaf, value in written.items()
-    }
+    environ = {leaf.env_names[-1]: str(value) for leaf, value in written.items()}
     assert load(**environ) == load()
     lines = (f"{leaf.key} = {json.dumps(value)}" for leaf, value in written.items() if value is not None)
     (tmp_path / "emailrl.toml").write_text("\n".join(lines))
