@@ -29,3 +29,33 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in by_env_name():
         if name != "WANDB_MODE":
             monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Qwen3 of some 60 thousand weights (tied embeddings) and a byte tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny_model")
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary | {"<|end|>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=257,
+            hidden_size=32,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
