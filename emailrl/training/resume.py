@@ -7,6 +7,7 @@ place in the questions and counters come from the checkpoint, and all that was r
 from __future__ import annotations
 
 import fcntl
+import pickle
 import random
 import re
 import secrets
@@ -191,9 +192,9 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
         torch.set_rng_state(generators["torch"])
         if torch.cuda.is_available() and "cuda" in generators:
             torch.cuda.set_rng_state_all(generators["cuda"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        path = checkpoint.path / STATE_FILE
-        raise EmailRLError(f"{path} cannot be read ({error}).", "Use another checkpoint.") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        path, reason = checkpoint.path / STATE_FILE, str(error).partition("\n")[0]
+        raise EmailRLError(f"{path} cannot be read ({reason}).", "Use another checkpoint.") from None
     return state, saved["updater"]
 
 

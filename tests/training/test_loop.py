@@ -1,0 +1,238 @@
+"""The loop with scripted parts: the order of events, steps that teach nothing, rollouts that all raise, early stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.checkpoints import list_checkpoints
+from emailrl.errors import EmailRLError
+from emailrl.recording import read_records
+from emailrl.settings import EvaluationSettings, OutputSettings, Settings, TrackingSettings, TrainingSettings
+from emailrl.training.algorithms import resolve
+from emailrl.training.interrupts import Interrupts
+from emailrl.training.loop import loop
+from emailrl.training.modes import MODES
+from emailrl.training.resume import take_snapshot
+from emailrl.training.run import Data, Run
+from emailrl.training.state import RunState
+from emailrl.training.tracking import Tracker
+from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
+
+QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
+
+
+class Script:
+    """Every part of a run that would need a model: notes what is asked of it, answers as it was told."""
+
+    def __init__(self, rewards: Callable[[int], list[float]], accuracies: list[float], raises: int | None) -> None:
+        self.rewards, self.accuracies, self.raises = rewards, accuracies, raises
+        self.events: list[str] = []
+        self.observe: Any = None
+        self.base_model, self.lora = "nano", {"rank": 1}
+
+    def save_adapter(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "adapter_model.safetensors").write_text("x")
+
+    def load_adapter(self, path: Path, version: str) -> None:
+        assert path.name == version and (path / "adapter_model.safetensors").exists()
+        self.events.append(f"load {version}")
+
+    def release(self) -> None:
+        self.events.append("release")
+
+    def resume(self) -> None:
+        self.events.append("resume")
+
+    def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
+        evaluating = how.get("split_label") == "val"
+        self.events.append(f"{'evaluate' if evaluating else 'collect'} {step}")
+        groups = []
+        for scenario in scenarios:
+            rewards = [0.0] if evaluating else self.rewards(step)
+            members = [self._play(scenario, n, step, reward) for n, reward in enumerate(rewards)]
+            groups.append(TrajectoryGroup(f"{step}-{scenario.id}", scenario, members))
+        if evaluating:
+            right = round(self.accuracies.pop(0) * len(groups))
+            for group in groups[:right]:
+                group.trajectories[0].rubric["answer_correct"] = True
+        return groups
+
+    def _play(self, scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
+        sample = TokenSample([1, 2, 7], [0, 0, 1], [None, None, -0.5])
+        exception = "OSError: the engine is gone" if step == self.raises else None
+        return Trajectory(
+            f"{step}-{scenario.id}-{number}",
+            f"{step}-{scenario.id}",
+            scenario,
+            turns=[Turn([7], [-0.5], "stop")],
+            samples=[sample],
+            reward=reward,
+            rubric={"answer_correct": reward > 1},
+            exception=exception,
+        )
+
+    def step(self, samples: list[Any], *, step: int) -> dict[str, float]:
+        self.events.append(f"update {step}")
+        for sample in samples:
+            self.observe(sample, [0.0, 0.0, -0.5], [0.0, 0.0, -0.5])
+        tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
+        return {"loss": 0.5, "learning_rate": 1e-5} | tokens
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Played:
+    """A finished run: its script's events, lines said and directory."""
+
+    def __init__(self, run: Run, script: Script, said: list[str]) -> None:
+        self.run, self.events, self.said, self.directory = run, script.events, said, run.directory
+        self.metrics = list(read_records(run.directory / "metrics.jsonl"))
+        self.saved = {item.path.name: item.metadata.step for item in list_checkpoints(run.directory)}
+
+
+def play(
+    directory: Path,
+    *,
+    rewards: Callable[[int], list[float]] = lambda step: [0.0, 1.5],
+    accuracies: tuple[float, ...] = (0.0,) * 9,
+    raises: int | None = None,
+    steps: int = 3,
+    **evaluation: Any,
+) -> Played:
+    settings = Settings(
+        training=TrainingSettings(per_device_train_batch_size=2, num_generations=2, max_steps=steps),
+        evaluation=EvaluationSettings(**{"eval_steps": 2} | evaluation),
+        output=OutputSettings(save_steps=2),
+        tracking=TrackingSettings(wandb_mode="disabled"),
+    )
+    said: list[str] = []
+    script, state = Script(rewards, list(accuracies), raises), RunState()
+    tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
+    part: Any = script
+    run = Run(
+        settings=settings,
+        mode=MODES["masked"],
+        algorithm=resolve(settings),
+        data=Data(QUESTIONS, QUESTIONS, [], "d", "q"),
+        run_id="r",
+        parent=None,
+        directory=directory,
+        state=state,
+        policy=part,
+        engine=part,
+        collector=part,
+        evaluator=part,
+        updater=part,
+        tracker=tracker,
+        interrupts=Interrupts(said.append),
+        total_steps=steps,
+        snapshot=take_snapshot(state),
+    )
+    try:
+        loop(run)
+    except EmailRLError as error:
+        run.rescue()
+        said.append(f"error: {error}")
+    finally:
+        tracker.close()
+    return Played(run, script, said)
+
+
+def test_the_order_of_events(tmp_path: Path) -> None:
+    played = play(tmp_path)
+    assert [event for event in played.events if event not in ("release", "resume")] == [
+        "load v-000000", "evaluate 0",
+        "collect 1", "update 1",
+        "load v-000001", "collect 2", "update 2", "load v-000002", "evaluate 2",
+        "collect 3", "update 3", "load v-000003", "evaluate 3",
+    ]  # fmt: skip
+    assert played.saved == {"best_model": 0, "checkpoint-2": 2, "final": 3}
+    assert [(line["step"], line["epoch"], line.get("eval_accuracy")) for line in played.metrics] == [
+        (1, 0, None),
+        (2, 1, 0.0),  # the questions are done: the next step begins the next epoch
+        (3, 1, 0.0),
+    ]
+    assert sorted(path.name for path in (tmp_path / "policy").iterdir()) == ["v-000002", "v-000003"]
+
+
+def test_the_memory_is_the_trainers_between_rollout_and_rollout(tmp_path: Path) -> None:
+    events = [event.split()[0] for event in play(tmp_path).events]
+    awake = False
+    for event in events:
+        awake = event == "resume" or (awake and event != "release")
+        assert awake == (event in ("resume", "load", "collect", "evaluate")), event
+
+
+def test_a_steps_numbers_are_those_of_its_rollouts(tmp_path: Path) -> None:
+    line = play(tmp_path, rewards=lambda step: [0.0, 1.5], steps=1).metrics[0]
+    assert {name: line[name] for name in ("reward_mean", "reward_median", "reward_min", "reward_max", "accuracy")} == {
+        "reward_mean": 0.75, "reward_median": 0.75, "reward_min": 0.0, "reward_max": 1.5, "accuracy": 0.5,
+    }  # fmt: skip
+    assert line["reward_std"] == pytest.approx(0.8660254)  # of 0, 1.5, 0, 1.5, divided by n - 1
+    assert (line["trainable_tokens"], line["total_tokens"], line["trainable_share"]) == (4, 12, 1 / 3)
+    assert line["num_trajectories"] == 4 and line["exceptions"] == 0
+
+
+def test_what_training_adds_stands_under_the_trajectories_ids(tmp_path: Path) -> None:
+    played = play(tmp_path, rewards=lambda step: [0.0, 1.5] if step == 1 else [0.5, 0.51], steps=2)
+    first, second = (list(read_records(played.directory / f"training/step-00000{step}.jsonl")) for step in (1, 2))
+    sample = {"loss_mask": [0, 0, 1], "old_logprobs": [None, None, -0.5], "ratio": [None, None, 1.0]}
+    for number, record in enumerate(first):
+        expected = 0.70704 if number % 2 else -0.70704  # ±0.75 / (1.06066 + 1e-4)
+        assert record["advantage"] == pytest.approx(expected, abs=1e-5)
+        assert record["dropped"] is None and record["samples"] == [sample]
+    assert [(record["advantage"], record["dropped"], record["samples"]) for record in second] == [
+        (None, "group_low_std", [])
+    ] * 4
+
+
+def test_a_step_without_a_group_left_is_said_and_counted_and_changes_nothing(tmp_path: Path) -> None:
+    played = play(tmp_path, rewards=lambda step: [0.5, 0.5] if step < 3 else [0.0, 1.0])
+    assert [event for event in played.events if event.startswith("update")] == ["update 3"]
+    assert [line["dropped"]["groups_low_std"] for line in played.metrics] == [2, 2, 0]
+    assert [line["loss"] for line in played.metrics] == [None, None, 0.5]
+    assert [line["trainable_tokens"] for line in played.metrics] == [0, 0, 4]
+    said = [line for line in played.said if "no group is left" in line]
+    assert said[1].startswith("Step 2: ") and "2 such steps so far" in said[1]
+
+
+def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(
+    tmp_path: Path,
+) -> None:
+    played = play(tmp_path, raises=2, eval_steps=9)
+    assert played.said[-1].startswith(
+        "error: Every rollout raised (step-000002); the first: OSError: the engine is gone"
+    )
+    assert played.saved == {"best_model": 0, "checkpoint-1": 1}
+    assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
+    assert [line["step"] for line in played.metrics] == [1]
+
+
+def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.25, 0.5, 0.5, 0.25), steps=3, eval_steps=1)
+    assert played.saved["best_model"] == 1
+    assert [line["accuracy_best"] for line in played.metrics] == [0.5, 0.5, 0.5]
+    assert sum("New best accuracy" in line for line in played.said) == 2
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "evaluation", "steps", "reason"),
+    [
+        ((1.0,), {}, 0, "target accuracy 95.0% reached"),
+        ((0.0, 0.5, 1.0), {"eval_steps": 1}, 2, "target accuracy 95.0% reached"),
+        ((0.5, 0.5, 0.25), {"eval_steps": 1, "patience": 2}, 2, "no better accuracy in 2 evaluations"),
+        ((0.5, 0.5, 0.75, 0.5), {"eval_steps": 1, "patience": 2}, 3, "all steps done"),
+    ],
+)
+def test_early_stops(
+    accuracies: tuple[float, ...], evaluation: dict[str, Any], steps: int, reason: str, tmp_path: Path
+) -> None:
+    played = play(tmp_path, accuracies=accuracies, **evaluation)
+    assert len(played.metrics) == steps and played.saved["final"] == steps
+    assert f"Done after step {steps}: {reason}." in played.said[-1]

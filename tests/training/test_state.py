@@ -1,0 +1,93 @@
+"""The order of the questions, the end of a run, and early stopping."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+
+import pytest
+
+from emailrl.settings import EvaluationSettings
+from emailrl.training.state import Cursor, RunState, count_steps, next_questions
+from emailrl.trajectory import Scenario
+
+SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
+
+
+def walk(batches: int, count: int, seed: int = 1, cursor: Cursor | None = None) -> tuple[list[list[str]], Cursor]:
+    taken, cursor = [], cursor or Cursor()
+    for _ in range(batches):
+        questions, cursor = next_questions(SCENARIOS, cursor, count, seed)
+        taken.append([question.id for question in questions])
+    return taken, cursor
+
+
+def test_an_epoch_takes_each_question_once_and_its_last_batch_may_be_shorter() -> None:
+    batches, cursor = walk(6, 2)
+    assert [len(batch) for batch in batches] == [2, 2, 1, 2, 2, 1]
+    first, second = (list(chain(*epoch)) for epoch in (batches[:3], batches[3:]))
+    assert sorted(first) == sorted(second) == list("01234") and first != second
+    assert cursor == Cursor(epoch=2, position=0)
+
+
+def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -> None:
+    whole, _ = walk(7, 2)
+    first, cursor = walk(4, 2)
+    state = RunState(step=4, cursor=cursor)
+    restored = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    rest, _ = walk(3, 2, cursor=restored.cursor)
+    assert first + rest == whole
+    assert walk(3, 2, seed=2)[0] != whole[:3]
+
+
+def test_a_batch_larger_than_the_set_is_the_set() -> None:
+    batches, cursor = walk(2, 9)
+    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("questions", "per_step", "max_steps", "epochs", "steps"),
+    [(10, 2, 200, 2, 10), (10, 2, 7, 2, 7), (10, 4, 200, 2, 6), (10, 2, 200, None, 200), (3, 8, 200, 2, 2)],
+)
+def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: int | None, steps: int) -> None:
+    assert count_steps(questions, per_step, max_steps, epochs) == steps
+
+
+def evaluated(*accuracies: float) -> RunState:
+    state = RunState()
+    for step, accuracy in enumerate(accuracies):
+        state.step = step
+        state.note_evaluation(accuracy)
+    return state
+
+
+def test_the_best_is_the_first_of_equals_and_step_0_counts() -> None:
+    assert [evaluated(0.4).note_evaluation(a) for a in (0.39, 0.4, 0.41)] == [False, False, True]
+    state = evaluated(0.4, 0.2, 0.4)
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.4, 0, 2)
+    state = evaluated(0.0, 0.5, 0.4)
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "reason"),
+    [
+        ((0.5, 0.4, 0.4), "no better accuracy in 2 evaluations"),
+        ((0.5, 0.4, 0.6, 0.6), None),
+        ((0.5, 0.4, 0.6, 0.6, 0.6), "no better accuracy in 2 evaluations"),
+        ((0.8,), "target accuracy 80.0% reached"),
+        ((0.79,), None),
+        ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "all steps done"),
+    ],
+)
+def test_early_stopping(accuracies: tuple[float, ...], reason: str | None) -> None:
+    wanted = EvaluationSettings(target_accuracy=0.8, patience=2)
+    assert evaluated(*accuracies).stop_reason(wanted, total_steps=5) == reason
+
+
+def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
+    state = RunState()
+    assert state.moving_accuracy == 0.0
+    for step in range(12):
+        state.end_step(Cursor(), accuracy=float(step >= 11))
+    assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
