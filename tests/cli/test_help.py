@@ -74,7 +74,8 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 @pytest.mark.parametrize("path", [path for path in ALL if len(path) < 2], ids=lambda path: " ".join(path) or "emailrl")
 def test_help_answers_at_once(path: tuple[str, ...]) -> None:
     """Half a second of processor time is the limit: a busy machine stretches the clock, not the work."""
-    assert min(processor_seconds([sys.executable, "-m", "emailrl", *path, "--help"]) for _ in range(3)) < 0.5
+    command = [sys.executable, "-m", "emailrl", *path, "--help"]
+    assert any(processor_seconds(command) < 0.5 for _ in range(3))
 
 
 def processor_seconds(command: list[str]) -> float:
