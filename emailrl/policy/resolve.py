@@ -24,7 +24,7 @@ def resolve_model(name: str) -> str | Path:
             raise EmailRLError("The packaged policy nano is missing.", "Install emailrl again, or use another --model.")
         return NANO_DIR
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if (folder / "config.json").is_file():
             return folder.resolve()
         kind = "is an adapter, not a model" if (folder / "adapter_config.json").is_file() else "holds no config.json"

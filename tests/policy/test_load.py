@@ -1,0 +1,253 @@
+"""Loading, saving and refusing policies."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy import load, resolve, size, unsloth_backend
+from emailrl.policy.load import load_policy
+from emailrl.policy.resolve import resolve_model, same_base
+from emailrl.settings import Settings
+
+
+def settings_for(model: Path | str, /, **sections: dict[str, Any]) -> Settings:
+    model_section = {"name": str(model), **sections.pop("model", {})}
+    return Settings.model_validate({"model": model_section, **sections})
+
+
+def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) -> None:
+    base = load_policy(settings_for(tiny_model))
+    policy = load_policy(settings_for(tiny_model, lora={"lora_rank": 4, "lora_alpha": 8}), trainable=True)
+    ids = torch.arange(1, 9)[None]
+    assert torch.equal(policy.model(input_ids=ids).logits, base.model(input_ids=ids).logits)
+    names = [name for name, _ in policy.trainable_parameters()]
+    assert len(names) == 2 * 7 * 2 and all("lora_" in name for name in names)
+    assert base.trainable_parameters() == [] and base.lora == {} and not base.model.training
+    assert policy.lora["rank"] == 4 and policy.lora["alpha"] == 8 and policy.lora["dropout"] == 0
+    assert policy.lora["target_modules"] == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    assert (policy.device.type, policy.dtype) == ("cpu", torch.float32)
+    assert policy.tokenizer.pad_token_id is not None
+
+
+def test_the_seed_alone_decides_a_fresh_adapter(tiny_model: Path) -> None:
+    def adapter(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(int(time.time_ns() % 1000))
+        settings = settings_for(tiny_model, training={"seed": seed})
+        before = torch.random.get_rng_state()
+        parameters = [parameter for _, parameter in load_policy(settings, trainable=True).trainable_parameters()]
+        assert torch.equal(torch.random.get_rng_state(), before)
+        return parameters
+
+    first, again, other = adapter(1), adapter(1), adapter(2)
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+def moved(tiny_model: Path, **sections: dict[str, Any]) -> load.Policy:
+    policy = load_policy(settings_for(tiny_model, **sections), trainable=True)
+    generator = torch.Generator().manual_seed(5)
+    for _, parameter in policy.trainable_parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return policy
+
+
+def test_save_and_load_are_exact(tiny_model: Path, tmp_path: Path) -> None:
+    policy = moved(tiny_model)
+    policy.save_adapter(tmp_path / "adapter")
+    files = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert files == {
+        "adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"
+    }  # fmt: skip
+    for trainable in (True, False):
+        again = load_policy(settings_for(tiny_model), adapter=tmp_path / "adapter", trainable=trainable)
+        ids = torch.arange(1, 9)[None]
+        assert torch.equal(again.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+        assert bool(again.trainable_parameters()) == trainable
+    resumed = load_policy(settings_for(tiny_model), adapter=tmp_path / "adapter", trainable=True)
+    for (name, value), (other_name, other) in zip(
+        policy.trainable_parameters(), resumed.trainable_parameters(), strict=True
+    ):
+        assert name == other_name and torch.equal(value, other)
+
+
+def test_peft_loads_what_was_saved(tiny_model: Path, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    policy = moved(tiny_model)
+    policy.save_adapter(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tiny_model.resolve())
+    assert config["target_modules"] == sorted(config["target_modules"]) and config["inference_mode"] is True
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(1, 9)[None]
+    assert torch.equal(model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+
+
+def test_reference_is_the_base_and_the_adapter_comes_back(tiny_model: Path) -> None:
+    policy, base = moved(tiny_model), load_policy(settings_for(tiny_model))
+    ids = torch.arange(1, 9)[None]
+    before = policy.model(input_ids=ids).logits
+    with policy.reference() as model:
+        assert torch.equal(model(input_ids=ids).logits, base.model(input_ids=ids).logits)
+    assert torch.equal(policy.model(input_ids=ids).logits, before)
+    assert not torch.equal(before, base.model(input_ids=ids).logits)
+    assert policy.trainable_parameters()
+    with base.reference() as model:
+        assert model is base.model
+
+
+def test_the_name_nano_survives_being_moved(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "NANO_DIR", tiny_model)
+    policy = load_policy(settings_for("nano"), trainable=True)
+    policy.save_adapter(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "nano"
+    load_policy(settings_for("nano"), adapter=tmp_path)
+    load_policy(settings_for(tiny_model), adapter=tmp_path)  # the packaged folder, named by its path
+    assert same_base("nano", "nano") and not same_base("nano", "Qwen/Qwen3-0.6B")
+
+
+def test_an_adapter_of_another_base_is_refused_by_both_names(tiny_model: Path, tmp_path: Path) -> None:
+    moved(tiny_model).save_adapter(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_policy(settings_for("Qwen/Qwen3-0.6B"), adapter=tmp_path)
+    assert str(tiny_model) in str(caught.value) and "'Qwen/Qwen3-0.6B'" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["no config", "no weights", "broken config", "wrong shape"])
+def test_a_damaged_adapter_is_one_clear_line(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+    moved(tiny_model).save_adapter(tmp_path)
+    config = tmp_path / "adapter_config.json"
+    if damage == "no config":
+        config.unlink()
+    elif damage == "no weights":
+        (tmp_path / "adapter_model.safetensors").unlink()
+    elif damage == "broken config":
+        config.write_text("{")
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 3}))
+    with pytest.raises(EmailRLError, match=str(tmp_path)) as caught:
+        load_policy(settings_for(tiny_model), adapter=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_target_modules(tiny_model: Path) -> None:
+    policy = load_policy(settings_for(tiny_model, lora={"target_modules": "q_proj, v_proj"}), trainable=True)
+    assert policy.lora["target_modules"] == ["q_proj", "v_proj"]
+    with pytest.raises(UsageError, match=r"no layer of this model: qproj\. It has down_proj, gate_proj"):
+        load_policy(settings_for(tiny_model, lora={"target_modules": "qproj,v_proj"}), trainable=True)
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        policy = load_policy(
+            settings_for(tiny_model, training={"gradient_checkpointing": checkpointing}), trainable=True
+        )
+        assert policy.model.training and policy.model.get_base_model().is_gradient_checkpointing == checkpointing
+        policy.model(input_ids=torch.arange(1, 9)[None]).logits.logsumexp(-1).sum().backward()
+        gradients.append([parameter.grad for _, parameter in policy.trainable_parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nanno", r"Unknown model 'nanno'\. Did you mean nano\?"),
+        ("no/such/folder", r"neither a folder nor a hub name"),
+        ("./missing", r"neither a folder nor a hub name"),
+        ("two words", r"neither a folder nor a hub name"),
+        ("", r"neither a folder nor a hub name"),
+    ],
+)
+def test_what_cannot_be_a_model(name: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        resolve_model(name)
+
+
+def test_folders(tiny_model: Path, tmp_path: Path) -> None:
+    assert resolve_model(str(tiny_model)) == tiny_model.resolve()
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    with pytest.raises(UsageError, match=r"holds no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="is an adapter, not a model"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EmailRLError, match="does not load") as caught:
+        load_policy(settings_for(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*address: object, **options: object) -> None:
+        raise socket.gaierror("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size, "available_memory", lambda: int(500e9))
+    with pytest.raises(EmailRLError, match=r"14\.0 billion parameters, 56 GB\) needs a GPU") as caught:
+        load_policy(Settings())
+    assert caught.value.exit_code == 1 and "--model nano" in caught.value.hint and "\n" not in str(caught.value)
+    # DEVICE=cpu insists; then memory alone decides, and after it the network.
+    with pytest.raises(EmailRLError, match="the hub cannot be reached"):
+        load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
+    monkeypatch.setattr(size, "available_memory", lambda: int(20e9))
+    with pytest.raises(EmailRLError, match="20 GB are free"):
+        load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "someone/mail-model", "gpt2"])
+def test_no_network_is_said_without_half_a_minute_of_retries(no_network: None, name: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EmailRLError, match="not on this machine, and the hub cannot be reached") as caught:
+        load_policy(settings_for(name))
+    assert time.monotonic() - began < 5 and caught.value.exit_code == 1 and "nano" in caught.value.hint
+
+
+def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    config = size.load_config("tiny", tiny_model)
+    with safe_open(tiny_model / "model.safetensors", "pt") as weights:
+        stored = sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118
+    assert size.count_parameters(config) == stored
+    large = json.loads((tiny_model / "config.json").read_text()) | {"hidden_size": 65536, "intermediate_size": 65536}
+    (tmp_path / "config.json").write_text(json.dumps(large))  # no weights beside it: they must not be asked for
+    with pytest.raises(EmailRLError, match="needs a GPU"):
+        load_policy(settings_for(tmp_path))
+
+
+def test_devices() -> None:
+    with pytest.raises(UsageError, match="Unknown device 'gpu'"):
+        load.choose_device("gpu")
+    assert load.choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert load.choose_dtype("fp16", torch.device("cpu")) == torch.float16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EmailRLError, match="no usable CUDA GPU"):
+        load_policy(settings_for(tiny_model, model={"device": "cuda"}))
+    with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
+        load_policy(settings_for(tiny_model, model={"load_in_4bit": True}))
+    with pytest.raises(EmailRLError, match="unsloth needs a CUDA GPU"):
+        load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: None)
+    with pytest.raises(EmailRLError, match=r"pip install 'emailrl\[unsloth\]'"):
+        load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
