@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenarios.questions import row
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios import load_scenario_set
 from emailrl.settings import DataSettings
-from tests.scenarios.conftest import row
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def published(tmp_path: Path) -> Any:
         }
     )
     train = [row(id=n, inbox_address=f"{'ab'[n % 2]}@enron.com") for n in (48, 49, 50, 51)]
-    test = [row(id=60, inbox_address="c@enron.com"), row(id=61, inbox_address="c@enron.com", message_ids=["<1>", "<2>"])]
+    test = [
+        row(id=60, inbox_address="c@enron.com"),
+        row(id=61, inbox_address="c@enron.com", message_ids=["<1>", "<2>"]),
+    ]
     return DatasetDict(
         {name: Dataset.from_list(rows, features=features) for name, rows in (("train", train), ("test", test))}
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scenarios.questions import Row, row
 
 from emailrl.errors import UsageError
 from emailrl.scenarios import ScenarioSet, Split, load_scenario_set, load_scenarios
 from emailrl.settings import DataSettings
-from tests.scenarios.conftest import Row, row
 
 Write = Callable[[list[Row]], Path]
 

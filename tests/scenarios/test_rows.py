@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenarios.questions import Row, row
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios import read_jsonl, write_scenarios
 from emailrl.trajectory import Scenario
-from tests.scenarios.conftest import Row, row
 
 Write = Callable[[list[Row]], Path]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from scenarios.questions import scenario
 
 from emailrl.errors import UsageError
 from emailrl.scenarios.splits import assign_inboxes, check_disjoint, cut_val, mixed_order, shared_inboxes
 from emailrl.trajectory import Scenario
-from tests.scenarios.conftest import scenario
 
 
 def questions(counts: dict[str, int], split: str | None = "train") -> list[Scenario]:

@@ -1,0 +1,218 @@
+"""Whole question sets out of a database: provable, balanced, disjoint, the same for a seed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.scenarios import load_scenarios, missing_ids, read_jsonl, write_scenarios
+from emailrl.scenarios.template import KINDS, generate
+from emailrl.settings import DataSettings
+from emailrl.store.build import build_database
+from emailrl.store.sources import RawEmail
+from emailrl.trajectory import Scenario
+
+NAMES = ["ana.roebuck", "bo.lindqvist", "cy.marshall", "dee.orchard", "eli.novak", "fay.tremaine", "gil.castor"]
+THINGS = [
+    "anchor",
+    "buoy",
+    "crane",
+    "diver",
+    "engine",
+    "ferry",
+    "gantry",
+    "harbour",
+    "island",
+    "jetty",
+    "keel",
+    "lantern",
+    "mooring",
+    "net",
+    "oar",
+    "pier",
+]
+MATTERS = ["order", "survey", "budget", "permit", "repair", "invoice", "schedule", "contract", "delivery", "inspection"]
+PLACES = ["north", "south", "east", "west", "upper", "lower", "inner", "outer"]
+
+
+def _mails() -> list[RawEmail]:
+    """Six hundred mails among seven people, each subject used once, some with a fact, some answered."""
+    rng = Random(5)
+    people = [f"{name}@x.org" for name in NAMES]
+    subjects = [f"{place} {thing} {matter}" for place in PLACES for thing in THINGS for matter in MATTERS]
+    mails: list[RawEmail] = []
+    for number, subject in enumerate(rng.sample(subjects, 450)):
+        sender, *others = rng.sample(people, 4)
+        sent_at = datetime(2001, 1, 1, 8, tzinfo=UTC) + timedelta(hours=11 * number)
+        body = rng.choice(
+            [
+                f"The price is ${rng.randint(10, 99)},000.",
+                f"Call 713-555-{rng.randint(1000, 9999)}.",
+                f"We meet at {rng.randint(1, 11)} pm.",
+                f"It is set for March {rng.randint(1, 28)}.",
+                f"We are {rng.randint(2, 90)}% done.",
+                "No news.",
+            ]
+        )
+        to, cc = others[: rng.randint(1, 2)], others[2:] if rng.random() < 0.4 else []
+        mails.append(RawEmail(f"<{number}@x.org>", subject, sender, to, cc, [], sent_at, body))
+        if rng.random() < 0.33:
+            later = sent_at + timedelta(hours=rng.randint(1, 50))
+            mails.append(RawEmail(f"<r{number}@x.org>", f"Re: {subject}", to[0], [sender], [], [], later, "Thanks."))
+    return mails
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_database(_mails(), tmp_path_factory.mktemp("db") / "mail.db").db
+
+
+@pytest.fixture(scope="module")
+def scenarios(db: Path) -> list[Scenario]:
+    return generate(db, limit=400)
+
+
+def test_every_source_can_be_read_by_the_one_who_asks(db: Path, scenarios: list[Scenario]) -> None:
+    coverage = missing_ids(scenarios, db)
+    assert (coverage.missing, coverage.hidden, coverage.answerable) == ([], [], 1.0)
+
+
+def test_answers_hold_against_plain_sql(db: Path, scenarios: list[Scenario]) -> None:
+    """Re-derives answers from the tables alone, by the words of the question."""
+    connection = sqlite3.connect(db)
+    checked: Counter[str] = Counter()
+    for s in scenarios:
+        seen = connection.execute(
+            """SELECT message_id, subject, from_address, date, body FROM emails WHERE date < :until AND (from_address = :me
+            OR id IN (SELECT email_id FROM recipients WHERE recipient_address = :me))""",
+            {"until": s.query_date, "me": s.inbox_address},
+        ).fetchall()
+        subject = next((m[1].removeprefix("Re: ") for m in seen if m[1].removeprefix("Re: ") in s.question), None)
+        about = [m for m in seen if subject is not None and m[1].endswith(subject)]
+        if s.kind == "sender":
+            assert [_name(m[2]) for m in about] == [s.answer], s
+        elif s.kind in ("date_received", "date_sent"):
+            assert s.answer in {_spell(m[3]) for m in about if m[0] in s.message_ids}, s
+            assert len({m[0] for m in about if m[2] == _sender_of(s, seen)}) == 1, s
+        elif s.kind in ("amount", "phone", "percentage"):
+            assert [m[0] for m in about if s.answer in m[4]] == s.message_ids, s
+        elif s.kind == "count_in_month":
+            month = datetime.strptime(re.search(r"[A-Z][a-z]+ \d{4}", s.question)[0], "%B %Y")  # type: ignore[index]
+            theirs = [m for m in seen if _name(m[2]) in s.question and m[3].startswith(f"{month:%Y-%m}")]
+            assert s.answer == str(len(theirs)) and {m[0] for m in theirs} == set(s.message_ids), s
+        elif s.kind == "last_before":
+            day = datetime.strptime(re.search(r"[A-Z][a-z]+ \d+, \d{4}", s.question)[0], "%B %d, %Y")  # type: ignore[index]
+            theirs = [m for m in seen if _name(m[2]) in s.question and m[3] < f"{day:%Y-%m-%d}"]
+            assert max(theirs, key=lambda m: m[3])[1].removeprefix("Re: ") == s.answer, s
+        else:
+            continue
+        checked[s.kind] += 1
+    assert set(checked) >= {"sender", "date_received", "date_sent", "amount", "phone", "count_in_month", "last_before"}
+
+
+def _name(address: str) -> str:
+    return " ".join(part.capitalize() for part in address.partition("@")[0].split("."))
+
+
+def _spell(sent_at: str) -> str:
+    moment = datetime.fromisoformat(sent_at)
+    return f"{moment:%B} {moment.day}, {moment.year}"
+
+
+def _sender_of(scenario: Scenario, seen: list[tuple[str, ...]]) -> str:
+    return next(m[2] for m in seen if m[0] in scenario.message_ids)
+
+
+def test_splits_share_neither_inbox_nor_source(scenarios: list[Scenario]) -> None:
+    inboxes, sources = defaultdict(set), defaultdict(set)
+    for s in scenarios:
+        inboxes[s.inbox_address].add(s.split)
+        for message_id in s.message_ids:
+            sources[message_id].add(s.split)
+    assert set().union(*inboxes.values()) == {"train", "val", "test"}
+    assert all(len(splits) == 1 for splits in [*inboxes.values(), *sources.values()])
+
+
+def test_kinds_are_balanced_and_no_mail_is_asked_to_death(db: Path, scenarios: list[Scenario]) -> None:
+    kinds = Counter(s.kind for s in scenarios)
+    assert len(scenarios) == 400 and len(kinds) >= 12
+    assert max(kinds.values()) <= 2 * sorted(kinds.values())[len(kinds) // 2]
+    assert max(Counter(m for s in scenarios for m in s.message_ids).values()) <= 2
+    assert len({(s.inbox_address, s.question) for s in scenarios}) == len({s.id for s in scenarios}) == 400
+    assert set(kinds) == {s.kind for s in generate(db, limit=100)}  # a small set has every kind too
+
+
+def test_no_question_gives_its_answer_away(scenarios: list[Scenario]) -> None:
+    assert not [s for s in scenarios if s.kind != "count_in_month" and s.answer.lower() in s.question.lower()]
+
+
+def test_the_seed_decides(db: Path, scenarios: list[Scenario]) -> None:
+    assert generate(db, limit=400, seed=42) == scenarios
+    other = generate(db, limit=400, seed=7)
+    assert other != scenarios
+    assert {s.inbox_address: s.split for s in other} == {s.inbox_address: s.split for s in scenarios}
+
+
+def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
+    chosen = generate(db, inboxes=["Ana.Roebuck@x.org"], limit=50)
+    assert {(s.inbox_address, s.split) for s in chosen} == {("ana.roebuck@x.org", "test")}
+    with pytest.raises(UsageError, match="holds no mail of zoe@x.org"):
+        generate(db, inboxes=["zoe@x.org"])
+
+
+def test_wordings_vary_and_kinds_are_well_formed() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 12
+    for kind in KINDS:
+        assert len(set(kind.wordings)) == len(kind.wordings) >= 3, kind.name
+        assert all(wording.endswith("?") for wording in kind.wordings), kind.name
+
+
+def test_a_generated_file_loads_as_it_is(scenarios: list[Scenario], tmp_path: Path) -> None:
+    path = write_scenarios(tmp_path / "q.jsonl", scenarios)
+    assert list(read_jsonl(path)) == scenarios
+    data = DataSettings(max_source_mails=9)
+    loaded = [
+        s for split in ("train", "val", "test") for s in load_scenarios(path, split, limit=None, seed=1, data=data)
+    ]
+    assert loaded == scenarios
+
+
+def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> None:
+    from emailrl.cli.app import app
+
+    out = tmp_path / "q.jsonl"
+    arguments = ["gen-questions", "--db", str(db), "--out", str(out), "--limit", "60", "--seed", "1", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["out"] == str(out) and report["questions"] == 60 == sum(report["kinds"].values())
+    assert sum(report["splits"].values()) == 60 == len(list(read_jsonl(out)))
+    before = out.read_bytes()
+    again = CliRunner().invoke(app, arguments)
+    assert isinstance(again.exception, UsageError) and "exists" in again.exception.message
+    assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
+    assert out.read_bytes() == before
+
+
+def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no mail database"):
+        generate(tmp_path / "absent.db")
+    (tmp_path / "text.db").write_text("hello")
+    with pytest.raises(UsageError, match="cannot be read as a mail database"):
+        generate(tmp_path / "text.db")
+    sent_at = datetime(2001, 1, 1, tzinfo=UTC)
+    tiny = build_database(
+        [RawEmail("<1@x>", "Hi", "a@x.org", ["b@x.org"], [], [], sent_at, "")], tmp_path / "tiny.db"
+    ).db
+    with pytest.raises(UsageError, match="No address has 60 mails"):
+        generate(tiny)
+    with pytest.raises(EmailRLError, match="No mail yields a question"):
+        generate(tiny, inboxes=["a@x.org"])
