@@ -155,12 +155,12 @@ def results_table(report: Report) -> RenderableType:
     title = f"Test split, {decoding}, at most {report.conditions['max_turns']} turns"
     if report.conditions["sequential"]:
         title += ", one question at a time"
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
     columns = [_cells(record) for record in report.records()]
     for result in report.results:
         table.add_column(Text(result.subject.label), justify="right", overflow="fold")
-    for name in columns[0] if columns else ():
+    for name in dict.fromkeys(name for cells in columns for name in cells):
         table.add_row(Text(name), *(Text(cells.get(name, "")) for cells in columns))
     lines = [
         f"{each.first} against {each.second}: {each.only_first} right only with the first, {each.only_second} only "
@@ -170,7 +170,7 @@ def results_table(report: Report) -> RenderableType:
     lines += [f"note: {note}" for note in report.notes]
     if report.interrupted:
         lines.append("interrupted: only the questions finished by then are counted")
-    return Group(table, *map(Text, lines))
+    return Group(Text(title, style="bold"), table, *map(Text, lines))
 
 
 def _cells(record: dict[str, Any]) -> dict[str, str]:
@@ -178,7 +178,8 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
     rubric = [field.name for field in fields(Rubric) if field.name != "answer_correct"]
-    for name in ("num_questions", "exceptions", "reward", "latency_seconds", "tokens", "cost", *rubric):
+    priced = ["cost"] if record["cost"] is not None else []
+    for name in ("num_questions", "exceptions", "reward", "latency_seconds", "tokens", *priced, *rubric):
         value = record[name]
-        cells[name] = "unknown" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
+        cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells

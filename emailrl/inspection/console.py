@@ -48,7 +48,7 @@ def render_trajectory(
 ) -> RenderableType:
     """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
 
-    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory comes from.
+    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory lies.
     """
     parts: list[RenderableType] = [_header(trajectory, title)]
     parts += _turns(trajectory, verbose)
@@ -76,7 +76,7 @@ def _header(trajectory: Trajectory, title: str) -> Panel:
         "Gold answer": scenario.answer,
         "Gold mails": ", ".join(scenario.message_ids) or "none",
     }
-    return Panel(_pairs(rows), title=Text(plain_line(title)), title_align="left", box=box.ROUNDED)
+    return Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
 
 
 def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
