@@ -29,7 +29,7 @@ from emailrl.training.resume import (
 )
 from emailrl.training.run import Data, Run
 from emailrl.training.state import RunState, count_steps, questions_per_step
-from emailrl.training.tracking import Say, Tracker, header
+from emailrl.training.tracking import Say, Tracker, check_services, header
 from emailrl.training.update import Updater
 
 
@@ -37,6 +37,7 @@ from emailrl.training.update import Updater
 def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
     """Check the settings, the checkpoint, the data and the model, in this order; then take the directory and begin."""
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
+    check_services(settings)
     _check_group_size(settings, algorithm)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
     data = load_data(settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint, Metadata, prune, write_checkpoint
@@ -65,8 +65,8 @@ class Run:
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
-    _loaded_version: str = ""
-    _half_done: bool = False
+    _loaded_version: str = field(default="", init=False)
+    _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
 
     # -- rollouts and evaluation

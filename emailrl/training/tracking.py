@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -212,16 +213,18 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
     return begin("offline")
 
 
+def check_services(settings: Settings) -> None:
+    """Raise UsageError where a tracking service is asked for whose package is missing."""
+    if settings.tracking.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError("TENSORBOARD needs the package tensorboard.", "Run: pip install 'emailrl[tensorboard]'")
+
+
 class TensorBoard:
     """A TensorBoard event file; events of steps beyond ``step``, left by a run cut short, are hidden."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "TENSORBOARD needs the package tensorboard.", "pip install 'emailrl[tensorboard]'"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(directory), purge_step=step + 1)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:

@@ -204,10 +204,11 @@ def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pyte
     assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
 
 
-def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "find_spec", {"tensorboard": None}.get)
+    tracking.check_services(Settings(tracking=OFF))
     with pytest.raises(UsageError, match=r"needs the package tensorboard.*pip install 'emailrl\[tensorboard\]'"):
-        tracking.TensorBoard(tmp_path, 0)
+        tracking.check_services(Settings(tracking=TrackingSettings(tensorboard=True)))
 
 
 def test_tensorboard_gets_every_number_and_hides_steps_done_again(
