@@ -100,7 +100,7 @@ def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
 
 def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenario], list[str]]:
     """The questions, and what a table made from them must say. Nothing is compared, so inboxes may be shared."""
-    from emailrl.scenarios import load_scenario_set
+    from emailrl.scenarios import coverage_notes, load_scenario_set
 
     if split not in ("train", "val", "test", "all"):
         raise UsageError(f"No such split: {split!r}.", "Use train, val, test or all.")
@@ -112,7 +112,7 @@ def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenari
         data=settings.data,
         check_inboxes=False,
     )
-    return chosen.scenarios, chosen.notes
+    return chosen.scenarios, [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
 
 
 def _collector(settings: Settings) -> Collector:

@@ -1,6 +1,6 @@
 """Questions on mailboxes: loaded, split by inbox, checked against a database, or made from one."""
 
-from emailrl.scenarios.coverage import Coverage, missing_ids
+from emailrl.scenarios.coverage import Coverage, coverage_notes, missing_ids
 from emailrl.scenarios.load import (
     ScenarioSet,
     Split,
@@ -14,6 +14,7 @@ __all__ = [
     "Coverage",
     "ScenarioSet",
     "Split",
+    "coverage_notes",
     "fingerprint",
     "load_scenario_set",
     "load_scenarios",

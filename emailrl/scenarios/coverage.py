@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.errors import UsageError
 from emailrl.store.mailbox import connect
 from emailrl.trajectory import Scenario
 
@@ -49,6 +50,22 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
                 (hidden if is_there else missing)[message_id] = None
             num_answerable += not unseen
     return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
+
+
+def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
+    """What a table made from these questions on this database must say; UsageError where it can answer none of them."""
+    coverage = missing_ids(scenarios, db)
+    if not coverage.num_answerable:
+        raise UsageError(
+            f"{db} holds the source mails of none of these questions.",
+            "Name the database they were made from: --db FILE.",
+        )
+    if coverage.num_answerable == coverage.num_questions:
+        return []
+    return [
+        f"the database can answer {coverage.num_answerable} of {coverage.num_questions} questions "
+        f"({coverage.answerable:.1%}); the others lack source mails"
+    ]
 
 
 def _is_visible(connection: sqlite3.Connection, message_id: str, scenario: Scenario) -> bool:

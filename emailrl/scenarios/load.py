@@ -82,7 +82,7 @@ def load_scenario_set(
     source, rows = _open(questions or data.questions)
     everything, dropped = _filter(rows, data.max_source_mails)
     if not everything:
-        raise UsageError(f"{source}: no questions left.", _dropped_text(dropped))
+        raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
     allow_shared = data.allow_shared_inbox or not check_inboxes
     chosen, notes = _select(everything, split, source, data.eval_dataset_size, allow_shared)
     if not chosen:
@@ -90,7 +90,7 @@ def load_scenario_set(
         raise UsageError(f"{source}: no questions of split {split!r}.", f"It has {have}.")
     if limit is not None:
         chosen = mixed_order(chosen, seed)[:limit]
-    return ScenarioSet(chosen, source, dropped, notes)
+    return ScenarioSet(chosen, source, dropped, [*notes, *_dropped_notes(dropped)])
 
 
 def fingerprint(scenarios: Sequence[Scenario]) -> str:
@@ -131,9 +131,12 @@ def _is_bad_art_e(scenario: Scenario) -> bool:
     return scenario.id in ART_E_BAD_IDS and scenario.kind is None and scenario.inbox_address.endswith("@enron.com")
 
 
-def _dropped_text(dropped: Mapping[str, int]) -> str:
-    reasons = ", ".join(f"{name} {number}" for name, number in dropped.items())
-    return f"Left out: {reasons} (setting MAX_SOURCE_MAILS)." if dropped else ""
+def _dropped_notes(dropped: Mapping[str, int]) -> list[str]:
+    reasons = {
+        "known_bad_id": "questions of ART-E's with a known wrong answer",
+        "too_many_sources": "questions with more source mails than MAX_SOURCE_MAILS",
+    }
+    return [f"left out {reasons[reason]}: {number}" for reason, number in dropped.items()]
 
 
 def _select(

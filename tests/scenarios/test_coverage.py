@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emailrl.errors import UsageError
-from emailrl.scenarios import missing_ids
+from emailrl.scenarios import coverage_notes, missing_ids
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
 from emailrl.trajectory import Scenario
@@ -40,6 +40,14 @@ def test_what_is_absent_is_told_from_what_is_out_of_sight(db: Path) -> None:
     assert coverage.missing == ["<9@x>"]
     assert coverage.hidden == ["<3@x>", "<1@x>"]  # another's mail; a mail of the day itself
     assert (coverage.num_answerable, coverage.num_questions, coverage.answerable) == (1, 5, 0.2)
+
+
+def test_the_share_of_answerable_questions_is_said(db: Path) -> None:
+    assert coverage_notes([ask("<1@x>")], db) == []
+    [note] = coverage_notes([ask("<1@x>"), ask("<9@x>"), ask("<2@x>")], db)
+    assert "2 of 3 questions (66.7%)" in note
+    with pytest.raises(UsageError, match="holds the source mails of none"):
+        coverage_notes([ask("<9@x>")], db)
 
 
 def test_no_database(tmp_path: Path) -> None:

@@ -87,8 +87,9 @@ def test_known_bad_questions_are_dropped_from_art_e_s_set_alone(question_file: W
 def test_questions_with_many_sources_are_dropped_and_counted(question_file: Write) -> None:
     path = question_file([row(id=1), row(id=2, message_ids=["<1@x>", "<2@x>"]), row(id=3, message_ids=["<3@x>"] * 3)])
     assert load(path, None).dropped == {"too_many_sources": 2}
+    assert load(path, None).notes == ["left out questions with more source mails than MAX_SOURCE_MAILS: 2"]
     assert [s.id for s in load(path, None, max_source_mails=2).scenarios] == ["1", "2"]
-    with pytest.raises(UsageError, match=r"no questions left.*too_many_sources 1.*MAX_SOURCE_MAILS"):
+    with pytest.raises(UsageError, match=r"no questions left \(left out .* MAX_SOURCE_MAILS: 1\)"):
         load(question_file([row(message_ids=["<1@x>", "<2@x>"])]), None)
 
 

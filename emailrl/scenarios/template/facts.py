@@ -21,7 +21,9 @@ _DATE = (
     rf"|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(?:19|20)\d\d)?"
     r"|(?:1[0-2]|0?[1-9])/(?:3[01]|[12]\d|0?[1-9])(?!\d)(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
 )
-_TIME = r"(?:(?:1[0-2]|0?[1-9])(?:[:.][0-5]\d)?\s?(?:[ap]\.m\.?|[ap]m)|(?:[01]?\d|2[0-3]):[0-5]\d|\bnoon\b|\bmidnight\b)"
+_TIME = (
+    r"(?:(?:1[0-2]|0?[1-9])(?:[:.][0-5]\d)?\s?(?:[ap]\.m\.?|[ap]m)|(?:[01]?\d|2[0-3]):[0-5]\d|\bnoon\b|\bmidnight\b)"
+)
 _TO = r"\s?(?:-|–|/|&|\bto\b|\band\b|\bor\b|\bthrough\b|\bthru\b|\btill?\b|\buntil\b)\s?"
 _UNIT = (
     r"(?:(?:mm|m)?btus?|(?:mm|m|b|t)cf|[mgk]wh?|megawatts|dth|dekatherms|barrels|bbls?|tons|units|seats|copies"
