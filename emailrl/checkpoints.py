@@ -27,6 +27,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.recording import finite, replace_bytes
+from emailrl.settings import run_root
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
@@ -162,23 +163,16 @@ def _standing(path: Path) -> Path:
 # -- finding --------------------------------------------------------------------------------------------------------
 
 
-def run_base(output_dir: Path, mode: str) -> Path:
-    """OUTPUT_DIR with the mode appended, unless it already ends in it."""
-    if re.search(rf"(^|[_-]){mode}$", output_dir.name):
-        return output_dir
-    return output_dir.with_name(f"{output_dir.name}_{mode}")
-
-
 def find_runs(output_dir: Path, mode: str | None = None) -> list[Path]:
     """The runs under OUTPUT_DIR that hold a checkpoint, of one mode or of all; the one last written to comes last."""
-    bases = {run_base(output_dir, each).name for each in ([mode] if mode else MODES)} | ({output_dir.name} - {""})
-    pattern = re.compile("(" + "|".join(map(re.escape, sorted(bases))) + r")(-\d+)?")
-    entries = sorted(output_dir.parent.iterdir()) if output_dir.parent.is_dir() else []
+    roots = {run_root(output_dir, each) for each in ([mode] if mode else MODES)} | {output_dir}
     written = {}
-    for entry in entries:
-        if entry.is_dir() and pattern.fullmatch(entry.name) and (checkpoints := list_checkpoints(entry)):
-            written[entry] = max(checkpoint.metadata.created_at for checkpoint in checkpoints)
-    return sorted(written, key=written.__getitem__)
+    for root in roots:
+        numbered = re.compile(re.escape(root.name) + r"(-\d+)?")
+        for entry in root.parent.iterdir() if root.name and root.parent.is_dir() else ():
+            if numbered.fullmatch(entry.name) and (checkpoints := list_checkpoints(entry)):
+                written[entry] = max(checkpoint.metadata.created_at for checkpoint in checkpoints)
+    return sorted(written, key=lambda run: (written[run], run.name))
 
 
 def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None) -> Checkpoint:
@@ -190,7 +184,7 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
         return verify(read_checkpoint(Path(which)))
     runs = find_runs(output_dir, mode)
     if not runs:
-        where = run_base(output_dir, mode) if mode else output_dir
+        where = run_root(output_dir, mode) if mode else output_dir
         raise UsageError(f"No checkpoint under {where}* yet.", "Train first (emailrl train), or name one by its path.")
     checkpoints = list_checkpoints(runs[-1])
     if which == "best":

@@ -20,7 +20,6 @@ from emailrl.checkpoints import (
     prune,
     read_checkpoint,
     recover,
-    run_base,
     verify,
     write_checkpoint,
 )
@@ -99,20 +98,6 @@ def test_prune_keeps_the_last_numbered_ones_and_best_and_final_always(tmp_path: 
         "final",
     ]
     assert prune(tmp_path, keep=2) == []
-
-
-@pytest.mark.parametrize(
-    ("output_dir", "mode", "base"),
-    [
-        ("outputs/grpo", "masked", "outputs/grpo_masked"),
-        ("outputs/grpo_masked", "masked", "outputs/grpo_masked"),
-        ("outputs/grpo_masked", "simple", "outputs/grpo_masked_simple"),
-        ("outputs/unmasked", "masked", "outputs/unmasked_masked"),
-        ("masked", "masked", "masked"),
-    ],
-)
-def test_the_mode_is_appended_unless_the_directory_ends_in_it(output_dir: str, mode: str, base: str) -> None:
-    assert run_base(Path(output_dir), mode) == Path(base)
 
 
 def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) -> None:

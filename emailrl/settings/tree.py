@@ -211,9 +211,10 @@ class Settings(Section):
         }
 
 
-def run_root(settings: Settings) -> Path:
-    """The directory of this mode's runs: ``output_dir`` with ``_<mode>`` appended unless it ends in the mode."""
-    root, mode = settings.output.output_dir, settings.training.mode
-    if root.name in ("", ".."):
-        return root / mode
-    return root if root.name.endswith(mode) else root.with_name(f"{root.name}_{mode}")
+def run_root(output_dir: Path, mode: str) -> Path:
+    """The directory of a mode's runs: ``output_dir`` with ``_<mode>`` appended unless it ends in the mode."""
+    if output_dir.name in ("", ".."):
+        return output_dir / mode
+    if re.search(rf"(^|[_-]){mode}$", output_dir.name):
+        return output_dir
+    return output_dir.with_name(f"{output_dir.name}_{mode}")

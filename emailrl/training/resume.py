@@ -29,12 +29,11 @@ from emailrl.checkpoints import (
     list_checkpoints,
     recover,
     remove_checkpoints,
-    run_base,
     write_checkpoint,
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
-from emailrl.settings import Settings
+from emailrl.settings import Settings, run_root
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -108,7 +107,7 @@ def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrit
     if checkpoint is not None:
         directory = checkpoint.path.parent
     else:
-        base = run_base(settings.output.output_dir, settings.training.mode)
+        base = run_root(settings.output.output_dir, settings.training.mode)
         directory = base if overwrite else _free_directory(base)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:

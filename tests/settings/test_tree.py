@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from emailrl.errors import UsageError
-from emailrl.settings import PRESETS, OutputSettings, Settings, TrainingSettings, load_settings, run_root
+from emailrl.settings import PRESETS, Settings, load_settings, run_root
 from emailrl.settings.names import leaves, nearest
 
 SECRET = "sk-or-v1-do-not-show"
@@ -84,16 +84,13 @@ def test_the_tree_is_frozen_and_crosses_processes() -> None:
         ("outputs/grpo_masked", "simple", "outputs/grpo_masked_simple"),
         ("masked/grpo", "masked", "masked/grpo_masked"),
         ("outputs/v1.2", "masked", "outputs/v1.2_masked"),
+        ("outputs/unmasked", "masked", "outputs/unmasked_masked"),
         (".", "masked", "masked"),
         ("..", "masked", "../masked"),
     ],
 )
 def test_run_root_appends_the_mode_once(output_dir: str, mode: str, root: str) -> None:
-    settings = Settings(
-        output=OutputSettings(output_dir=Path(output_dir)),
-        training=TrainingSettings(mode=mode),  # type: ignore[arg-type]
-    )
-    assert run_root(settings) == Path(root)
+    assert run_root(Path(output_dir), mode) == Path(root)
 
 
 def test_nearest() -> None:
