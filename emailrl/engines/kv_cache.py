@@ -48,7 +48,8 @@ class SlotCache(Cache):
         for layer in self._slot_layers():
             if layer.is_initialized:
                 for tensor in (layer.keys, layer.values):
-                    tensor[targets, :, :length] = tensor[source, :, :length].unsqueeze(0)
+                    # A copy: where ``length`` is the whole capacity, torch sees source and target as one memory.
+                    tensor[targets, :, :length] = tensor[source, :, :length].clone().unsqueeze(0)
 
     def swap(self, one: int, other: int, length: int) -> None:
         """Exchange the first ``length`` tokens of two slots."""
