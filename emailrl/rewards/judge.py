@@ -42,7 +42,9 @@ class LLMJudge:
     def __init__(self, settings: RewardSettings, *, concurrency: int) -> None:
         key = settings.openrouter_api_key.get_secret_value() if settings.openrouter_api_key else ""
         if not key and "openrouter.ai" in settings.judge_base_url:
-            raise UsageError("The LLM judge at OpenRouter needs a key.", "Set OPENROUTER_API_KEY, or JUDGE=offline.")
+            raise UsageError(
+                "The LLM judge at OpenRouter needs a key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
+            )
         self.concurrency = concurrency
         self._settings = settings
         self._key = key
@@ -99,7 +101,7 @@ class LLMJudge:
         raise JudgeError(
             f"The judge {self._settings.judge_model} at {self._settings.judge_base_url} gave no verdict: "
             f"{self._redact(failure)}",
-            "Check the endpoint and OPENROUTER_API_KEY, or set JUDGE=offline.",
+            "Check the endpoint and OPENROUTER_API_KEY, or set EMAILRL_JUDGE=offline.",
         )
 
     def _complete(self, prompt: str) -> str:

@@ -23,7 +23,7 @@ Reward = Callable[[Trajectory], dict[str, float]]
 
 
 def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
-    """ART-E's reward with the given weights: the same seven terms for every trajectory, 0.0 where one does not apply."""
+    """ART-E's reward with the given weights: the same seven terms each time, 0.0 where one does not apply."""
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
         rubric = trajectory.rubric

@@ -5,22 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MONTHS = {
-    name: number
-    for number, names in enumerate(
-        "january jan,february feb,march mar,april apr,may,june jun,july jul,august aug,september sept sep,october oct,"
-        "november nov,december dec".split(","),
-        start=1,
-    )
-    for name in names.split()
-}
-WEEKDAYS = {
-    name: number
-    for number, names in enumerate(
-        "monday mon,tuesday tues tue,wednesday wed,thursday thurs thur thu,friday fri,saturday sat,sunday sun".split(",")
-    )
-    for name in names.split()
-}
+from emailrl.rewards.matching.lexicon import CARDINALS, MONTHS, WEEKDAYS
 
 _MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
 # Names that are also words of another kind ("sat", "sun", "may") count only where they are written as names.
@@ -56,11 +41,12 @@ TIME = re.compile(
     r"|(?P<military>[01]\d[0-5]\d|2[0-3][0-5]\d)\s(?:hours|hrs)\b"
     r"|(?P<past>half|quarter|ten|twenty|five)\s(?P<way>past|to|after)\s(?P<spoken>\w+)"
     r"|(?P<clock>\d{1,2}|\w+)\so'clock"
+    r"|(?<=at\s)(?P<bare>1[0-2]|[1-9])(?=\s*(?:[,;)]|\.?$|\.\s|(?:and|or|on|in|sharp|tomorrow|today)\b))"
     r"|(?:12\s?)?(?P<named>noon|midday|midnight)\b"
     r")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?",
     re.IGNORECASE,
 )
-_HOURS = {word: hour for hour, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), 1)}
+_HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
 _PAST = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20}
 _NAMED = {"noon": 720, "midday": 720, "midnight": 0}
 
@@ -76,7 +62,7 @@ class Date:
     part: str | None = None
 
     def agrees(self, other: Date) -> bool:
-        """``other`` contradicts nothing and says at least the narrowest thing said here: day, else month, else weekday."""
+        """``other`` contradicts nothing and says at least the narrowest thing said here: day, month or weekday."""
         if self.contradicts(other):
             return False
         if self.day is not None:
@@ -128,11 +114,15 @@ def read_dates(found: re.Match[str]) -> list[Date]:
         month, day = (second, first) if day_first else (first, second)
         return _valid(year, month, [day], weekday, part)
     if found["us_month"]:
-        return _valid(None, int(found["us_month"]), [int(found["us_day"])], weekday, part)
-    for month, days, year in (("month", "days", "year"), ("month2", "days2", "year2"), ("month3", None, "year3")):
-        if found[month]:
-            numbers = [int(number) for number in re.findall(r"\d+", found[days])] if days else [None]
-            return _valid(_year(found[year]), MONTHS[found[month].lower().rstrip(".")], numbers, weekday, part)
+        month, day = int(found["us_month"]), int(found["us_day"])
+        month, day = (day, month) if month > 12 else (month, day)
+        return _valid(None, month, [day], weekday, part)
+    for index in ("", "2", "3"):
+        if found["month" + index]:
+            days = found["days" + index] if index != "3" else ""
+            numbers: list[int] | list[None] = [int(number) for number in re.findall(r"\d+", days)] or [None]
+            number = MONTHS[found["month" + index].lower().rstrip(".")]
+            return _valid(_year(found["year" + index]), number, numbers, weekday, part)
     if found["day_only"]:
         return _valid(None, None, [int(found["day_only"])], weekday, part)
     return [Date(weekday=weekday, part=part)] if weekday is not None else []
@@ -146,13 +136,14 @@ def read_time(found: re.Match[str]) -> Time | None:
     if found["military"]:
         return Time(frozenset({int(found["military"][:2]) * 60 + int(found["military"][2:])}))
     if found["past"]:
-        hour, offset = _HOURS.get(found["spoken"].lower()), _PAST[found["past"].lower()]
-        if hour is None:
-            return None
-        return _either(hour * 60 + (-offset if found["way"].lower() == "to" else offset), when)
+        full, offset = _HOURS.get(found["spoken"].lower()), _PAST[found["past"].lower()]
+        sign = -1 if found["way"].lower() == "to" else 1
+        return None if full is None else _either(full * 60 + sign * offset, when)
+    if found["bare"]:
+        return _either(int(found["bare"]) * 60, when)
     if found["clock"]:
-        hour = _HOURS.get(found["clock"].lower()) or (int(found["clock"]) if found["clock"].isdigit() else None)
-        return None if hour is None else _either(hour * 60, when)
+        clock = int(found["clock"]) if found["clock"].isdigit() else _HOURS.get(found["clock"].lower())
+        return None if clock is None else _either(clock * 60, when)
     if found["range"]:
         hour, _, minute = found["range"].replace(".", ":").partition(":")
         return _either(int(hour) * 60 + int(minute or 0), when)

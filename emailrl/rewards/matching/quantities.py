@@ -10,27 +10,11 @@ import math
 import re
 from dataclasses import dataclass
 
-SMALL = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split()
-    )
-}
-TENS = {
-    word: 10 * value
-    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
-}
+from emailrl.rewards.matching.lexicon import CARDINALS, ORDINALS, TENS
+
 SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "dozen": 12.0}
 SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "bn": 1e9, "b": 1e9, "mil": 1e6}
 FRACTIONS = {"half": 0.5, "third": 1 / 3, "quarter": 0.25, "fourth": 0.25, "fifth": 0.2, "tenth": 0.1}
-ORDINALS = {
-    word: value
-    for value, word in enumerate(
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(), start=1
-    )
-}
-
 _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("usd", 1): "$ usd us$ dollar dollars bucks",
     ("usd", 0.01): "cent cents",
@@ -50,6 +34,8 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("metre", 1609.344): "mile miles",
     ("barrel", 1): "barrel barrels bbl bbls",
     ("gallon", 1): "gallon gallons",
+    ("litre", 1): "litre litres liter liters",
+    ("time", 1): "times",
     ("mmbtu", 1): "mmbtu mmbtus",
     ("mcf", 1): "mcf",
     ("mcf", 1e3): "mmcf",
@@ -59,6 +45,8 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("watthour", 1e6): "mwh",
 }
 UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
+_ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
+_ADVERBS |= {"yearly": "year", "annually": "year"}
 
 
 def _alternatives(words: object) -> str:
@@ -68,9 +56,12 @@ def _alternatives(words: object) -> str:
 _CURRENCY = r"(?:US\$|[$\u20ac\u00a3]|\b(?:USD|EUR|GBP)\s?)"
 _WORD_UNITS = _alternatives(word for word in UNITS if word.isalpha())
 _UNIT = rf"(?:\s?%|[\s-]?per\s?cent\b|\s?[$\u20ac\u00a3]|[\s-]?(?:metric\s)?(?:{_WORD_UNITS})\b)"
-_RATE = r"(?:\s?(?:/|per\b|an?\b|each\b|every\b)\s?(hour|day|week|month|year|share|head|person)s?\b)"
-_DIGITS = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
-_SPELLED = _alternatives([*SMALL, *TENS])
+_RATE = (
+    r"(?:(?:\s?/\s?|\s?\bper\s(?!cent\b))(?P<per>[a-z]+)|\s?\b(?:an?|each|every)\s(?P<each>hour|day|week|month|year|share|head"
+    r"|person)s?\b|\s(?P<adverb>hourly|daily|weekly|monthly|quarterly|yearly|annually)\b)"
+)
+_DIGITS = r"\d{1,3}(?:\.\d{3})+,\d{1,2}(?!\d)|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
+_SPELLED = _alternatives([*CARDINALS, *TENS])
 _SCALE = _alternatives(SCALES)
 _FRACTION = _alternatives(FRACTIONS)
 
@@ -84,7 +75,7 @@ NUMBER = re.compile(
     rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
     rf"(?:\sand\sa\s(?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"
     rf"|(?P<position>{_alternatives(ORDINALS)})\b"
-    rf")(?P<unit>{_UNIT})?(?P<rate>{_RATE})?",
+    rf")(?P<unit>{_UNIT})?{_RATE}?",
     re.IGNORECASE,
 )
 
@@ -104,7 +95,7 @@ class Quantity:
         if self.rate and other.rate and self.rate != other.rate:
             return False
         if self.base is None or other.base is None:
-            # A bare "40" is no "40%": a share and a count are different things, unless only the answer left the sign out.
+            # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
             return _close(self.value, other.value) and not (self.base is None and other.base == "percent")
         return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
 
@@ -119,9 +110,11 @@ def read_quantity(found: re.Match[str]) -> Quantity:
     value, weak = _value(found)
     unit = re.sub(r"^[\s-]|metric\s", "", (found["currency"] or found["unit"] or "").lower()).strip()
     base, factor = UNITS.get("percent" if unit.startswith("per") else unit, (None, 1.0))
-    rate = re.sub(r"s$", "", found["rate"].split()[-1].strip("/")) if found["rate"] else None
+    rate = re.sub(
+        r"s$", "", (found["per"] or found["each"] or _ADVERBS.get((found["adverb"] or "").lower(), "")).lower()
+    )
     weak = base is None and (weak or (1900 <= value <= 2099 and "," not in found[0]))
-    return Quantity(-value if found["sign"] else value, base, factor, rate, weak)
+    return Quantity(-value if found["sign"] else value, base, factor, rate or None, weak)
 
 
 def _value(found: re.Match[str]) -> tuple[float, bool]:
@@ -134,25 +127,28 @@ def _value(found: re.Match[str]) -> tuple[float, bool]:
     if found["position"]:
         return float(ORDINALS[found["position"].lower()]), True
     if found["digits"]:
-        number = float(found["digits"].replace(",", ""))
+        digits = found["digits"]
+        if re.search(r"\.\d{3},", digits):  # 1.200,50 as written on the European continent
+            digits = digits.replace(".", "").replace(",", ".")
+        number = float(digits.replace(",", ""))
         scale = SHORT_SCALES.get((found["short"] or "").lower()) or SCALES.get((found["scale"] or "").lower(), 1.0)
         return number * scale, False
     if found["share"]:
         return _share(re.split(r"[\s-]", found["share"].lower())), False
     words = re.split(r"[\s-]", found["spelled"].lower())
-    return _spelled(words), words in (["one"], ["a"])
+    return _spelled(words), words in (["one"], ["once"])
 
 
 def _share(words: list[str]) -> float:
-    """"a third", "three quarters", "half a million"."""
-    count = SMALL.get(words[0], TENS.get(words[0], 1))
+    """ "a third", "three quarters", "half a million"."""
+    count = CARDINALS.get(words[0], TENS.get(words[0], 1))
     part = next(FRACTIONS[word.rstrip("s")] for word in words if word.rstrip("s") in FRACTIONS)
     scale = next((SCALES[word] for word in words if word in SCALES), 1.0)
     return count * part * scale
 
 
 def _spelled(words: list[str]) -> float:
-    """"twenty-three", "sixteen hundred", "two and a half million"."""
+    """ "twenty-three", "sixteen hundred", "two and a half million"."""
     total, current = 0.0, 0.0
     for word in words:
         if word in SCALES:
@@ -160,7 +156,7 @@ def _spelled(words: list[str]) -> float:
             if SCALES[word] >= 1000:
                 total, current = total + current, 0.0
         else:
-            current += SMALL.get(word, 0) + TENS.get(word, 0) + (FRACTIONS[word] if word in FRACTIONS else 0)
+            current += CARDINALS.get(word, 0) + TENS.get(word, 0) + FRACTIONS.get(word, 0)
     return total + current
 
 

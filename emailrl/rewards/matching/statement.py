@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emailrl.rewards.matching.dates import DATE, TIME, Date, Time, read_dates, read_time
-from emailrl.rewards.matching.language import STOPWORDS, clauses, content_stems, stem
+from emailrl.rewards.matching.language import clauses, content_stems
+from emailrl.rewards.matching.names import Name, find_names
 from emailrl.rewards.matching.quantities import NUMBER, Quantity, read_quantity
 
 LONGEST = 4000
@@ -17,16 +18,16 @@ LONGEST = 4000
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Something copied sign by sign: an email address, a web address, a phone number, a code."""
+    """Something copied sign by sign: an email or web address, a path, a phone number, a version, a code."""
 
     kind: str
     text: str
 
     def agrees(self, other: Literal) -> bool:
         """The same signs; phone numbers may lack country and area code."""
-        if self.kind == "phone":
+        if self.kind == other.kind == "phone":
             shorter, longer = sorted((self.text, other.text), key=len)
-            return len(shorter) >= 7 and longer.endswith(shorter) or shorter == longer
+            return len(shorter) >= 7 and longer.endswith(shorter)
         return self.text == other.text
 
     def contradicts(self, other: Literal) -> bool:
@@ -49,17 +50,6 @@ def same_kind(one: Fact, other: Fact) -> bool:
 def agree(one: Fact, other: Fact) -> bool:
     """The second gives what the first gives."""
     return same_kind(one, other) and one.agrees(other)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A run of capitalised words, in lower case, titles left out."""
-
-    tokens: tuple[str, ...]
-    asserted: bool = True
-    main: bool = True
-    in_phrase: bool = False
-    """It follows "in", "at", "from" and the like: where something is, rather than what the answer is."""
 
 
 @dataclass(slots=True)
@@ -96,13 +86,21 @@ def clean(text: str) -> str:
     return re.sub(r"[^\S\n]+", " ", text).strip()
 
 
-def read(text: str, *, temporal: bool, codes: Iterable[Literal] = (), known: frozenset[str] = frozenset()) -> Statement:
+def read(
+    text: str,
+    *,
+    temporal: bool = False,
+    person: bool = False,
+    literals: Iterable[Literal] = (),
+    known: frozenset[str] = frozenset(),
+) -> Statement:
     """Take a cleaned text apart.
 
-    ``temporal`` reads "1/3" as a day rather than a share; ``codes`` are those of the reference, looked for in any
-    spelling; ``known`` stems never deny by their meaning (see ``language.clauses``).
+    ``temporal`` reads "1/3" as a day rather than a share; ``person`` reads a lone "Jun" or "April" as a name;
+    ``literals`` are those of the reference, looked for in any spelling; ``known`` stems never deny by their meaning
+    (see ``language.clauses``).
     """
-    marked, found = _extract(text, temporal, codes)
+    marked, found = _extract(text, temporal, person, literals)
     statement = Statement(text)
     shouted = sum(map(str.isupper, marked)) > 0.6 * max(1, sum(map(str.isalpha, marked)))
     for piece, asserted, main in clauses(marked, known):
@@ -120,25 +118,33 @@ def read(text: str, *, temporal: bool, codes: Iterable[Literal] = (), known: fro
             statement.trailing_facts += facts
             statement.trailing_stems |= set(stems)
         if not shouted:
-            statement.names += _names(piece, bool(asserted), main)
+            statement.names += find_names(piece, bool(asserted), main)
     return statement
 
 
 _EMAIL = re.compile(r"[\w.+'-]+@[\w-]+(?:\.[\w-]+)+")
 _URL = re.compile(r"(?:https?://|www\.)[^\s<>()]+[\w/]", re.IGNORECASE)
-_PHONE = re.compile(r"(?<![\w.])(?:\+?1[\s.-]*)?(?:\(?\d{3}\)?[\s.-]*)?\d{3}[\s.-]\d{4}(?!\w)|(?<!\w)\(?\d{3}\)?[\s.-]*\d{7}(?!\w)")
+_PATH = re.compile(r"(?:\b[A-Za-z]:|\\)\\[^\s,;()]*[\w\\]|(?<![\w/])/(?:[\w.-]+/)+[\w.-]*\w")
+_PHONE = re.compile(
+    r"\+\d[\d\s().-]{6,16}\d|(?<![\w.])(?:\(?\d{1,3}\)?[\s.-]+)?(?:\(?\d{3}\)?[\s.-]*)?\d{3}[\s.-]\d{4}(?!\w)"
+    r"|(?<!\w)\(?\d{3}\)?[\s.-]*\d{7}(?!\w)"
+)
 _EXTENSION = re.compile(r"\b(?:ext(?:ension)?\b\.?\s*|x\s?)(\d[\d-]*\d)\b", re.IGNORECASE)
+_VERSION = re.compile(r"\bv?(\d+(?:\.\d+){2,})(?!\w)", re.IGNORECASE)
 _CODE = re.compile(
-    r"\b(?=[\w/-]*\d)(?=[\w/-]*[A-Za-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|[ap]m|h|hrs?|kg|t|km|mw|kw)\b)"
+    r"\b(?=[\w/-]*\d)(?=[\w/-]*[A-Za-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|[ap]m|h|hrs?|kg|t|km|mw|kw|l)\b)"
     r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+)*\b(?:\s\d{2,}\b)?",
     re.IGNORECASE,
 )
-_SPACED_CODE = re.compile(r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)(?:[A-Z]{2,4}[ -]|[A-Z]-)\d{2,}[A-Z]?\b")
+_SPACED_CODE = re.compile(
+    r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)"
+    r"(?:[A-Z]{2,4}[ -]|[A-Z]-)\d{2,}[A-Z]?\b"
+)
 _WORD_NUMBER = re.compile(r"[a-z]+-\w+|\d+-[a-z]+", re.IGNORECASE)
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 
 
-def _extract(text: str, temporal: bool, codes: Iterable[Literal]) -> tuple[str, list[list[Fact]]]:
+def _extract(text: str, temporal: bool, person: bool, literals: Iterable[Literal]) -> tuple[str, list[list[Fact]]]:
     """Replace every fact by one private-use sign that numbers it."""
     found: list[list[Fact]] = []
 
@@ -151,6 +157,8 @@ def _extract(text: str, temporal: bool, codes: Iterable[Literal]) -> tuple[str, 
     def date(match: re.Match[str]) -> str:
         if match[0] in _SHARES and (not temporal or re.search(r"\d $", match.string[: match.start()])):
             return match[0]
+        if person and match["month3"] and not match["year3"]:
+            return match[0]
         return put(list(read_dates(match)), match[0])
 
     def time(match: re.Match[str]) -> str:
@@ -158,12 +166,14 @@ def _extract(text: str, temporal: bool, codes: Iterable[Literal]) -> tuple[str, 
         return put([read] if read else [], match[0])
 
     text = _EMAIL.sub(lambda m: put([Literal("email", m[0].lower().strip("'."))], m[0]), text)
+    for literal in sorted(literals, key=lambda literal: -len(literal.text)):  # a code may be part of an address
+        text = _spellings(literal).sub(lambda m, same=literal: put([same], m[0]), text)  # type: ignore[misc]
     text = _URL.sub(lambda m: put([Literal("url", _bare_url(m[0]))], m[0]), text)
-    for code in codes:
-        text = _spellings(code).sub(lambda m, code=code: put([code], m[0]), text)  # type: ignore[misc]
+    text = _PATH.sub(lambda m: put([Literal("path", m[0].lower())], m[0]), text)
     text = _PHONE.sub(lambda m: put([Literal("phone", _digits(m[0])[-10:])], m[0]), text)
     text = _EXTENSION.sub(lambda m: put([Literal("extension", _digits(m[1]))], m[0]), text)
     text = TIME.sub(time, DATE.sub(date, text))
+    text = _VERSION.sub(lambda m: put([Literal("version", m[1])], m[0]), text)
     text = _SPACED_CODE.sub(lambda m: put([Literal("code", _signs(m[0]))], m[0]), text)
     text = _CODE.sub(lambda m: put(_code(m[0]), m[0]), text)
     text = NUMBER.sub(lambda m: put([read_quantity(m)], m[0]), text)
@@ -177,11 +187,18 @@ def _code(text: str) -> list[Fact]:
     return [Literal("code", _signs(text))]
 
 
-def _spellings(code: Literal) -> re.Pattern[str]:
-    """The code with any of the usual separators, or none, between its runs of letters and digits."""
-    runs = re.findall(r"[a-z]+|\d", code.text) if code.kind == "code" else list(code.text)
-    prefix = r"(?:\b(?:ext(?:ension)?\b\.?\s*|x\s?))?" if code.kind == "extension" else ""
-    return re.compile(prefix + r"(?<![\w@])" + r"[\s./-]?".join(map(re.escape, runs)) + r"(?![\w@])", re.IGNORECASE)
+def _spellings(literal: Literal) -> re.Pattern[str]:
+    """A literal of the reference in any spelling: other separators, with or without a prefix."""
+    if literal.kind == "code":
+        runs, between, prefix = re.findall(r"[a-z]+|\d", literal.text), r"[\s./-]?", ""
+    elif literal.kind == "phone":
+        runs, between, prefix = list(literal.text), r"[\s().-]*", r"(?:\+?\(?\d{1,3}\)?[\s(.-]*|\(?0)?"
+    elif literal.kind == "extension":
+        runs, between, prefix = list(literal.text), "-?", r"(?:\b(?:ext(?:ension)?\b\.?\s*|x\s?))?"
+    else:
+        runs, between, prefix = [literal.text], "", r"(?:https?://)?(?:www\.)?" if literal.kind == "url" else ""
+    body = between.join(map(re.escape, runs))
+    return re.compile(rf"(?<![\w@.]){prefix}{body}/?(?![\w@/])", re.IGNORECASE)
 
 
 def _make(code: str) -> str:
@@ -198,46 +215,3 @@ def _digits(text: str) -> str:
 
 def _bare_url(text: str) -> str:
     return re.sub(r"^(?:https?://)?(?:www\.)?", "", text.lower()).rstrip("/.")
-
-
-_TITLES = frozenset(
-    """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team group
-    research department dept office project professor doctor sir madam inc corp corporation ltd llc co company bank
-    university street avenue road building room floor yes no not ok okay i the a an""".split()
-)
-_RUN = re.compile(
-    r"(?<![\w'])(?P<run>[A-Z][\w'&]*\.?(?:(?:\s|-|(?<=\.))(?:(?:de|da|di|del|van|von|der|den|la|le|bin|al|of)\s)?[A-Z][\w'&]*\.?)*)"
-)
-_PHRASE = frozenset("in at from of for on via near by under using about within".split())
-
-
-def _names(piece: str, asserted: bool, main: bool) -> list[Name]:
-    names = []
-    for found in _RUN.finditer(piece):
-        raw = re.split(r"[\s-]+|(?<=\.)(?=\w)", re.sub(r"'s?\b", "", found["run"]))
-        tokens = [token.strip(".").lower() for token in raw]
-        first = not piece[: found.start("run")].strip(" '(,-")
-        while tokens and (tokens[0] in STOPWORDS or tokens[0] in _TITLES):
-            tokens = tokens[1:]
-            first = False
-        tokens = [token for token in tokens if token and token not in _TITLES and token not in STOPWORDS]
-        # A capital at the head of a clause is no sign of a name, save in a run of several or a word like "TaskWeaver".
-        plain = first and len(tokens) == 1 and not re.search(r"[a-z][A-Z]|[A-Z]{2}", found["run"])
-        if any(len(token) > 1 for token in tokens) and not (plain and not _alone(piece, found)):
-            before = piece[: found.start("run")].split()
-            in_phrase = bool(before) and before[-1].lower() in _PHRASE
-            names.append(Name(tuple(tokens), asserted, main, in_phrase))
-    return names
-
-
-_AFTER_NAME = re.compile(
-    r"\s*(?:$|[,;/]|(?:and|or|is|was|has|had|will|would|should|can|could|does|did|also|asked|said|agreed|offered|needs"
-    r"|wants|alone|only|who|himself|herself|no|never|not|replaced|recommended|suggested)\b|\()"
-)
-
-
-def _alone(piece: str, found: re.Match[str]) -> bool:
-    """A single capitalised word that is the whole piece, or stands where the subject of a sentence does."""
-    word = found["run"].strip(".").lower()
-    ending = word.endswith(("ing", "ed", "ly", "tion", "s")) and stem(word) != word
-    return not ending and _AFTER_NAME.match(piece, found.end("run")) is not None

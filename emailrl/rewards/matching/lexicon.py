@@ -1,0 +1,103 @@
+"""Word lists of the matcher: words that say nothing, irregular forms, opposites, places, titles, numbers."""
+
+from __future__ import annotations
+
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _paired(text: str) -> dict[str, str]:
+    """ "lost:lose" → {"lost": "lose"}."""
+    return dict(pair.split(":") for pair in text.split())
+
+
+def _numbered(text: str, start: int) -> dict[str, int]:
+    """ "one two/pair" → {"one": 1, "two": 2, "pair": 2}."""
+    return {word: number for number, words in enumerate(text.split(), start) for word in words.split("/")}
+
+
+CARDINALS = _numbered(
+    """zero one/once two/twice three/thrice four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen""",
+    start=0,
+)
+TENS = {word: 10 * n for word, n in _numbered("twenty thirty forty fifty sixty seventy eighty ninety", start=2).items()}
+ORDINALS = _numbered("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth", start=1)
+MONTHS = _numbered(
+    """january/jan february/feb march/mar april/apr may june/jun july/jul august/aug september/sept/sep october/oct
+    november/nov december/dec""",
+    start=1,
+)
+WEEKDAYS = _numbered(
+    "monday/mon tuesday/tues/tue wednesday/wed thursday/thurs/thur/thu friday/fri saturday/sat sunday/sun", start=0
+)
+
+
+STOPWORDS = _listed(
+    """a an the this that these those there here it its itself he him his she her hers they them their theirs we us our
+    ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for
+    from in into of on onto per than then to through upon via with within about also any around be been being am is
+    are was were do does did done has have had having can could may might must shall should will would not no yes
+    both each either every some such very just only even still already ever if because since due while until though
+    please according said say says saying told tell tells mention mentions mentioned ask asks asked asking suggest
+    suggests suggested suggesting recommend recommends recommended recommending state states stated note noted
+    inform informed indicate indicates indicated think thinks thought want wants wanted need needs needed go going
+    get gets got make makes made take takes took cannot never nobody none nothing neither currently now
+    approximately roughly nearly almost exactly sharp total called named answer know known follow follows following
+    it's he's she's they're i'm you're we're that's there's email emails mail message user however moreover
+    therefore thus specifically apparently based find found"""
+)
+
+IRREGULAR = _paired(
+    """lost:lose sent:send met:meet held:hold paid:pay bought:buy sold:sell left:leave led:lead kept:keep built:build
+    spent:spend chose:choose chosen:choose given:give gave:give began:begin begun:begin wrote:write written:write
+    fell:fall fallen:fall rose:rise risen:rise grew:grow grown:grow hid:hide brought:bring ran:run came:come went:go
+    gone:go people:person children:child men:man women:woman"""
+)
+
+SAME = _paired(
+    """increase:rise increased:rise increases:rise increasing:rise grow:rise up:rise higher:rise decrease:fall
+    decreased:fall decreases:fall drop:fall dropped:fall lower:fall down:fall purchase:buy purchased:buy
+    commence:begin start:begin started:begin starts:begin finish:end finished:end finishes:end ended:end
+    complete:end completed:end postpone:delay postponed:delay postponing:delay vp:president cell:mobile phone:call
+    ste:suite dept:department mgr:manager approx:about asap:soon big:large photo:picture photos:picture
+    hq:headquarters usa:us automobile:car"""
+)
+"""Words that are read as another of nearly the same sense."""
+
+OPPOSITES = _listed(
+    """more/fewer more/less longer/shorter long/short rise/fall before/after early/late earlier/later approve/reject
+    accept/decline accept/reject agree/refuse open/close buy/sell high/low add/remove begin/end beginning/end
+    include/exclude first/last larger/smaller large/small junior/senior north/south east/west old/new light/dark
+    left/right delay/advance delay/accelerate win/lose gain/lose morning/afternoon morning/evening inside/outside
+    same/different internal/external permanent/temporary happy/unhappy many/few import/export allow/forbid
+    grant/deny hire/fire strong/weak good/bad better/worse maximum/minimum buyer/seller debit/credit enter/leave
+    arrive/depart extend/shorten positive/negative success/failure safe/unsafe cheap/expensive enough/insufficient
+    small/enough full/empty fast/slow quickly/slowly support/oppose confirm/cancel public/private winter/summer
+    overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under"""
+)
+
+DENYING = _listed(
+    """rejected refused declined denied cancelled canceled dismissed dropped excluded abandoned refuted failed forbidden
+    prohibited closed outdated unlike false ruled"""
+)
+"""Words that deny what they speak of, by their meaning."""
+
+TITLES = _listed(
+    """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team
+    group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company
+    bank university street avenue road building room floor yes no not ok okay i the a an"""
+)
+"""Words that may stand in or beside a name and are no part of it."""
+
+GENERIC = _listed("system group trust bank company project restaurant hotel center centre energy team plan analytic")
+"""Stems that a name can do without."""
+
+PLACES = _listed(
+    """texas california florida york virginia alberta ontario colorado oregon nevada arizona ohio louisiana oklahoma
+    georgia illinois massachusetts connecticut washington pennsylvania tx ca fl ny nj co la ok ga il ma ct wa pa uk
+    usa us england scotland ireland germany france spain italy norway sweden denmark poland netherlands canada
+    mexico brazil india japan china singapore australia argentina"""
+)
+"""States and countries: after a city they add nothing to it."""
