@@ -92,8 +92,13 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert 'base_model: "Qwen/Qwen3-0.6B"' in card
     assert "Accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
     assert "| learning_rate | 1e-05 |" in card and "| LoRA rank | 24 |" in card
-    assert "PeftModel.from_pretrained(base, 'mail-agent')" in card
-    assert "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 32" in card
+    assert 'PeftModel.from_pretrained(base, "mail-agent")' in card
+    assert (
+        "vllm serve Qwen/Qwen3-0.6B \\\n  --enable-lora --max-lora-rank 32 --lora-modules mail-agent=mail-agent" in card
+    )
+    assert ", measured at step 5, mean reward" in model_card(
+        replace(metadata, metrics=METRICS | {"evaluated_step": 5}), "x", merged=True
+    )
     merged = model_card(metadata, "mail-agent", merged=True)
     assert "vllm serve mail-agent --enable-auto-tool-choice" in merged and "PeftModel" not in merged
     packaged = model_card(replace(metadata, base_model="nano", metrics={}), "x", merged=False)

@@ -141,6 +141,8 @@ def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _print_table(found: list[Checkpoint]) -> None:
+    from itertools import groupby
+
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -149,21 +151,23 @@ def _print_table(found: list[Checkpoint]) -> None:
     if not found:
         progress_console().print("no checkpoints yet: train first (emailrl train)")
         return
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "base model", "made"):
-        table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left", overflow="fold")
-    for checkpoint in found:
-        metadata = checkpoint.metadata
-        accuracy, reward = metadata.metrics.get("accuracy"), metadata.metrics.get("reward")
-        cells = (
-            str(checkpoint.path),
-            metadata.kind,
-            str(metadata.step),
-            metadata.mode,
-            "" if accuracy is None else f"{accuracy:.1%}",
-            "" if reward is None else f"{reward:+.3f}",
-            metadata.base_model,
-            metadata.created_at[:16].replace("T", " "),
-        )
-        table.add_row(*map(Text, cells))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False, markup=False, emoji=False)
+    for run, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
+        console.print(str(run), soft_wrap=True)
+        table = Table(box=SIMPLE, pad_edge=False)
+        for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "made (UTC)"):
+            table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
+        for checkpoint in members:
+            metadata = checkpoint.metadata
+            accuracy, reward = metadata.metrics.get("accuracy"), metadata.metrics.get("reward")
+            cells = (
+                checkpoint.path.name,
+                metadata.kind,
+                str(metadata.step),
+                metadata.mode,
+                "" if accuracy is None else f"{accuracy:.1%}",
+                "" if reward is None else f"{reward:+.3f}",
+                metadata.created_at[:16].replace("T", " "),
+            )
+            table.add_row(*map(Text, cells))
+        console.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from emailrl.checkpoints import Metadata
@@ -58,6 +59,8 @@ def _results(metadata: Metadata) -> str:
         line += f" (95 % interval {metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%})"
     if metrics.get("num_questions") is not None:
         line += f" on {metrics['num_questions']} validation questions"
+    if metrics.get("evaluated_step") not in (None, metadata.step):
+        line += f", measured at step {metrics['evaluated_step']}"
     if metrics.get("reward") is not None:
         line += f", mean reward {metrics['reward']:.3f}"
     return (
@@ -81,27 +84,27 @@ def _cell(value: Any) -> str:
 
 
 def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
-    load = f"""model = AutoModelForCausalLM.from_pretrained({folder!r}, dtype="auto")"""
+    here = json.dumps(folder)
+    load = f"""model = AutoModelForCausalLM.from_pretrained({here}, dtype="auto")"""
     imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     note = ""
     if not merged:
         imports += "\nfrom peft import PeftModel"
-        base = repr(metadata.base_model)
+        base = json.dumps(metadata.base_model)
         if metadata.base_model == "nano":
             imports += "\nfrom emailrl.policy.resolve import resolve_model"
-            base, note = 'resolve_model("nano")', "The base model nano is packaged with emailrl.\n"
+            base, note = 'resolve_model("nano")', "The base model nano is packaged with emailrl.\n\n"
         load = (
             f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
-            f"model = PeftModel.from_pretrained(base, {folder!r})"
+            f"model = PeftModel.from_pretrained(base, {here})"
         )
     return f"""## Load it
 
-{note}
-```python
+{note}```python
 {imports}
 
 {load}
-tokenizer = AutoTokenizer.from_pretrained({folder!r})
+tokenizer = AutoTokenizer.from_pretrained({here})
 
 from emailrl import EmailAgent
 
@@ -112,18 +115,16 @@ print(agent.answer("When does the lease end?", inbox="ann@example.com").answer)
 
 
 def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
-    tools = "--enable-auto-tool-choice --tool-call-parser hermes"
-    if merged:
-        command = f"vllm serve {folder} {tools}"
-    else:
+    tools, here = "--enable-auto-tool-choice --tool-call-parser hermes", shlex.quote(folder)
+    command = f"vllm serve {here} {tools}"
+    if not merged:
         rank = int(metadata.lora.get("rank") or 16)
         limit = next((size for size in _VLLM_RANKS if size >= rank), rank)
-        base = metadata.base_model
+        base = shlex.quote(metadata.base_model)
         if base == "nano":
             base = "$(python -c 'from emailrl.policy.resolve import NANO_DIR; print(NANO_DIR)')"
-        command = (
-            f"vllm serve {base} --enable-lora --max-lora-rank {limit} \\\n  --lora-modules mail-agent={folder} {tools}"
-        )
+        adapter = f"--enable-lora --max-lora-rank {limit} --lora-modules mail-agent={here}"
+        command = f"vllm serve {base} \\\n  {adapter} \\\n  {tools}"
     temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")
-    decoding = "" if temperature is None else f"\nIt was evaluated at temperature {temperature}.\n"
+    decoding = "" if temperature is None else f"\nIt was evaluated at temperature {temperature:g}: ask for the same.\n"
     return f"## Serve it\n\n```sh\n{command}\n```\n{decoding}"

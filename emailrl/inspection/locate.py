@@ -129,7 +129,7 @@ def _object(file: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
     """Return what training recorded under the trajectory's id, or None where no training record stands beside it."""
-    record_file = file.parent.parent / "training" / f"step-{trajectory.step:06d}.jsonl"
+    record_file = file.parent.parent / "training" / file.name
     if not record_file.is_file():
         return None
     for _, record in numbered_records(record_file):

@@ -37,8 +37,9 @@ def names(run_dir: Path) -> list[str]:
 def test_list(emailrl, run_dir: Path) -> None:
     code, out, error = emailrl("checkpoints", "list")
     assert code == 0 and not error
-    lines = [line.split() for line in out.splitlines() if "grpo_masked" in line]
-    assert [(Path(line[0]).name, line[1], line[2], line[4]) for line in lines] == [
+    assert out.splitlines()[0] == "outputs/grpo_masked"
+    lines = [line.split() for line in out.splitlines() if "masked" in line][1:]
+    assert [(line[0], line[1], line[2], line[4]) for line in lines] == [
         ("best_model", "best", "10", "10.0%"),
         ("checkpoint-10", "checkpoint", "10", "10.0%"),
         ("checkpoint-20", "checkpoint", "20", "20.0%"),
