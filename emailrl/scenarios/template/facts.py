@@ -163,8 +163,8 @@ ROOM = Extractor(
 )
 VENUE = Extractor(
     _pattern(
-        r"\b(?:(?:the|at|in|to)\s+)?(?P<fact>(?:[A-Z][\w'&-]+\s){1,3}(?:Hotel|Restaurant|Grill|Cafe|Café|Inn|Club|Airport"
-        r"|Museum|Theat(?:re|er)|Stadium|Ballroom|Country\sClub|Steakhouse))\b",
+        r"\b(?:(?:the|at|in|to)\s+)?(?P<fact>(?!(?:The|This|That|Our|Your|My|An?)\s)"
+        r"(?:[A-Z][\w'&-]+\s){1,3}(?:Hotel|Restaurant|Grill|Cafe|Café|Inn|Club|Airport|Museum|Theat(?:re|er)|Stadium|Ballroom|Country\sClub|Steakhouse))\b",
         0,
     ),
     _letters,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from bisect import bisect_left
 from collections import defaultdict
@@ -83,11 +84,14 @@ class Mailbox:
         return bisect_left(self._dates, day.isoformat())
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:
-        """The mails before ``until`` whose subject has every word of a topic."""
-        postings = sorted((self._postings.get(word, []) for word in topic.words), key=len)
-        if not postings:
+        """The mails before ``until`` whose subject has every word of a topic, alone or within a longer word.
+
+        A phone interview is thus not told from a telephone interview, nor a meeting from meetings.
+        """
+        if not topic.words:
             return []
-        found = set(postings[0]).intersection(*postings[1:])
+        postings = sorted((self._with_word(word) for word in topic.words), key=len)
+        found = postings[0].intersection(*postings[1:])
         end = self.before(until)
         return [self.mails[at] for at in sorted(found) if at < end]
 
@@ -127,6 +131,25 @@ class Mailbox:
     @cached_property
     def _dates(self) -> list[str]:
         return [mail.sent_at for mail in self.mails]
+
+    def _with_word(self, word: str) -> frozenset[int]:
+        """The places of the mails whose topic has a word, or one that contains it (its plural s left off)."""
+        if word not in self._word_places:
+            stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
+            pattern = re.compile(
+                rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$", re.MULTILINE
+            )
+            places = (self._postings[found] for found in pattern.findall(self._vocabulary))
+            self._word_places[word] = frozenset().union(*places)
+        return self._word_places[word]
+
+    @cached_property
+    def _word_places(self) -> dict[str, frozenset[int]]:
+        return {}
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return "\n".join(self._postings)
 
     @cached_property
     def _postings(self) -> dict[str, list[int]]:

@@ -47,6 +47,15 @@ def test_a_second_mail_that_the_words_could_mean_leaves_no_question() -> None:
     assert answer("only_sender_of_day", box(PIER, mail(3, "05-03 22:00", CY, ANA, "Lunch")), PIER) is None
 
 
+@pytest.mark.parametrize(
+    ("subject", "is_told"), [("Telephone interviews", False), ("Telephone list", True), ("Phone interview notes", False)]
+)
+def test_a_word_within_a_longer_word_counts_as_the_same(subject: str, is_told: bool) -> None:
+    call = mail(1, "05-03 09:00", BO, ANA, "Phone interviews")
+    rival = mail(2, "05-02 09:00", CY, ANA, subject)
+    assert (answer("sender", box(call, rival), call) is not None) is is_told
+
+
 def test_a_later_mail_does_not_count_before_it_is_sent() -> None:
     later = mail(3, "12-04 10:00", CY, ANA, "Pier survey results")
     finding = find("sender", box(PIER, later), PIER)
