@@ -28,7 +28,10 @@ def gen_db(
         bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that parse beside this one; all other cores.")
+        int | None,
+        typer.Option(
+            min=0, help="Processes that parse beside this one; 0: none. By default one for each core, up to 4."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -58,8 +61,8 @@ def gen_db(
         opened = open_source(settings.source, allow_truncated=allow_truncated)
         with _progress_bar(opened) as progress:
             report = build_database(
-                opened.emails(workers), settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
-                progress=progress,
+                opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
+                workers=workers, progress=progress,
             )  # fmt: skip
     _print_summary(report)
     if json:
@@ -101,7 +104,8 @@ def _print_summary(report: BuildReport) -> None:
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     console.print(
-        f"{report.emails:,} mails stored in {report.db}, {skipped:,} skipped; {report.seconds:.1f} s, {rate:,.0f} messages/s",
+        f"{report.emails:,} mails stored in {report.db}, {skipped:,} skipped; "
+        f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     for title, counts in (("skipped", report.skipped), ("mended", report.defects)):

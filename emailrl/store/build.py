@@ -8,22 +8,26 @@ leaves the old database as it was. Memory stays flat: what is kept of every mess
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.mailbox import connect, database_fingerprint
-from emailrl.store.sieve import Sieve
-from emailrl.store.sources.message import RawEmail, Skipped
-from emailrl.store.staging import DATE_FORMAT, Stage
+from emailrl.store.sieve import DATE_FORMAT, Mail, Sieve, as_mail, sift
+from emailrl.store.sources import RawEmail, Skipped, Source
+from emailrl.store.staging import Stage
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase (``read`` or ``index``), the messages done in it, and their number where it is known."""
+
+_PROGRESS_MAILS = 1000
 
 
 @dataclass(slots=True)
@@ -42,19 +46,21 @@ class BuildReport:
 
 
 def build_database(
-    emails: Iterable[RawEmail | Skipped],
+    emails: Iterable[RawEmail | Skipped] | Source,
     db: Path,
     *,
     settings: StoreSettings | None = None,
     overwrite: bool = False,
     append: bool = False,
     limit: int | None = None,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
 
     ``append`` keeps the mails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit``
-    stops once so many mails are stored. ``Sieve`` tells what is skipped.
+    stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is parsed by
+    ``workers`` processes beside this one (None: as many as the machine has use for).
 
     Raises ``UsageError`` where ``db`` exists and neither flag is given, where it cannot be written, or where nothing is
     left to store; ``EmailRLError`` where the source or the disk fails. An existing database then stays as it was.
@@ -62,17 +68,23 @@ def build_database(
     started = time.monotonic()
     db = Path(db).expanduser()
     _check_target(db, overwrite=overwrite, append=append)
-    sieve = Sieve(settings or StoreSettings())
+    settings = settings or StoreSettings()
+    sieve = Sieve(dedupe=settings.dedupe)
     with _beside(db) as (building, staging):
         try:
             with contextlib.closing(Stage(staging, progress)) as stage:
                 if append and db.exists():
                     for email in stored_emails(db):
-                        stage.add(email, sieve.remember(email))
+                        mail = as_mail(email)
+                        sieve.remember(mail)
+                        stage.add(mail)
                 stage.keep()
-                _read(emails, sieve, stage, limit, progress)
+                with contextlib.closing(_sifted(emails, settings, workers)) as mails:
+                    _stage_all(mails, sieve, stage, limit, progress)
                 if stage.count == 0:
-                    raise UsageError(f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written.")
+                    raise UsageError(
+                        f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written."
+                    )
                 stage.write(building)
             _put_in_place(building, db)
         except sqlite3.Error as error:
@@ -82,17 +94,23 @@ def build_database(
     )
 
 
-def _read(
-    emails: Iterable[RawEmail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
+def _sifted(
+    emails: Iterable[RawEmail | Skipped] | Source, settings: StoreSettings, workers: int | None
+) -> Generator[Mail | Skipped]:
+    judge = functools.partial(sift, settings=settings)
+    yield from emails.read(judge, workers) if isinstance(emails, Source) else map(judge, emails)
+
+
+def _stage_all(
+    mails: Iterable[Mail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
 ) -> None:
-    for seen, email in enumerate(emails, 1):
-        key = sieve.take(email)
-        if key is not None:
-            stage.add(email, key)  # type: ignore[arg-type]
-        if progress and seen % 500 == 0:
+    for seen, mail in enumerate(mails, 1):
+        if sieve.passes(mail):
+            stage.add(mail)
+            if stage.added == limit:
+                return
+        if progress and seen % _PROGRESS_MAILS == 0:
             progress("read", seen, None)
-        if limit is not None and stage.added >= limit:
-            return
 
 
 def _listed(counts: dict[str, int]) -> str:
@@ -161,18 +179,15 @@ def stored_emails(db: Path) -> Iterator[RawEmail]:
 
     Raises ``UsageError`` where it is none of ours.
     """
-    from datetime import UTC, datetime
-
     with contextlib.closing(connect(db)) as connection:
         people = connection.cursor()
-        for row in connection.execute(
+        for key, message_id, subject, sender, date, body, file_name in connection.execute(
             "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails ORDER BY id"
         ):
-            key, message_id, subject, sender, date, body, file_name = row
             lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
             for address, kind in people.execute(
                 "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid", (key,)
             ):
                 lists[kind].append(address)
             moment = None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
-            yield RawEmail(message_id, subject, sender, *lists.values(), moment, body, file_name)
+            yield RawEmail(message_id, subject, sender, lists["to"], lists["cc"], lists["bcc"], moment, body, file_name)

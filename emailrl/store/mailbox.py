@@ -1,29 +1,24 @@
 """The read side: one person's mailbox in a mail database, searched and read as an agent's tools do it.
 
 A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
-``emailrl.store.parties``); dates become bounds of row ids, which follow the dates; and a backward scan stops at the last
-hit asked for. Result sets and snippets are those of ART-E's query, newest first.
+``emailrl.store.parties``); dates become bounds of row ids, which follow the dates; and a backward scan stops at the
+last hit asked for. Result sets and snippets are those of ART-E's query, newest first.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import threading
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
 from emailrl.store.parties import recipient_word, sender_word
-
-MAX_RESULTS = 10
-MAX_KEYWORDS = 32
-MAX_KEYWORD_CHARS = 1000
 
 _REBUILD = "Build it anew with emailrl gen-db --overwrite."
 _LAST_ID = 2**63 - 1
@@ -133,8 +128,8 @@ def database_fingerprint(db: Path) -> str:
 def open_mailbox(db: Path | str, inbox: str, until: str | None = None) -> Mailbox:
     """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
 
-    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. Raises ``UsageError`` where
-    ``db`` is no mail database, ``ToolError`` for a bad ``inbox`` or ``until``.
+    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. Raises ``UsageError``
+    where ``db`` is no mail database, ``ToolError`` for a bad ``inbox`` or ``until``.
     """
     return Mailbox(Path(db), inbox, until)
 
@@ -144,11 +139,11 @@ class Mailbox:
 
     def __init__(self, db: Path, inbox: str, until: str | None = None) -> None:
         self.db = db
-        address = _address("inbox", inbox)
+        address = check_address("inbox", inbox)
         if address is None:
             raise ToolError("inbox must be an address.")
         self.inbox = address
-        self.until = _day("until", until)
+        self.until = check_day("until", until)
         self._reader: _Reader | None = _readers.of(db)
         number = self._number(address)
         self._member = None if number is None else f'parties : ("{sender_word(number)}" OR "{recipient_word(number)}")'
@@ -167,10 +162,10 @@ class Mailbox:
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Raises ``ToolError`` for any bad argument.
         """
-        text = _text_match(keywords)
-        sender, recipient = _address("from_addr", from_addr), _address("to_addr", to_addr)
-        after, before = _day("sent_after", sent_after), _day("sent_before", sent_before)
-        limit = _count(max_results)
+        text = text_match(keywords)
+        sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
+        after, before = check_day("sent_after", sent_after), check_day("sent_before", sent_before)
+        limit = check_count(max_results)
         terms = [text, self._member]
         for address, word in ((sender, sender_word), (recipient, recipient_word)):
             if address is not None:
@@ -192,20 +187,20 @@ class Mailbox:
         """The mail of that id, or None where this mailbox has none up to ``until``; ``ToolError`` for a bad id."""
         if not isinstance(message_id, str):
             raise ToolError("message_id must be a string.")
-        _check_text("message_id", message_id)
+        check_text("message_id", message_id)
         rows = self._rows(_READ, (message_id,))
         if not rows:
             return None
-        key, date_, *fields = rows[0]
+        key, sent, *fields = rows[0]
         people: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
         for address, kind in self._rows(_RECIPIENTS, (key,)):
             people[kind].append(address)
         subject, sender, body, file_name = fields
         if self.inbox != sender and not any(self.inbox in addresses for addresses in people.values()):
             return None
-        if self.until is not None and (date_ is None or date_ >= self.until):
+        if self.until is not None and (sent is None or sent >= self.until):
             return None
-        return Email(message_id, date_, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
+        return Email(message_id, sent, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
 
     def close(self) -> None:
         """Let go of the database; further calls raise ``EmailRLError``."""
@@ -259,63 +254,3 @@ _NEWEST_BY_DATE = _HITS.format(
 )
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
-
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
-
-
-def _check_text(name: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ToolError(f"{name} holds characters that are no text.") from None
-
-
-def _text_match(keywords: object) -> str:
-    """The FTS5 expression of keywords, each quoted, side by side: an implicit AND, as in ART-E."""
-    if not isinstance(keywords, list | tuple):
-        raise ToolError("keywords must be a list of strings.")
-    if not keywords:
-        raise ToolError("No keywords provided for search.")
-    if len(keywords) > MAX_KEYWORDS:
-        raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
-    quoted = []
-    for keyword in keywords:
-        if not isinstance(keyword, str):
-            raise ToolError("keywords must be a list of strings.")
-        if len(keyword) > MAX_KEYWORD_CHARS:
-            raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
-        _check_text("keywords", keyword)
-        # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
-        quoted.append('"' + keyword.replace('"', '""').replace("\0", " ") + '"')
-    return f"{{subject body}} : ({' '.join(quoted)})"
-
-
-def _address(name: str, value: object) -> str | None:
-    """An address in its stored form; None where it is not given or empty."""
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise ToolError(f"{name} must be an address.")
-    _check_text(name, value)
-    return value.strip().lower() or None
-
-
-def _day(name: str, value: object) -> str | None:
-    """A day as it was given, once it proves to be one; None where it is not given or empty."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, str) and _DAY.fullmatch(value):
-        try:
-            date.fromisoformat(value)
-        except ValueError:
-            raise ToolError(f"{name} is no day of the calendar: {value}.") from None
-        return value
-    raise ToolError(f"{name} must be a date as YYYY-MM-DD.")
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ToolError("max_results must be a whole number of at least 1.")
-    if value > MAX_RESULTS:
-        raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
-    return value

@@ -1,9 +1,9 @@
 """The database: tables, indexes, full-text index and the triggers that keep it right.
 
 As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
-``addresses`` numbers every address, ``emails.parties`` (indexed too, see ``emailrl.store.parties``) names the people of a
-mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` follows the date, so that newest first is a backward
-scan of row ids; a write by hand that breaks this order is noted in ``meta`` and searches then sort.
+``addresses`` numbers every address, ``emails.parties`` (indexed too, see ``emailrl.store.parties``) names the people of
+a mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` follows the date, so that newest first is a
+backward scan of row ids; a write by hand that breaks this order is noted in ``meta``, and searches then sort.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("va
 
 FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 
-_INDEX_NEW = "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
+_INDEX_NEW = (
+    "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
+)
 _UNINDEX_OLD = (
     "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
     "VALUES ('delete', old.id, old.subject, old.body, old.parties);"

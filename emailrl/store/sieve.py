@@ -3,69 +3,96 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NamedTuple, TypeGuard
 
 from emailrl.settings import StoreSettings
 from emailrl.store.sources.message import RawEmail, Skipped
 
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+class Mail(NamedTuple):
+    """A mail as it will be stored."""
+
+    message_id: str
+    subject: str
+    from_address: str
+    date: str | None
+    """``DATE_FORMAT``, UTC."""
+    body: str
+    file_name: str
+    people: str
+    """A line ``to address``, ``cc address`` or ``bcc address`` each, repeats removed: one text, since mails come from
+    other processes and lists are slow to send."""
+    id_key: bytes
+    """Stands for the Message-ID."""
+    content_key: bytes
+    """Stands for subject, body and sender."""
+    digest: bytes
+    """Stands for the whole mail."""
+    defects: tuple[str, ...]
+
+
+def sift(email: RawEmail | Skipped, settings: StoreSettings) -> Mail | Skipped:
+    """Judge a message by itself, in ART-E's order: ``long_body`` (more than ``max_body_chars``), ``many_recipients``
+    (more than ``max_recipients`` in to + cc + bcc, repeats counted)."""
+    if isinstance(email, Skipped):
+        return email
+    if settings.max_body_chars and len(email.body) > settings.max_body_chars:
+        return Skipped("long_body", email.file_name)
+    if settings.max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > settings.max_recipients:
+        return Skipped("many_recipients", email.file_name)
+    return as_mail(email)
+
+
+def as_mail(email: RawEmail) -> Mail:
+    """The form to store, without any judgement."""
+    content = blake2b(f"{email.subject}\0{email.from_address}\0{email.body}".encode(), digest_size=16)
+    content_key = content.digest()
+    date = None if email.date is None else email.date.isoformat(" ")[:19]
+    people = "\n".join(
+        dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
+    )
+    content.update(f"\0{email.message_id}\0{date}\0{email.file_name}\0{people}".encode())
+    return Mail(
+        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people,
+        blake2b(email.message_id.encode(), digest_size=12).digest(), content_key, content.digest(), email.defects,
+    )  # fmt: skip
+
 
 class Sieve:
-    """Decides over one message after the other.
+    """Lets each mail through once, and counts what does not pass.
 
-    In ART-E's order: body longer than ``max_body_chars`` (``long_body``), more than ``max_recipients`` in to + cc + bcc
-    with repeats counted (``many_recipients``), same subject, body and sender as a mail before (``duplicate``); then a
-    Message-ID of a mail before (``duplicate_id``), which its unique column has no room for.
+    Turned away are those ``sift`` skipped, then ``duplicate`` (subject, body and sender of a mail before; the setting
+    ``dedupe``), then ``duplicate_id`` (the Message-ID of a mail before, which its unique column has no room for).
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, *, dedupe: bool) -> None:
         self.skipped: dict[str, int] = {}
-        """Messages left out, by reason."""
+        """Messages turned away, by reason."""
         self.defects: dict[str, int] = {}
         """Messages let through that had something wrong, by kind."""
-        self._settings = settings
+        self._dedupe = dedupe
         self._contents: set[bytes] = set()
         self._ids: set[bytes] = set()
 
-    def take(self, email: RawEmail | Skipped) -> bytes | None:
-        """The content key of a mail that is to be stored; None, and counted, for any other."""
-        if isinstance(email, Skipped):
-            reason: str | None = email.reason
+    def passes(self, mail: Mail | Skipped) -> TypeGuard[Mail]:
+        """Whether the mail is to be stored; if not, it is counted."""
+        if isinstance(mail, Skipped):
+            reason = mail.reason
+        elif self._dedupe and mail.content_key in self._contents:
+            reason = "duplicate"
+        elif mail.id_key in self._ids:
+            reason = "duplicate_id"
         else:
-            key = content_key(email)
-            reason = self._reason_against(email, key)
-            if reason is None:
-                for defect in email.defects:
-                    self.defects[defect] = self.defects.get(defect, 0) + 1
-                return self._remember(email, key)
-        assert reason is not None
+            self.remember(mail)
+            for defect in mail.defects:
+                self.defects[defect] = self.defects.get(defect, 0) + 1
+            return True
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        return None
+        return False
 
-    def remember(self, email: RawEmail) -> bytes:
-        """Take a mail that is already stored as seen; its content key."""
-        return self._remember(email, content_key(email))
-
-    def _remember(self, email: RawEmail, key: bytes) -> bytes:
-        self._contents.add(key)
-        self._ids.add(_id_key(email))
-        return key
-
-    def _reason_against(self, email: RawEmail, key: bytes) -> str | None:
-        settings = self._settings
-        if settings.max_body_chars and len(email.body) > settings.max_body_chars:
-            return "long_body"
-        if settings.max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > settings.max_recipients:
-            return "many_recipients"
-        if settings.dedupe and key in self._contents:
-            return "duplicate"
-        if _id_key(email) in self._ids:
-            return "duplicate_id"
-        return None
-
-
-def content_key(email: RawEmail) -> bytes:
-    """16 bytes that stand for subject, body and sender."""
-    return blake2b(f"{email.subject}\0{email.from_address}\0{email.body}".encode(), digest_size=16).digest()
-
-
-def _id_key(email: RawEmail) -> bytes:
-    return blake2b(email.message_id.encode(), digest_size=12).digest()
+    def remember(self, mail: Mail) -> None:
+        """Take a mail as seen."""
+        self._contents.add(mail.content_key)
+        self._ids.add(mail.id_key)

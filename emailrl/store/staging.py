@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from emailrl import __version__
 from emailrl.store.parties import recipient_word, sender_word
 from emailrl.store.schema import SCHEMA_VERSION, create_indexes, create_tables
-from emailrl.store.sources.message import RawEmail
-
-DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+from emailrl.store.sieve import Mail
 
 _FLUSH_MAILS = 1000
-_INDEX_MAILS = 5000
+_INDEX_MAILS = 20_000
 _CACHE_KIB = 64 * 1024
 _FTS_HASH_BYTES = 32 * 1024 * 1024
 _FTS_DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4}
 
 _STAGING = """
-    CREATE TABLE mail(n INTEGER PRIMARY KEY, date, message_id, subject, from_address, body, file_name, parties);
-    CREATE TABLE recipient(n INTEGER, position INTEGER, address, type, PRIMARY KEY (n, position)) WITHOUT ROWID;
-    CREATE TABLE address(id INTEGER PRIMARY KEY, address);
-"""
+    CREATE TABLE mail(
+        n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people, parties
+    )"""
 
 
 class Stage:
@@ -36,10 +32,9 @@ class Stage:
         self._kept = self._kept_recipients = self._recipients = 0
         self._progress = progress
         self._connection = _connect(path)
-        self._connection.executescript(_STAGING)
+        self._connection.execute(_STAGING)
         self._connection.execute("BEGIN")
         self._mails: list[tuple[object, ...]] = []
-        self._people: list[tuple[object, ...]] = []
         self._addresses: dict[str, int] = {}
         self._fingerprint = 0
 
@@ -57,39 +52,26 @@ class Stage:
         """Rows of recipients added since ``keep``."""
         return self._recipients - self._kept_recipients
 
-    def add(self, email: RawEmail, content_key: bytes) -> None:
+    def add(self, mail: Mail) -> None:
         """Stage one mail."""
         self.count += 1
-        number = self.count
-        people = [
-            (address, kind)
-            for kind, addresses in (("to", email.to), ("cc", email.cc), ("bcc", email.bcc))
-            for address in dict.fromkeys(addresses)
-        ]
-        date = None if email.date is None else email.date.isoformat(" ")[:19]
-        words = [sender_word(self._number(email.from_address))] if email.from_address else []
-        words += [recipient_word(self._number(address)) for address in dict.fromkeys(address for address, _ in people)]
-        self._mails.append(
-            (number, date, email.message_id, email.subject, email.from_address, email.body, email.file_name, " ".join(words))
-        )  # fmt: skip
-        self._people += [(number, position, *person) for position, person in enumerate(people)]
+        number, number_of = self.count, self._number
+        words = [sender_word(number_of(mail.from_address))] if mail.from_address else []
+        people = mail.people.split("\n") if mail.people else []
+        words += dict.fromkeys([recipient_word(number_of(line.partition(" ")[2])) for line in people])
+        self._mails.append((number, *mail[:7], " ".join(words)))
         self._recipients += len(people)
-        self._note(f"{email.message_id}\0{date}\0{email.file_name}\0{people}".encode() + content_key)
+        # A sum does not depend on the order that mails come in.
+        self._fingerprint += int.from_bytes(mail.digest, "big")
         if len(self._mails) >= _FLUSH_MAILS:
             self._flush()
 
     def _number(self, address: str) -> int:
         return self._addresses.setdefault(address, len(self._addresses) + 1)
 
-    def _note(self, content: bytes) -> None:
-        """Add a mail to the fingerprint, which does not depend on the order of mails."""
-        self._fingerprint += int.from_bytes(blake2b(content, digest_size=16).digest(), "big")
-
     def _flush(self) -> None:
-        self._connection.executemany("INSERT INTO mail VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._mails)
-        self._connection.executemany("INSERT INTO recipient VALUES (?, ?, ?, ?)", self._people)
+        self._connection.executemany(f"INSERT INTO mail VALUES ({', '.join('?' * 9)})", self._mails)
         self._mails.clear()
-        self._people.clear()
 
     def close(self) -> None:
         """Leave the staging file."""
@@ -110,10 +92,7 @@ class Stage:
                 "INSERT INTO emails SELECT r.rowid, message_id, subject, from_address, date, body, file_name, parties "
                 "FROM staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n ORDER BY r.rowid"
             )
-            connection.execute(
-                "INSERT INTO recipients SELECT r.rowid, address, type "
-                "FROM staging.ranked r CROSS JOIN staging.recipient p ON p.n = r.n ORDER BY r.rowid, p.position"
-            )
+            connection.executemany("INSERT INTO recipients VALUES (?, ?, ?)", self._recipient_rows(connection))
             connection.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", self._addresses.items())
             self._index(connection)
             create_indexes(connection)
@@ -121,6 +100,15 @@ class Stage:
             connection.execute("COMMIT")
         finally:
             connection.close()
+
+    def _recipient_rows(self, connection: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
+        for number, people in connection.execute(
+            "SELECT r.rowid, people FROM staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n "
+            "WHERE people <> '' ORDER BY r.rowid"
+        ):
+            for line in people.split("\n"):
+                kind, _, address = line.partition(" ")
+                yield number, address, kind
 
     def _index(self, connection: sqlite3.Connection) -> None:
         for key, value in {"hashsize": _FTS_HASH_BYTES, "automerge": 0}.items():
@@ -150,6 +138,11 @@ class Stage:
 def _connect(path: Path) -> sqlite3.Connection:
     """A connection for bulk loading: no journal, since a file that is not finished is thrown away."""
     connection = sqlite3.connect(path, isolation_level=None)
-    for pragma in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}"):
+    for pragma in (
+        "journal_mode = OFF",
+        "synchronous = OFF",
+        "locking_mode = EXCLUSIVE",
+        f"cache_size = -{_CACHE_KIB}",
+    ):
         connection.execute(f"PRAGMA {pragma}")
     return connection

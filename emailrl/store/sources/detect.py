@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from emailrl.errors import UsageError
 from emailrl.store.sources.archive import BLOCK, BROKEN, decompressed, is_tar_header, read_archive
@@ -14,8 +15,13 @@ from emailrl.store.sources.message import RawEmail, Skipped
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
 from emailrl.store.sources.table import is_mail_table, read_table
 
-_KINDS = "Known are: a folder tree of mails, a tar / tar.gz / tar.xz of one, an emails.csv (columns file, message), a dataset folder."
+_KINDS = (
+    "Known are a folder tree of mails, a tar / tar.gz / tar.xz of one, an emails.csv (columns file, message) "
+    "and a dataset folder."
+)
 _START_BYTES = 4096
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -27,9 +33,18 @@ class Source:
     fraction: Callable[[], float | None] = lambda: None
     """How much of it has been read, 0 to 1; None where that cannot be told."""
 
-    def emails(self, workers: int | None = None) -> Iterator[RawEmail | Skipped]:
-        """Every message, parsed by ``workers`` processes beside this one (None: as many as there are other cores)."""
-        return parse_all(self.items, default_workers() if workers is None else workers)
+    def __iter__(self) -> Iterator[RawEmail | Skipped]:
+        """Every message, parsed in this process."""
+        return self.read(_unchanged, 0)
+
+    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Iterator[T]:
+        """What ``judge`` makes of every message, in order; parsing and ``judge`` run in ``workers`` processes beside
+        this one (None: as many as the machine has use for; 0: in this one)."""
+        return parse_all(self.items, judge, default_workers() if workers is None else workers)
+
+
+def _unchanged(email: RawEmail | Skipped) -> RawEmail | Skipped:
+    return email
 
 
 def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:

@@ -16,7 +16,9 @@ from emailrl.store.sources.message import RawEmail, Skipped, made_up_id
 
 DATASET = "corbt/enron-emails"
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
-_ALTERNATIVES = "Use --source demo, or --source PATH with a local copy (maildir tree, tar archive, emails.csv or dataset folder)."
+_ALTERNATIVES = (
+    "Use --source demo, or --source PATH with a local copy (maildir tree, tar archive, emails.csv or dataset folder)."
+)
 
 
 def is_dataset_folder(path: Path) -> bool:
@@ -83,7 +85,9 @@ def row_to_email(row: Mapping[str, Any]) -> RawEmail | Skipped:
     """One row with ART-E's columns as a mail; ``Skipped("bad_row")`` where a value has the wrong type."""
     name = str(row["file_name"] or "")
     try:
-        people = [[address.strip().lower() for address in row[kind] or () if address] for kind in ("to", "cc", "bcc")]
+        to, cc, bcc = (
+            [address.strip().lower() for address in row[kind] or () if address] for kind in ("to", "cc", "bcc")
+        )
         date, defects = _utc(row["date"]), []
         if date is None:
             defects.append("no_date")
@@ -94,8 +98,9 @@ def row_to_email(row: Mapping[str, Any]) -> RawEmail | Skipped:
         text["message_id"] = made_up_id(repr(sorted(row.items())).encode())
         defects.append("no_message_id")
     return RawEmail(
-        text["message_id"], text["subject"], text["from"].strip().lower(), *people, date, text["body"], name, tuple(defects)
-    )
+        text["message_id"], text["subject"], text["from"].strip().lower(), to, cc, bcc, date, text["body"], name,
+        tuple(defects),
+    )  # fmt: skip
 
 
 def _utc(value: datetime | str | None) -> datetime | None:

@@ -89,7 +89,7 @@ _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:"
 _KEPT = frozenset(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE),
 )
-_FOLD = re.compile(r"\s*\n[ \t]+")
+_FOLD = re.compile(r"\n[ \t]+")
 
 
 def _plain_headers(head: bytes) -> dict[str, str] | None:
@@ -102,6 +102,8 @@ def _plain_headers(head: bytes) -> dict[str, str] | None:
         text = _FOLD.sub(" ", text)
     headers: dict[str, str] = {}
     for line in text.split("\n"):
+        if line[:2] == "X-":
+            continue
         name, colon, value = line.partition(":")
         if not colon:
             return None
@@ -129,18 +131,26 @@ def _plain_body(headers: Mapping[str, str], body: bytes) -> str | None:
     return body.decode("ascii") if body.isascii() else None
 
 
-_ADDRESS = re.compile(r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+")
+_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
+_BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
+# A name begins with no space: spaces after a comma could else be matched in two ways, and the search take for ever.
+_ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
+_NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
+_NAME = re.compile(r"[^,<]*<|>")
 
 
 def _plain_addresses(value: str) -> list[str] | None:
-    """The addresses of a header that holds nothing but bare addresses; None for anything else."""
+    """The addresses of a header of bare addresses, or of ``plain name <address>``; None for anything else."""
     if not value:
         return []
-    addresses = value.lower().replace(" ", "").replace("\t", "").split(",")
-    for address in addresses:
-        if _ADDRESS.fullmatch(address) is None:
+    value = value.lower()
+    if "<" in value:
+        if _NAMED.fullmatch(value) is None:
             return None
-    return addresses
+        value = _NAME.sub("", value)
+    elif _BARE.fullmatch(value) is None:
+        return None
+    return value.replace(" ", "").split(",")
 
 
 def assemble(
@@ -168,8 +178,13 @@ def made_up_id(content: bytes) -> str:
     return f"<{hashlib.sha256(content).hexdigest()[:32]}@made-up.emailrl>"
 
 
-_DATE = re.compile(r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?")
-_MONTHS = {name: i + 1 for i, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
+)
+_MONTHS = {
+    name: i + 1
+    for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
+}
 
 
 def parse_date(value: str) -> datetime | None:
@@ -182,5 +197,10 @@ def parse_date(value: str) -> datetime | None:
             return local - timedelta(minutes=offset if sign == "+" else -offset)
         fields = parsedate_tz(value)
         return None if fields is None else datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
-    except (ValueError, OverflowError, TypeError, IndexError):  # parsedate_tz lets odd fields through, or trips over them
+    except (
+        ValueError,
+        OverflowError,
+        TypeError,
+        IndexError,
+    ):  # parsedate_tz lets odd fields through, or trips over them
         return None

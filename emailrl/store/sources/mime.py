@@ -34,7 +34,7 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     return assemble(raw, file_name, headers, people, body, sorted(set(defects)))
 
 
-_FOLD = re.compile(r"\s*\n[ \t]+")
+_FOLD = re.compile(r"\n[ \t]+")
 
 
 def _plain(value: object) -> str:
@@ -62,7 +62,7 @@ def _addresses(value: object) -> list[str]:
 
 
 def decode(raw: bytes, charset: str, defects: list[str]) -> str:
-    """Bytes to text: as the charset says, else as UTF-8, else as Windows-1252 with replacement, noted in ``defects``."""
+    """Bytes to text: as the charset says, else (noted in ``defects``) as UTF-8, else as Windows-1252."""
     try:
         return raw.decode(charset)
     except (LookupError, ValueError):
@@ -94,7 +94,9 @@ def _body(message: Message, defects: list[str]) -> str:
 
 
 class _TextOfHtml(HTMLParser):
-    _BLOCKS = frozenset("p div br tr li h1 h2 h3 h4 h5 h6 table blockquote pre hr".split())
+    _BLOCKS = frozenset(
+        ["p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "blockquote", "pre", "hr"]
+    )
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 from emailrl.store.sources.message import MAX_MESSAGE_BYTES, RawEmail, Skipped, parse_message
 
@@ -17,18 +18,22 @@ Unread = tuple[str, bytes | Path]
 
 Item = Unread | RawEmail | Skipped
 
+T = TypeVar("T")
+
+_MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 512
 _ASSUMED_FILE_BYTES = 4096
 
 
 def default_workers() -> int:
-    """Parsing processes beside the one that reads and writes: the usable cores less one."""
-    return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 1) - 1
+    """Parsing processes beside the one that reads and writes: one for each usable core, up to what that one can feed."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
-def parse_all(items: Iterable[Item], workers: int) -> Iterator[RawEmail | Skipped]:
-    """Every item as ``RawEmail`` or ``Skipped``, in order; parsed by ``workers`` processes, or here when 0.
+def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], workers: int) -> Iterator[T]:
+    """What ``judge`` makes of every item's ``RawEmail`` or ``Skipped``, in order; by ``workers`` processes, 0: here.
 
     A few batches per worker are under way at any time, so memory stays flat however large the source.
     """
@@ -37,14 +42,14 @@ def parse_all(items: Iterable[Item], workers: int) -> Iterator[RawEmail | Skippe
     batches = chain(first, batches)
     if workers < 1 or len(first) < 2:
         for batch in batches:
-            yield from _parse_batch(batch)
+            yield from _parse_batch(batch, judge)
         return
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending: deque[Future[list[RawEmail | Skipped]]] = deque()
+        pending: deque[Future[list[T]]] = deque()
         try:
             for batch in batches:
-                pending.append(pool.submit(_parse_batch, batch))
+                pending.append(pool.submit(_parse_batch, batch, judge))
                 if len(pending) > 2 * workers + 1:
                     yield from pending.popleft().result()
             while pending:
@@ -67,8 +72,8 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _parse_batch(batch: list[Item]) -> list[RawEmail | Skipped]:
-    return [_parse(item) if isinstance(item, tuple) else item for item in batch]
+def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T]) -> list[T]:
+    return [judge(_parse(item) if isinstance(item, tuple) else item) for item in batch]
 
 
 def _parse(item: Unread) -> RawEmail | Skipped:

@@ -1,4 +1,4 @@
-"""Kaggle's ``emails.csv``: a row a message, its file's name and its whole text in the columns ``file`` and ``message``."""
+"""Kaggle's ``emails.csv``: a row a message, its file's name in the column ``file``, all its text in ``message``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def is_mail_table(start: bytes) -> bool:
 def read_table(path: Path, stream: IO[bytes], *, allow_truncated: bool) -> Iterator[tuple[str, bytes] | Skipped]:
     """The messages of the table as (file, bytes).
 
-    Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the messages, the broken
-    one as ``Skipped("truncated")``.
+    Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the messages, the
+    broken one as ``Skipped("truncated")``.
     """
     csv.field_size_limit(MAX_MESSAGE_BYTES)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
