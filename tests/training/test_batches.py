@@ -1,0 +1,57 @@
+"""Micro-batches and mini-batches: literal shapes of small cases."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emailrl.training.batches import micro_batches, mini_batches
+from emailrl.training.samples import TrainingSample
+
+
+def sample(length: int, name: str = "t") -> TrainingSample:
+    trained = [0] + [1] * (length - 1)
+    logprobs = [-0.5 if one else None for one in trained]
+    return TrainingSample(name, "g", list(range(1, length + 1)), trained, logprobs, advantage=length / 10)
+
+
+def test_padding() -> None:
+    (batch,) = micro_batches([sample(2), sample(4)], 8, pad_id=99)
+    assert batch.indices == (1, 0)
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4], [1, 2, 99, 99]]
+    assert batch.loss_mask.tolist() == [[False, True, True, True], [False, True, False, False]]
+    assert batch.sampler_logprobs.nan_to_num(9).tolist() == [[9, -0.5, -0.5, -0.5], [9, -0.5, 9, 9]]
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.4, 0.2]))
+    assert (batch.num_tokens, batch.num_trainable) == (6, 4)
+
+
+def test_cap_counts_padding_and_the_longest_come_first() -> None:
+    lengths = [3, 9, 5, 5, 4, 20]
+    batches = micro_batches([sample(length) for length in lengths], 12)
+    # 20 is over the cap and stands alone; two rows of 9 would be 18; 5 x 2 = 10 fits, 5 x 3 does not; 4 x 2 fits.
+    assert [batch.indices for batch in batches] == [(5,), (1,), (2, 3), (4, 0)]
+    assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (1, 9), (2, 5), (2, 4)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
+def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) -> None:
+    batches = micro_batches([sample(length) for length in lengths], cap)
+    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
+    for batch in batches:
+        assert batch.token_ids.numel() <= cap or len(batch.indices) == 1
+    assert sum(batch.num_tokens for batch in batches) == sum(lengths)
+
+
+def test_mini_batches() -> None:
+    samples = [sample(5, f"t{i // 2}") for i in range(10)]  # five trajectories of two samples
+    parts = list(mini_batches(samples, 2, seed="7/1"))
+    assert sorted(len(part) for part in parts) == [4, 6]
+    names = [{one.trajectory_id for one in part} for part in parts]
+    assert names[0] | names[1] == {f"t{i}" for i in range(5)} and not names[0] & names[1]
+    again = [[one.trajectory_id for one in part] for part in mini_batches(samples, 2, seed="7/1")]
+    assert again == [[one.trajectory_id for one in part] for part in parts]
+    orders = {str([one.trajectory_id for one in next(mini_batches(samples, 2, seed=f"7/{i}"))]) for i in range(9)}
+    assert len(orders) > 1
+    assert [len(part) for part in mini_batches(samples, 99, seed="x")] == [2] * 5
