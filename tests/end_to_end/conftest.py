@@ -60,13 +60,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options_of(workplace: Path, output_dir: Path, **changes: Any) -> dict[str, Any]:
+def options_of(workplace: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """Settings by name for a run of 6 steps of 2 questions x 3 rollouts of 8 tokens, evaluated every 2 steps."""
     return {
         "model_name": str(workplace / "model"),
         "emailrl_db": workplace / "mail.db",
         "questions": workplace / "questions.jsonl",
-        "output_dir": output_dir / "grpo",
+        "output_dir": folder / "grpo",
         "reward": f"{workplace / 'reward.py'}:share_of_even_ids",
         "max_steps": 6,
         "per_device_train_batch_size": 2,
