@@ -17,7 +17,8 @@ def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
 
 def _answer_check(settings: Settings) -> AnswerCheck:
     rewards = settings.rewards
-    if rewards.judge == "llm" or (rewards.judge == "auto" and rewards.openrouter_api_key is not None):
+    has_key = bool(rewards.openrouter_api_key and rewards.openrouter_api_key.get_secret_value())
+    if rewards.judge == "llm" or (rewards.judge == "auto" and has_key):
         return LLMJudge(rewards, concurrency=settings.agent.rollout_concurrency)
     return OfflineMatcher()
 

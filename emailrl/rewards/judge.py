@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError, UsageError
@@ -83,7 +83,7 @@ class LLMJudge:
         failure = ""
         for attempt in range(self._settings.judge_retries + 1):
             if attempt:
-                time.sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 1)))
+                sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 1)))
             try:
                 reply = self._complete(prompt)
             except openai.APIStatusError as error:

@@ -33,7 +33,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ["otto@corvane.test"],
                 3,
                 "Re: Pump order",
-                "Thanks for the pump date \u2013 caf\u00e9 at ten?",
+                "Thanks for the pump date.",
             ),
             mail(3, "otto@corvane.test", ["rita@corvane.test"], 4, "Pump secret", "The pump costs 900 dollars."),
             mail(4, "otto@corvane.test", [INBOX], 20, "Pump later", "The pump came."),

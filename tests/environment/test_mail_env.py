@@ -10,6 +10,7 @@ from mail_calls import call
 
 from emailrl.environment import MailEnvironment, Rubric
 from emailrl.environment.rubric import is_i_dont_know
+from emailrl.errors import EmailRLError, ToolError
 from emailrl.trajectory import Message, StopReason, ToolCall
 
 Play = Callable[..., MailEnvironment]
@@ -146,9 +147,12 @@ def test_i_dont_know_is_no_attempt_and_cites_nothing_right(play: Play) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!", "IDK", " \"I don't know.\" ",
-     "Sorry, I don't know.", "I'm sorry, but I don't know the answer.", "Don't know", "I do not know the answer to that"],
-)  # fmt: skip
+    [
+        *("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!", "IDK", "Don't know"),
+        *(' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."),
+        "I do not know the answer to that",
+    ],
+)
 def test_spellings_of_i_dont_know(answer: str) -> None:
     assert is_i_dont_know(answer)
 
@@ -171,7 +175,7 @@ def test_an_environment_plays_once(play: Play) -> None:
 def test_errors_of_the_mailbox_are_not_blamed_on_the_model(play: Play) -> None:
     environment = play()
     environment.mailbox.close()
-    with pytest.raises(Exception, match=".") as caught:
+    with pytest.raises(EmailRLError, match="closed") as caught:
         environment.step(call("search_emails", keywords=["pump"]))
-    assert type(caught.value).__name__ != "ToolError"
+    assert not isinstance(caught.value, ToolError)
     assert not environment.rubric.bad_tool_call_args

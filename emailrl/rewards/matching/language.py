@@ -15,11 +15,8 @@ _SUFFIXES = (
 """Endings and the least that must remain before them."""
 
 
-@lru_cache(maxsize=65536)
-def stem(word: str) -> str:
-    """A crude stem, the same for most forms of a word and for a few words of one meaning."""
-    word = re.sub(r"'s?$", "", word.lower())
-    word = lexicon.SAME.get(word, lexicon.IRREGULAR.get(word, word))
+def _shorten(word: str) -> str:
+    word = lexicon.IRREGULAR.get(word, word)
     for suffix, least in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= least and not word.endswith("ss"):
             word = word[: -len(suffix)] + ("y" if suffix in ("ied", "ies") else "")
@@ -27,6 +24,16 @@ def stem(word: str) -> str:
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
         word = word[:-1]
     return word[:-1] if len(word) > 4 and word[-1] == "e" else word
+
+
+_SAME = {_shorten(word): _shorten(other) for word, other in lexicon.SAME.items()}
+
+
+@lru_cache(maxsize=65536)
+def stem(word: str) -> str:
+    """A crude stem, the same for most forms of a word and for a few words of one meaning."""
+    short = _shorten(re.sub(r"'s?$", "", word.lower()))
+    return _SAME.get(short, short)
 
 
 def content_stems(text: str) -> list[str]:

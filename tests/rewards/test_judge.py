@@ -1,0 +1,207 @@
+"""The LLM judge against a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rewards.stub_judge import Reply, StubJudge
+
+from emailrl.errors import UsageError
+from emailrl.rewards import build_scorer
+from emailrl.rewards import judge as judging
+from emailrl.rewards.judge import JudgeError, LLMJudge, VerdictCache, read_verdict
+from emailrl.rewards.scorer import OfflineMatcher
+from emailrl.settings import RewardSettings, Settings
+
+KEY = "sk-or-v1-0123456789abcdef"
+Serve = Callable[..., StubJudge]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[StubJudge] = []
+
+    def start(reply: Reply, *, delay: float = 0.0) -> StubJudge:
+        running.append(StubJudge(reply, delay=delay))
+        return running[-1]
+
+    yield start
+    for stub in running:
+        stub.close()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that were waited between tries, without the waiting."""
+    waited: list[float] = []
+    monkeypatch.setattr(judging, "sleep", waited.append)
+    return waited
+
+
+def settings(stub: StubJudge, tmp_path: Path, **changes: Any) -> RewardSettings:
+    chosen = {"judge_base_url": stub.url, "judge_cache": tmp_path / "cache" / "judge.sqlite", "openrouter_api_key": KEY}
+    return RewardSettings(**(chosen | {"litellm_timeout": 5} | changes))
+
+
+def judge(stub: StubJudge, tmp_path: Path, **changes: Any) -> LLMJudge:
+    return LLMJudge(settings(stub, tmp_path, **changes), concurrency=4)
+
+
+def says_true_for_friday(body: dict[str, Any]) -> tuple[int, str]:
+    claim = json.loads(body["messages"][1]["content"])
+    return 200, str("friday" in claim["candidate_answer"].lower())
+
+
+def test_the_request_and_the_verdicts(serve: Serve, tmp_path: Path) -> None:
+    stub = serve(says_true_for_friday)
+    asked = judge(stub, tmp_path, judge_model="some/model")
+    assert asked.check("When?", "Friday", "On Friday.") is True
+    assert asked.check("When?", "Friday", "On Monday.") is False
+    first = stub.requests[0]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("some/model", 0, 16)
+    assert json.loads(first["messages"][1]["content"]) == {
+        "question": "When?",
+        "correct_answer": "Friday",
+        "candidate_answer": "On Friday.",
+    }
+    assert stub.keys[0] == f"Bearer {KEY}"
+
+
+def test_verdicts_are_kept_on_disk_by_model_and_prompt(serve: Serve, tmp_path: Path) -> None:
+    stub = serve(says_true_for_friday)
+    assert judge(stub, tmp_path).check("When?", "Friday", "Friday")
+    assert judge(stub, tmp_path).check("When?", "Friday", "Friday")
+    assert len(stub.requests) == 1
+    judge(stub, tmp_path, judge_model="another").check("When?", "Friday", "Friday")
+    judge(stub, tmp_path).check("When?", "Friday", "friday")
+    assert len(stub.requests) == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 408])
+def test_a_passing_failure_is_asked_again(serve: Serve, tmp_path: Path, waits: list[float], status: int) -> None:
+    replies = iter([(status, "busy"), (status, "busy"), (200, "True")])
+    stub = serve(lambda body: next(replies))
+    assert judge(stub, tmp_path).check("q", "r", "a") is True
+    assert waits == [1, 2] and len(stub.requests) == 3
+
+
+def test_an_outage_is_an_error_and_is_not_kept(serve: Serve, tmp_path: Path, waits: list[float]) -> None:
+    stub = serve(lambda body: (503, "down for repair"))
+    with pytest.raises(JudgeError, match="HTTP 503") as caught:
+        judge(stub, tmp_path).check("q", "r", "a")
+    assert "\n" not in str(caught.value) and len(stub.requests) == 4 and waits == [1, 2, 4]
+    back = serve(lambda body: (200, "True"))
+    assert judge(back, tmp_path).check("q", "r", "a") is True
+
+
+def test_a_refused_key_is_not_tried_again_nor_shown(
+    serve: Serve, tmp_path: Path, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    stub = serve(lambda body: (401, f"Incorrect API key provided: {KEY} (or sk-or-v1-0123****cdef)"))
+    with pytest.raises(JudgeError, match="HTTP 401") as caught:
+        judge(stub, tmp_path).check("q", "r", "a")
+    assert len(stub.requests) == 1 and waits == []
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    for text in (str(caught.value), repr(caught.value), caplog.text):
+        assert "0123" not in text and "cdef" not in text
+
+
+def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
+    stub = serve(lambda body: (200, "True"))
+    stub.close()
+    with pytest.raises(JudgeError, match="gave no verdict"):
+        judge(stub, tmp_path, judge_retries=1).check("q", "r", "a")
+    assert waits == [1]
+
+
+def test_a_slow_server_times_out(tmp_path: Path, serve: Serve) -> None:
+    stub = serve(lambda body: (200, "True"), delay=0.5)
+    with pytest.raises(JudgeError, match="gave no verdict: APITimeoutError"):
+        judge(stub, tmp_path, litellm_timeout=0.1, judge_retries=0).check("q", "r", "a")
+
+
+def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
+    replies = iter([(200, "Perhaps"), (200, "**False**")])
+    assert judge(serve(lambda body: next(replies)), tmp_path).check("q", "r", "a") is False
+    with pytest.raises(JudgeError, match="neither True nor False"):
+        judge(serve(lambda body: (200, "Maybe so")), tmp_path).check("q", "r", "another")
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("True", True),
+        ("true.", True),
+        (" 'False'", False),
+        ("<think>It is False? No.</think>\nTrue", True),
+        ("The answer is True", None),
+        ("truly not", None),
+        ("", None),
+    ],
+)
+def test_reading_a_verdict(reply: str, verdict: bool | None) -> None:
+    assert read_verdict(reply) is verdict
+
+
+def _write_verdicts(path: Path, start: int) -> None:
+    cache = VerdictCache(path)
+    for number in range(start, start + 40):
+        cache.put(str(number), "m", number % 2 == 0)
+
+
+def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write_verdicts, args=(path, start)) for start in (0, 20, 40)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    cache = VerdictCache(path)
+    assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
+    assert cache.get("80") is None
+
+
+def test_a_verdict_once_kept_stays(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path / "c.sqlite")
+    cache.put("k", "m", True)
+    cache.put("k", "m", False)
+    assert cache.get("k") is True
+
+
+def test_a_cache_that_is_no_database_is_said(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database, and long enough to be seen as none" * 20)
+    with pytest.raises(UsageError, match=r"notes\.txt cannot be used"):
+        judge(serve(lambda body: (200, "True")), tmp_path, judge_cache=tmp_path / "notes.txt")
+
+
+def test_a_cache_that_breaks_later_is_an_error_of_the_judge(serve: Serve, tmp_path: Path) -> None:
+    asked = judge(serve(lambda body: (200, "True")), tmp_path)
+    path = tmp_path / "cache" / "judge.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE verdicts")
+    with pytest.raises(JudgeError, match="cache"):
+        asked.check("q", "r", "a")
+
+
+def test_which_check_is_chosen(tmp_path: Path) -> None:
+    def chosen(**rewards: Any) -> type:
+        rewards["judge_cache"] = tmp_path / "c.sqlite"
+        return type(build_scorer(Settings(rewards=RewardSettings(**rewards))).answers)
+
+    assert chosen() is OfflineMatcher
+    assert chosen(openrouter_api_key="") is OfflineMatcher
+    assert chosen(openrouter_api_key=KEY) is LLMJudge
+    assert chosen(judge="offline", openrouter_api_key=KEY) is OfflineMatcher
+    assert chosen(judge="llm", judge_base_url="http://127.0.0.1:1/v1") is LLMJudge
+    with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
+        chosen(judge="llm")

@@ -1,0 +1,136 @@
+"""ART-E's reward, case by case, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emailrl.environment import Rubric
+from emailrl.rewards.rubric import art_e_reward, simple_reward
+from emailrl.settings import RewardWeightSettings
+from emailrl.trajectory import Scenario, StopReason, Trajectory
+
+SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
+
+
+def played(stop_reason: StopReason = StopReason.ANSWERED, **fields: object) -> Trajectory:
+    rubric = Rubric(num_turns=4, **fields)  # type: ignore[arg-type]
+    return Trajectory("t", "g", SCENARIO, rubric=asdict(rubric), stop_reason=stop_reason)
+
+
+FOUND = {"ever_found_right_email": True}
+READ = {"ever_read_right_email": True}
+INVALID = {"ever_tried_to_read_invalid_email": True}
+RIGHT = {"attempted_answer": True, "answer_correct": True}
+WRONG = {"attempted_answer": True}
+CITED = {"sources_correct": True}
+
+CASES = [
+    # p = 0.1 found + 0.1 read + 0.1 no invalid id + 0.1 cited
+    (-2.0 + 0.1, {"cant_parse_tool_call": True}),
+    (-2.0, {"cant_parse_tool_call": True, **INVALID}),
+    (-2.0 + 0.3, {"cant_parse_tool_call": True, **FOUND, **READ}),
+    (-1.9 + 0.1, {"bad_tool_call_name": True}),
+    (-1.9 + 0.2, {"bad_tool_call_name": True, **FOUND}),
+    (-1.8 + 0.1, {"bad_tool_call_args": True}),
+    (-1.8 + 0.2, {"bad_tool_call_args": True, **FOUND, **READ, **INVALID}),
+    (-1.0 + 0.1, WRONG),
+    (-1.0, WRONG | INVALID),
+    (-1.0 + 0.4, WRONG | FOUND | READ | CITED | {"num_sources": 1}),
+    (-1.0 + 0.3, WRONG | FOUND | READ | {"num_sources": 3}),
+    (0.0 + 0.1, {"returned_i_dont_know": True}),
+    (0.0 + 0.3, {"returned_i_dont_know": True, **FOUND, **READ, "num_sources": 1}),
+    (0.0 + 0.2, {"ran_out_of_turns": True, **FOUND}),
+    # 1 + 0.3 cited + 0.1 / num_sources + 0.1 (1 - 4 / 10)
+    (1.0 + 0.06, RIGHT),
+    (1.0 + 0.06, RIGHT | FOUND | READ),
+    (1.0 + 0.1 + 0.06, RIGHT | {"num_sources": 1}),
+    (1.0 + 0.3 + 0.1 + 0.06, RIGHT | FOUND | READ | CITED | {"num_sources": 1}),
+    (1.0 + 0.3 + 0.025 + 0.06, RIGHT | CITED | {"num_sources": 4}),
+    (1.0 + 0.3 + 0.05 + 0.06, RIGHT | CITED | INVALID | {"num_sources": 2}),
+]
+
+
+@pytest.mark.parametrize(("expected", "fields"), CASES)
+def test_art_e_case_by_case(expected: float, fields: dict) -> None:
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields))
+    assert sum(terms.values()) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_terms_of_a_right_answer_are_named() -> None:
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**RIGHT, **CITED, **FOUND, num_sources=2))
+    assert terms == pytest.approx(
+        {"outcome": 1, "found": 0, "read": 0, "no_invalid_id": 0, "cited": 0.3, "few_sources": 0.05, "few_turns": 0.06}
+    )
+
+
+def test_the_terms_of_a_wrong_answer_are_named() -> None:
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**WRONG, **READ, num_sources=1))
+    assert terms == pytest.approx(
+        {"outcome": -1, "found": 0, "read": 0.1, "no_invalid_id": 0.1, "cited": 0, "few_sources": 0, "few_turns": 0}
+    )
+
+
+def test_a_completion_cut_off_counts_as_a_bad_call() -> None:
+    reward = art_e_reward(RewardWeightSettings(), max_turns=10)
+    assert sum(reward(played(StopReason.TRUNCATED, **FOUND)).values()) == pytest.approx(-1.8 + 0.2)
+
+
+def test_fewer_turns_earn_more() -> None:
+    reward = art_e_reward(RewardWeightSettings(), max_turns=5)
+    few, many = played(**RIGHT), played(**RIGHT)
+    few.rubric["num_turns"], many.rubric["num_turns"] = 2, 5
+    assert sum(reward(few).values()) == pytest.approx(1.06)
+    assert sum(reward(many).values()) == pytest.approx(1.0)
+
+
+def test_weights_are_settings() -> None:
+    weights = RewardWeightSettings(reward_wrong=-3, bonus_found=0.5, bonus_no_invalid_id=0.25)
+    terms = art_e_reward(weights, max_turns=10)(played(**WRONG, **FOUND))
+    assert sum(terms.values()) == pytest.approx(-2.25)
+
+
+def test_no_outcome_is_a_mistake_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="no outcome"):
+        art_e_reward(RewardWeightSettings(), max_turns=10)(played(StopReason.COMPLETED))
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_simple(correct: bool) -> None:
+    assert simple_reward(played(attempted_answer=True, answer_correct=correct)) == {"outcome": float(correct)}
+
+
+flags = st.fixed_dictionaries(
+    {
+        name: st.booleans()
+        for name in ("ever_found_right_email", "ever_read_right_email", "ever_tried_to_read_invalid_email")
+    }
+)
+OUTCOMES = {
+    "cant_parse_tool_call": (-2.0, -1.7),
+    "bad_tool_call_name": (-1.9, -1.6),
+    "bad_tool_call_args": (-1.8, -1.5),
+    "attempted_answer": (-1.0, -0.6),
+    "returned_i_dont_know": (0.0, 0.3),
+    "ran_out_of_turns": (0.0, 0.3),
+}
+
+
+@given(outcome=st.sampled_from(sorted(OUTCOMES)), flags=flags, cited=st.booleans())
+def test_every_outcome_stays_in_its_range(outcome: str, flags: dict, cited: bool) -> None:
+    fields = {outcome: True, **flags, "sources_correct": cited and outcome == "attempted_answer"}
+    total = sum(art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields)).values())
+    low, high = OUTCOMES[outcome]
+    assert low - 1e-9 <= total <= high + 1e-9
+
+
+@given(flags=flags, cited=st.booleans(), num_sources=st.integers(0, 9), num_turns=st.integers(1, 10))
+def test_a_right_answer_is_worth_most(flags: dict, cited: bool, num_sources: int, num_turns: int) -> None:
+    trajectory = played(**RIGHT, **flags, sources_correct=cited, num_sources=num_sources)
+    trajectory.rubric["num_turns"] = num_turns
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(trajectory)
+    assert 1.0 <= sum(terms.values()) <= 1.49 + 1e-9
+    assert all(value >= 0 for value in terms.values())

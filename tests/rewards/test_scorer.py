@@ -1,0 +1,102 @@
+"""Scoring trajectories in place: verdicts, terms, outages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict
+
+import pytest
+
+from emailrl.environment import Rubric
+from emailrl.rewards import Scorer, build_scorer
+from emailrl.rewards.judge import JudgeError
+from emailrl.rewards.rubric import simple_reward
+from emailrl.settings import AgentSettings, RewardSettings, Settings
+from emailrl.trajectory import Scenario, StopReason, Trajectory
+
+SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
+
+
+def answered(answer: str, **fields: object) -> Trajectory:
+    rubric = Rubric(attempted_answer=True, num_turns=3, **fields)  # type: ignore[arg-type]
+    return Trajectory(
+        answer, "g", SCENARIO, rubric=asdict(rubric), final_answer=answer, stop_reason=StopReason.ANSWERED
+    )
+
+
+def given_up() -> Trajectory:
+    rubric = Rubric(returned_i_dont_know=True, num_turns=2)
+    return Trajectory("idk", "g", SCENARIO, rubric=asdict(rubric), final_answer="I don't know")
+
+
+class FakeJudge:
+    """True for answers with "20"; raises for "outage"; notes what it was asked and how many at once."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
+        self.asked: list[str] = []
+        self.busiest = self.running = 0
+        self.lock = threading.Lock()
+
+    def check(self, question: str, reference: str, answer: str) -> bool:
+        with self.lock:
+            self.asked.append(answer)
+            self.running += 1
+            self.busiest = max(self.busiest, self.running)
+        time.sleep(0.02)
+        with self.lock:
+            self.running -= 1
+        if answer == "outage":
+            raise JudgeError("The judge is down.", "Wait.")
+        return "20" in answer
+
+
+def test_default_scorer_is_art_e_with_the_offline_matcher() -> None:
+    right = answered("On May 20.", sources_correct=True, num_sources=1, ever_found_right_email=True)
+    wrong = answered("May 21", ever_found_right_email=True)
+    idk = given_up()
+    build_scorer(Settings(agent=AgentSettings(max_turns=6))).score([right, wrong, idk])
+    assert [t.rubric["answer_correct"] for t in (right, wrong, idk)] == [True, False, False]
+    assert right.reward == pytest.approx(1 + 0.3 + 0.1 + 0.1 * (1 - 3 / 6), abs=1e-9)
+    assert wrong.reward == pytest.approx(-1 + 0.2, abs=1e-9)
+    assert idk.reward == pytest.approx(0.1, abs=1e-9)
+    assert all(t.reward == sum(t.reward_terms.values()) for t in (right, wrong, idk)), "to the last bit"
+
+
+def test_an_outage_is_an_exception_and_no_reward() -> None:
+    trajectories = [answered("May 20"), answered("outage"), answered("May 3")]
+    Scorer(FakeJudge(3), simple_reward).score(trajectories)
+    assert [t.reward for t in trajectories if t.exception is None] == [1.0, 0.0]
+    assert trajectories[1].exception == "JudgeError: The judge is down. Wait."
+    assert trajectories[1].reward_terms == {}
+
+
+def test_remote_checks_run_side_by_side_up_to_the_limit() -> None:
+    judge = FakeJudge(3)
+    Scorer(judge, simple_reward).score([answered(f"answer {number}") for number in range(9)])
+    assert judge.busiest == 3 and len(judge.asked) == 9
+
+
+def test_the_same_answer_is_judged_once() -> None:
+    judge = FakeJudge(4)
+    trajectories = [answered("May 20"), answered("May 20"), answered("May 20")]
+    Scorer(judge, simple_reward).score(trajectories)
+    assert judge.asked == ["May 20"] and [t.reward for t in trajectories] == [1.0, 1.0, 1.0]
+
+
+def test_only_attempts_are_judged_and_broken_trajectories_left_alone() -> None:
+    judge = FakeJudge(1)
+    broken = answered("May 20")
+    broken.exception = "RuntimeError: the engine died"
+    Scorer(judge, simple_reward).score([given_up(), broken])
+    assert judge.asked == []
+    assert broken.reward == 0.0 and broken.reward_terms == {} and broken.rubric["answer_correct"] is False
+
+
+def test_named_rewards() -> None:
+    trajectory = answered("May 20")
+    build_scorer(Settings(rewards=RewardSettings(reward="simple"))).score([trajectory])
+    assert trajectory.reward_terms == {"outcome": 1.0}
+    build_scorer(Settings(), reward="simple").score([trajectory])
+    assert trajectory.reward_terms == {"outcome": 1.0}
