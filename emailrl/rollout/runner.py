@@ -109,7 +109,6 @@ class _Rollout:
         self.trajectory = trajectory
         self.progress = progress
         self.text = ""
-        self.started = time.perf_counter()
 
     def begin(self) -> Request | None:
         """The first request; None when the environment would not start."""
@@ -219,6 +218,7 @@ class _Rollout:
         trajectory.rubric["completion_tokens"] = sum(len(turn.completion_ids) for turn in trajectory.turns)
         trajectory.final_answer = getattr(self.environment, "final_answer", None)
         trajectory.final_sources = list(getattr(self.environment, "final_sources", ()))
-        trajectory.seconds = time.perf_counter() - self.started
+        # Its own time: what it waited for a free row of the engine says nothing about the policy.
+        trajectory.seconds = sum(turn.seconds + turn.tool_seconds for turn in trajectory.turns)
         if self.progress is not None:
             self.progress(trajectory)
