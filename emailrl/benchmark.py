@@ -135,6 +135,7 @@ def run_benchmark(
     interrupted = False
     try:
         for subject, collector in _players(subjects, settings):
+            (out / "trajectories").mkdir(parents=True, exist_ok=True)  # an unwritable place is told before, not after
             trajectories, complete = _play(collector, scenarios, settings, subject, progress)
             if trajectories:
                 evaluation = Evaluation.of(trajectories)

@@ -165,6 +165,14 @@ def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypa
     assert (tmp_path / "out" / "results.json").is_file()
 
 
+def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Scripted({"q0"})
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OSError, match="out"):
+        run_benchmark(scripted(monkeypatch, collector), make_questions(1), settings_of(tmp_path), tmp_path / "out")
+    assert collector.calls == []
+
+
 def test_the_subjects_chosen(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, model_name="nano")
     assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
