@@ -216,3 +216,15 @@ def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> Non
         generate(tiny)
     with pytest.raises(EmailRLError, match="No mail yields a question"):
         generate(tiny, inboxes=["a@x.org"])
+
+
+def test_a_question_whose_words_hold_its_answer_is_not_asked(tmp_path: Path) -> None:
+    sent_at = datetime(2001, 5, 3, 9, tzinfo=UTC)
+
+    def kinds(subject: str) -> set[str | None]:
+        target = tmp_path / f"{subject}.db"
+        build_database([RawEmail("<1@x>", subject, "bo.lind@x.org", ["ana@x.org"], [], [], sent_at, "")], target)
+        return {s.kind for s in generate(target, inboxes=["ana@x.org"])}
+
+    assert "sender" in kinds("Family lunch on Sunday")
+    assert "sender" not in kinds("Lind family lunch")
