@@ -37,7 +37,7 @@ def warm_start(
     from emailrl.settings import load_settings
     from emailrl.training.warm_start import warm_start as run
 
-    settings = load_settings({"name": model, "seed": seed})
+    settings = load_settings({"model_name": model, "seed": seed})
     columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=progress_console()) as progress:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from emailrl.store.demo import Fact
 from emailrl.trajectory import Message
 
-MAX_RESULTS = 4
+MAX_RESULTS = 3
 """Hits every expert asks for: few enough that one keyword often misses the right mail."""
 
 GIVE_UP = "I don't know."

@@ -175,10 +175,11 @@ def fit(
     model: PreTrainedModel, examples: Iterator[Example], *, steps: int, batch_size: int, learning_rate: float,
     report: Callable[[int, float], None],
 ) -> None:  # fmt: skip
-    """Maximise the likelihood of the sampled tokens: AdamW, linear warm-up over 5 % of the steps, then a cosine to 0.
+    """Maximise the likelihood of the experts' tokens: AdamW, linear warm-up over 5 % of the steps, then a cosine to 0.
 
-    ``report(step, loss)`` is called after each update; the loss is in nats per sampled token. Stops early when the
-    examples run out.
+    Tokens that were shown count too, ``SHOWN_WEIGHT`` each: tool results repeat what stood in earlier ones, and a model
+    made from nothing learns to copy from them. ``report(step, loss)`` is called after each update with the mean loss of
+    the experts' tokens in nats. Stops early when the examples run out.
     """
     import torch
     import torch.nn.functional as F
@@ -195,12 +196,15 @@ def fit(
         batch = list(itertools.islice(examples, batch_size))
         if not batch:
             return
-        ids, targets = _collate(batch, device)
+        ids_BT, mask_BT, length_B = _collate(batch, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = model(input_ids=ids, use_cache=False).logits
-        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+            logits = model(input_ids=ids_BT, use_cache=False).logits
+        loss_BT = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")
+        shown_BT = (torch.arange(1, ids_BT.shape[1], device=device) < length_B[:, None]) & ~mask_BT[:, 1:]
+        loss = loss_BT[mask_BT[:, 1:]].mean()
+        total = loss + SHOWN_WEIGHT * loss_BT[shown_BT].sum() / mask_BT.sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        total.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
@@ -208,23 +212,25 @@ def fit(
     model.eval()
 
 
-def _collate(batch: list[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and targets (−100 where the policy did not sample), ``(B, T)``, T a multiple of 64.
+def _collate(batch: list[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Right-padded ids and loss mask ``(B, T)``, T a multiple of 64, and lengths ``(B,)``.
 
-    Padding needs no mask: attention is causal, so what stands to the right of a token cannot reach it.
+    Padding needs no attention mask: attention is causal, so what stands to the right of a token cannot reach it.
     """
     import torch
 
     width = -(-max(len(ids) for ids, _ in batch) // 64) * 64
     ids_BT = torch.zeros(len(batch), width, dtype=torch.long)
-    targets_BT = torch.full((len(batch), width), -100)
+    mask_BT = torch.zeros(len(batch), width, dtype=torch.bool)
     for row, (ids, mask) in enumerate(batch):
-        row_ids = torch.from_numpy(ids.astype("int64"))
-        ids_BT[row, : len(ids)] = row_ids
-        targets_BT[row, : len(ids)] = row_ids.where(torch.from_numpy(mask), -100)
-    return ids_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True)
+        ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype("int64"))
+        mask_BT[row, : len(ids)] = torch.from_numpy(mask)
+    lengths = torch.tensor([len(ids) for ids, _ in batch])
+    return ids_BT.to(device), mask_BT.to(device), lengths.to(device)
 
 
+SHOWN_WEIGHT = 0.1
+"""Weight of a shown token's loss beside a sampled one's."""
 TIMES = 2
 """How often each fact of a world is asked."""
 CORPUS_WORLDS = 120

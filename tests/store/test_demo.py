@@ -100,7 +100,7 @@ def test_splits_share_no_inbox() -> None:
 
 
 def test_project_and_keyword_find_the_mail(worlds: list[World], tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """The good habit works: with both keywords the right mail is nearly always among the first four hits."""
+    """The good habit works: with both keywords the right mail is nearly always among the first three hits."""
     from emailrl.settings import StoreSettings
 
     chosen = worlds[:6]
@@ -109,16 +109,16 @@ def test_project_and_keyword_find_the_mail(worlds: list[World], tmp_path) -> Non
     both = alone = total = 0
 
     def found(box: Mailbox, keywords: list[str]) -> list[str]:
-        return [hit.message_id for hit in box.search(keywords, max_results=4)]
+        return [hit.message_id for hit in box.search(keywords, max_results=3)]
 
     for world in chosen:
         box = open_mailbox(db, world.inbox, until=world.query_date)
         for fact in world.facts:
             total += 1
             both += fact.message_id in [
-                h.message_id for h in box.search([fact.project, fact.topic.keyword], max_results=4)
+                h.message_id for h in box.search([fact.project, fact.topic.keyword], max_results=3)
             ]
-            alone += fact.message_id in [h.message_id for h in box.search([fact.project], max_results=4)]
+            alone += fact.message_id in [h.message_id for h in box.search([fact.project], max_results=3)]
         box.close()
     assert both / total > 0.97
     assert 0.3 < alone / total < 0.7

@@ -29,6 +29,8 @@ QUOTED = 0.5
 PROMISED = 0.15
 """Share of facts a later mail mentions without stating them."""
 CHATTER_PER_PROJECT = 1
+_SCATTER = 387_420_489
+"""Has no factor in common with a million, so that multiplying by it modulo a million never makes two numbers one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,12 @@ def _value(topic: Topic, pool: Pool, rng: random.Random, people: list[Person]) -
 
 
 def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
-    patterns = ["[Update|News|A note|Quick note|For your files]", f"[Re: ||FW: ]{project}"]
-    if keyword and keyword != "approved":
-        patterns.append(f"[Re: |]{project} {keyword}")
-    return expand(rng.choice(patterns), rng)
+    """A subject that says nothing, or project and topic; never the project alone, which would hide the topic from a
+    search's snippets."""
+    general = "[Update|News|A note|Quick note|For your files|FYI|Hello]"
+    if keyword is None or keyword == "approved":
+        return expand(general, rng)
+    return expand(rng.choice((general, f"[Re: ||FW: ]{project} {keyword}")), rng)
 
 
 def _order(drafts: list[_Draft], rng: random.Random) -> None:
@@ -140,12 +144,17 @@ def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split
     emails, facts = [], []
     for position, draft in enumerate(drafts):
         day += timedelta(hours=rng.randrange(3, 60), minutes=rng.randrange(60))
-        message_id = f"<{number:04d}{position:02d}>"
+        message_id = _message_id(number, position)
         emails.append(_email(draft, message_id, day, owner, rng.choice(people[1:]), rng, people))
         if draft.fact:
             facts.append(Fact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
     query_date = (day + timedelta(days=rng.randrange(1, 31))).strftime("%Y-%m-%d")
     return World(split, people, emails, facts, query_date)
+
+
+def _message_id(number: int, position: int) -> str:
+    """Six digits, unique for worlds below 10,000 of at most 100 mails; those of neighbours share no digits."""
+    return f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
 
 
 def _email(
