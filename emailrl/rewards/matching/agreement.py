@@ -95,13 +95,13 @@ def _covers_text(asked: Question, expected: Statement, given: Statement, names: 
     total = len(words) + len(denied) + len(weak)
     if facts and total == 1 and not set(given.stems) - asked.stems:
         return True  # "three", for "three pallets"
-    return hits >= _enough(total, anchored=bool(facts or names))
+    if any(isinstance(fact, Literal) for fact in facts):
+        return hits >= total // 3
+    return hits >= (total + 1) // 2 if facts or names else hits >= _enough(total)
 
 
-def _enough(total: int, *, anchored: bool) -> float:
-    """How many of ``total`` words must be there: all of a few, fewer of many or beside matched facts and names."""
-    if anchored:
-        return int(0.5 * total + 0.5)
+def _enough(total: int) -> float:
+    """How many of ``total`` words must be there where nothing but words is wanted: all of a few, fewer of many."""
     if total <= 3:
         return total
     return (0.75 if total <= 8 else 0.6) * total - 1e-9

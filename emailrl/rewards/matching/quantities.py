@@ -36,7 +36,13 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("gallon", 1): "gallon gallons",
     ("litre", 1): "litre litres liter liters",
     ("time", 1): "times",
-    ("mmbtu", 1): "mmbtu mmbtus",
+    ("pallet", 1): "pallet pallets",
+    ("drum", 1): "drum drums",
+    ("crate", 1): "crate crates",
+    ("box", 1): "box boxes",
+    ("bag", 1): "bag bags",
+    ("container", 1): "container containers",
+    ("mmbtu", 1): "mmbtu mmbtus dth dekatherm dekatherms",
     ("mcf", 1): "mcf",
     ("mcf", 1e3): "mmcf",
     ("watt", 1e3): "kw kilowatt kilowatts",
@@ -44,6 +50,13 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("watthour", 1e3): "kwh",
     ("watthour", 1e6): "mwh",
 }
+_KINDS = {
+    **dict.fromkeys(("usd", "eur", "gbp"), "money"),
+    **dict.fromkeys(("minute", "month"), "span"),
+    **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
+    **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
+}
+"""Units that cannot be converted into each other, but answer the same question."""
 UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _ADVERBS |= {"yearly": "year", "annually": "year"}
@@ -101,7 +114,9 @@ class Quantity:
 
     def contradicts(self, other: Quantity) -> bool:
         """A different amount of the same kind of thing."""
-        same_kind = self.base is None or other.base is None or self.base == other.base
+        if self.base is None or other.base is None:
+            return not self.agrees(other)
+        same_kind = _KINDS.get(self.base, self.base) == _KINDS.get(other.base, other.base)
         return same_kind and not self.agrees(other)
 
 

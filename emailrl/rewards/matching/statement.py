@@ -31,7 +31,7 @@ class Literal:
         return self.text == other.text
 
     def contradicts(self, other: Literal) -> bool:
-        """Another one of the same make: 20448 in INV-20448 against INV-20449, but not against Room 12."""
+        """Another one of the same make: INV-20449 or PO-20448 against INV-20448, but not seat 12A."""
         if self.kind == "code":
             return self.text != other.text and _make(self.text) == _make(other.text)
         return not self.agrees(other)
@@ -82,7 +82,7 @@ def clean(text: str) -> str:
     text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]", " ", text)
     text = re.sub(r"[\u2010\u2011\u2012\u2212]", "-", text)
     text = re.sub(r"[\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
-    text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=\w)", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
     return re.sub(r"[^\S\n]+", " ", text).strip()
 
 
@@ -137,8 +137,7 @@ _CODE = re.compile(
     re.IGNORECASE,
 )
 _SPACED_CODE = re.compile(
-    r"\b(?!AM |PM |USD |EUR |GBP |US |MAY |JUN |JUL |SEP |[A-Z]+ (?:19|20)\d\d\b)"
-    r"(?:[A-Z]{2,4}[ -]|[A-Z]-)\d{2,}[A-Z]?\b"
+    r"\b(?!(?:USD|EUR|GBP|US|MAY|JUN|JUL|SEP|IN|AT|ON|BY|NO|FY|CY|PM) )(?:[A-Z]{2,4}[ -]|[A-Z]-)\d{2,}[A-Z]?\b"
 )
 _WORD_NUMBER = re.compile(r"[a-z]+-\w+|\d+-[a-z]+", re.IGNORECASE)
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
@@ -192,7 +191,7 @@ def _spellings(literal: Literal) -> re.Pattern[str]:
     if literal.kind == "code":
         runs, between, prefix = re.findall(r"[a-z]+|\d", literal.text), r"[\s./-]?", ""
     elif literal.kind == "phone":
-        runs, between, prefix = list(literal.text), r"[\s().-]*", r"(?:\+?\(?\d{1,3}\)?[\s(.-]*|\(?0)?"
+        runs, between, prefix = list(literal.text), r"[\s().-]*", r"(?:\+?\(?\d{1,3}\)?[\s(.-]*|\(?0|\()?"
     elif literal.kind == "extension":
         runs, between, prefix = list(literal.text), "-?", r"(?:\b(?:ext(?:ension)?\b\.?\s*|x\s?))?"
     else:
@@ -202,7 +201,7 @@ def _spellings(literal: Literal) -> re.Pattern[str]:
 
 
 def _make(code: str) -> str:
-    return re.sub(r"\d", "9", code)
+    return re.sub(r"\d+", "9", re.sub(r"[a-z]+", "a", code))
 
 
 def _signs(text: str) -> str:
