@@ -33,6 +33,9 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
 keeps it busy."""
 
+PADDING_TOKENS = {"cpu": 48, "cuda": 4096}
+"""Padding that is cheaper than one more pass."""
+
 
 class TransformersEngine:
     """Samples from ``model``, a causal language model or a PEFT model around one: from its bare base until
@@ -60,7 +63,8 @@ class TransformersEngine:
         self.adapter_sha256: str | None = None
         self._cache = SlotCache(self._config.num_hidden_layers)
         self._slots = Slots(self._cache, max_rows)
-        self._prefill_tokens = PREFILL_TOKENS.get(device_of(model).type, PREFILL_TOKENS["cuda"])
+        device = "cpu" if device_of(model).type == "cpu" else "cuda"
+        self._prefill_tokens, self._padding_tokens = PREFILL_TOKENS[device], PADDING_TOKENS[device]
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
@@ -162,8 +166,11 @@ class TransformersEngine:
         """One pass over the shortest unread prompts; returns the slots that are left."""
         rows = self._slots.rows
         chunk = [unread[0]]
+        total = rows[unread[0]].missing
         for slot in unread[1:]:
-            if (len(chunk) + 1) * rows[slot].missing > self._prefill_tokens:
+            total += rows[slot].missing
+            padded = (len(chunk) + 1) * rows[slot].missing
+            if padded > self._prefill_tokens or padded - total > self._padding_tokens:
                 break
             chunk.append(slot)
         new = min(rows[chunk[-1]].missing, self._prefill_tokens)

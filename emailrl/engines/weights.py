@@ -120,9 +120,11 @@ class SharedWeights:
             wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER_ADAPTER)
             self.model = wrapped  # type: ignore[assignment]
             return
+        training = self.model.training  # PEFT switches to evaluation when it loads
         if SAMPLER_ADAPTER in self.model.peft_config:
             self.model.delete_adapter(SAMPLER_ADAPTER)
         self.model.load_adapter(str(path), adapter_name=SAMPLER_ADAPTER)
+        self.model.train(training)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -196,7 +196,7 @@ class _Rollout:
             self.trajectory.id,
             self.sampling,
             prompt_ids=list(self.trajectory.samples[-1].token_ids) if self.renderer is not None else [],
-            messages=self.trajectory.messages,
+            messages=list(self.trajectory.messages),
             seed=derive_seed(self.seed, turn),
         )
 

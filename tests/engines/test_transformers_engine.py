@@ -1,0 +1,248 @@
+"""The engine against the plain forward pass of the same model, one conversation at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from transformers import Qwen3ForCausalLM
+
+from emailrl.engines import transformers_engine as module
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.sampling import Uniforms, sample
+from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.errors import EmailRLError
+
+
+STOP = 1  # the stop id of the tests' model
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(2, 40) for _ in range(length)]
+
+
+@torch.inference_mode()
+def reference(model: torch.nn.Module, request: Request) -> tuple[list[int], list[float]]:
+    """Sample with a whole forward pass a token and no cache."""
+    ids, logprobs, row = list(request.prompt_ids), [], Uniforms(request.seed)
+    for _ in range(request.sampling.max_tokens):
+        tokens, found = sample(model(torch.tensor([ids])).logits[:, -1], [request.sampling], [row])
+        ids += tokens
+        logprobs += found
+        if tokens[0] == STOP:
+            break
+    return ids[len(request.prompt_ids) :], logprobs
+
+
+def same(completion: Completion, model: torch.nn.Module, request: Request) -> None:
+    ids, logprobs = reference(model, request)
+    assert completion.token_ids == ids
+    assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
+    assert completion.finish_reason == ("stop" if ids[-1] == STOP else "length")
+    assert completion.prompt_tokens == len(request.prompt_ids)
+
+
+def requests(count: int, *, max_tokens: int = 12, temperature: float = 1.0) -> list[Request]:
+    sampling = SamplingParams(max_tokens, temperature)
+    return [Request(str(i), sampling, prompt(i, 3 + 7 * i % 40), seed=i) for i in range(count)]
+
+
+class Dialogue:
+    """Conversations of some turns, each answered with a tool result of its own length."""
+
+    def __init__(self, first: list[Request], turns: int) -> None:
+        self.turns = turns
+        self.last = {request.trajectory_id: [request] for request in first}
+        self.asked: list[tuple[Request, Completion]] = []
+
+    def advance(self, completion: Completion) -> Request | None:
+        asked = self.last[completion.trajectory_id]
+        self.asked.append((asked[-1], completion))
+        if len(asked) == self.turns:
+            return None
+        tool = prompt(len(self.asked), 1 + 5 * len(asked))
+        ids = [*asked[-1].prompt_ids, *completion.token_ids, *tool]
+        asked.append(Request(completion.trajectory_id, asked[-1].sampling, ids, seed=len(self.asked)))
+        return asked[-1]
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 64])
+def test_conversations_of_many_turns_equal_the_plain_forward_pass(model: Qwen3ForCausalLM, max_rows: int) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=max_rows)
+    dialogue = Dialogue(requests(7), turns=3)
+    done = engine.generate([asked[0] for asked in dialogue.last.values()], dialogue.advance)
+    assert [completion for _, completion in dialogue.asked] == done
+    assert len(done) == 21
+    assert {completion.finish_reason for completion in done} == {"stop", "length"}
+    for request, completion in dialogue.asked:
+        same(completion, model, request)
+
+
+def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=8)
+    for request, completion in zip(
+        requests(5, temperature=0), engine.generate(requests(5, temperature=0)), strict=True
+    ):
+        ids = torch.tensor([request.prompt_ids])
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert completion.token_ids == whole[0, len(request.prompt_ids) :].tolist()
+
+
+def test_completions_come_in_the_order_of_the_requests(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=2)
+    assert [c.trajectory_id for c in engine.generate(requests(6))] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_what_is_sampled_does_not_depend_on_the_batch(model: Qwen3ForCausalLM) -> None:
+    together = TransformersEngine(model, [STOP], max_rows=9).generate(requests(9))
+    backwards = TransformersEngine(model, [STOP], max_rows=4).generate(requests(9)[::-1])
+    assert [c.token_ids for c in together] == [c.token_ids for c in backwards[::-1]]
+
+
+def test_the_same_requests_give_the_same_bits(model: Qwen3ForCausalLM) -> None:
+    one, other = (TransformersEngine(model, [STOP], max_rows=4).generate(requests(9)) for _ in range(2))
+    assert [(c.token_ids, c.logprobs) for c in one] == [(c.token_ids, c.logprobs) for c in other]
+
+
+def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens, padding left out, that each later pass over prompts reads."""
+    read: list[int] = []
+    original = engine._read_chunk
+
+    def counting(unread: list[int]) -> list[int]:
+        before = sum(row.held for row in engine._slots.running)
+        left = original(unread)
+        read.append(sum(row.held for row in engine._slots.running) - before)
+        return left
+
+    monkeypatch.setattr(engine, "_read_chunk", counting)
+    return read
+
+
+def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=8)
+    read = count_read_tokens(engine, monkeypatch)
+    group = [Request(str(i), SamplingParams(9), prompt(0, 30), seed=i) for i in range(6)]
+    done = engine.generate(group)
+    assert read == [29]
+    for request, completion in zip(group, done, strict=True):
+        same(completion, model, request)
+    assert len({tuple(completion.token_ids) for completion in done}) > 1
+
+
+def test_a_later_turn_reads_only_what_is_new(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    read = count_read_tokens(engine, monkeypatch)
+    first = Request("a", SamplingParams(4), prompt(0, 30))
+    done = engine.generate([first])[0]
+    second = Request("a", SamplingParams(4), [*first.prompt_ids, *done.token_ids, *prompt(1, 10)], seed=1)
+    same(engine.generate([second])[0], model, second)
+    # The last sampled token and 9 of the 10 new ones; the tenth is read by the step that samples.
+    assert read == [29, 10]
+
+
+def test_a_changed_history_is_read_from_where_it_changed(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=8)
+    read = count_read_tokens(engine, monkeypatch)
+    engine.generate([Request("a", SamplingParams(4), prompt(0, 30))])
+    changed = prompt(0, 30)
+    changed[20] = (changed[20] - 1) % 38 + 2
+    request = Request("a", SamplingParams(4), changed)
+    same(engine.generate([request])[0], model, request)
+    assert read == [29, 9]
+
+
+def test_long_prompts_are_read_in_pieces(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.PREFILL_TOKENS, "cpu", 16)
+    engine = TransformersEngine(model, [STOP], max_rows=8)
+    read = count_read_tokens(engine, monkeypatch)
+    request = Request("a", SamplingParams(4), prompt(0, 40))
+    same(engine.generate([request])[0], model, request)
+    assert read == [16, 16, 7]
+
+
+def test_a_follow_up_joins_while_others_still_sample(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    order = []
+
+    def advance(completion: Completion) -> Request | None:
+        order.append(completion.trajectory_id)
+        short = completion.trajectory_id == "short" and order.count("short") < 3
+        return Request("short", SamplingParams(2, 0.0), [*prompt(0, 5), *completion.token_ids, 3]) if short else None
+
+    engine.generate(
+        [Request("long", SamplingParams(20, 0.0), prompt(1, 5)), Request("short", SamplingParams(2, 0.0), prompt(0, 5))],
+        advance,
+    )
+    assert order == ["short", "short", "short", "long"]
+
+
+def test_the_context_window_bounds_a_completion(make_model: Callable[..., Qwen3ForCausalLM]) -> None:
+    engine = TransformersEngine(make_model(), [39], max_rows=4, max_model_len=20)
+    sampling = SamplingParams(50, 0.0)
+    almost, full, beyond = engine.generate([Request(str(n), sampling, prompt(0, n)) for n in (18, 20, 25)])
+    assert (len(almost.token_ids), almost.finish_reason) == (2, "length")
+    assert [(c.token_ids, c.logprobs, c.finish_reason) for c in (full, beyond)] == [([], [], "length")] * 2
+    assert TransformersEngine(make_model(), [39], max_rows=4, max_model_len=10**6).max_model_len == 256
+
+
+def test_a_follow_up_beyond_the_context_window_ends_there(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4, max_model_len=20)
+    ended: list[Completion] = []
+
+    def advance(completion: Completion) -> Request | None:
+        ended.append(completion)
+        return Request("a", SamplingParams(2), prompt(0, 30)) if len(ended) == 1 else None
+
+    assert engine.generate([Request("a", SamplingParams(2), prompt(0, 5))], advance) == ended
+    assert [completion.prompt_tokens for completion in ended] == [5, 30]
+    assert (ended[1].token_ids, ended[1].finish_reason) == ([], "length")
+
+
+def test_stop_ids_of_the_generation_config_count_too(model: Qwen3ForCausalLM) -> None:
+    assert TransformersEngine(model, [5], max_rows=1).stop_ids == {STOP, 5}
+
+
+def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=4)
+    first = engine.generate(requests(3))
+    assert engine._cache.layers[0].keys.numel() > 0
+    engine.release()
+    assert engine._cache.layers[0].keys.numel() == 0
+    engine.resume()
+    assert [c.token_ids for c in engine.generate(requests(3))] == [c.token_ids for c in first]
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=4)
+
+    def interrupt(completion: Completion) -> Request | None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(requests(6), interrupt)
+    for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
+        same(completion, model, request)
+
+
+def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3ForCausalLM]) -> None:
+    sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    with pytest.raises(EmailRLError, match="full attention"):
+        TransformersEngine(sliding, [STOP], max_rows=1)
+
+
+def test_the_models_own_attention_is_put_back(model: Qwen3ForCausalLM) -> None:
+    before = model.config._attn_implementation
+    TransformersEngine(model, [STOP], max_rows=2).generate(requests(2))
+    assert model.config._attn_implementation == before == "sdpa"
+
+
+def test_a_request_without_a_prompt_is_an_error(model: Qwen3ForCausalLM) -> None:
+    with pytest.raises(ValueError, match="no prompt ids"):
+        TransformersEngine(model, [STOP], max_rows=1).generate([Request("a", SamplingParams(1))])

@@ -1,0 +1,177 @@
+"""Adapters as PEFT writes them, in a model of their own or switched on in the trainer's."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen3ForCausalLM
+
+from emailrl.engines import weights
+from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.errors import EmailRLError
+
+IDS = torch.tensor([[5, 9, 11, 30, 2]])
+
+
+@pytest.fixture
+def trainer(make_model: Callable[..., Qwen3ForCausalLM]) -> PeftModel:
+    """A model in training, its adapter far from zero."""
+    torch.manual_seed(1)
+    config = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
+    peft = get_peft_model(make_model(), config)
+    shake(peft)
+    return peft.train()
+
+
+def shake(peft: PeftModel) -> None:
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if "lora_" in name and "sampler" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+
+
+@torch.inference_mode()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    training = model.training
+    model.eval()
+    result = model(IDS).logits
+    model.train(training)
+    return result
+
+
+def save(peft: PeftModel, path: Path) -> Path:
+    peft.save_pretrained(path)
+    return path
+
+
+def test_a_delta_is_scale_times_b_times_a(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    prefix = "base_model.model.model.layers.0.mlp.up_proj.lora_"
+    save_file(
+        {prefix + "A.weight": torch.tensor([[1.0, 2.0]]), prefix + "B.weight": torch.tensor([[3.0], [-1.0]])},
+        tmp_path / "adapter_model.safetensors",
+    )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 4, "r": 1}))
+    deltas = weights.read_deltas(tmp_path)
+    assert list(deltas) == ["model.layers.0.mlp.up_proj"]
+    lora_a, lora_b, scale = deltas["model.layers.0.mlp.up_proj"]
+    assert (scale * lora_b @ lora_a).tolist() == [[12.0, 24.0], [-4.0, -8.0]]
+
+
+def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_path: Path) -> None:
+    merged = weights.MergedWeights(trainer.get_base_model())
+    with trainer.disable_adapter():
+        base = logits(trainer)
+    assert torch.equal(logits(merged.model), base)
+    merged.load(save(trainer, tmp_path / "1"))
+    torch.testing.assert_close(logits(merged.model), logits(trainer), rtol=0, atol=1e-5)
+    assert not torch.allclose(logits(merged.model), base, atol=0.1)
+
+
+def test_a_version_is_the_same_bits_whatever_came_before_it(trainer: PeftModel, tmp_path: Path) -> None:
+    first = save(trainer, tmp_path / "1")
+    shake(trainer)
+    second = save(trainer, tmp_path / "2")
+    merged = weights.MergedWeights(trainer.get_base_model())
+    base = logits(merged.model)
+    merged.load(second)
+    alone = logits(merged.model)
+    for _ in range(3):
+        merged.load(first)
+        merged.load(second)
+    assert torch.equal(logits(merged.model), alone)
+    merged.load(None)
+    assert torch.equal(logits(merged.model), base)
+
+
+def test_merging_shares_the_frozen_tensors_and_never_writes_them(trainer: PeftModel, tmp_path: Path) -> None:
+    before = {name: parameter.detach().clone() for name, parameter in trainer.named_parameters()}
+    merged = weights.MergedWeights(trainer.get_base_model())
+    merged.load(save(trainer, tmp_path / "1"))
+    assert merged.model.get_input_embeddings().weight is trainer.get_base_model().get_input_embeddings().weight
+    assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.named_parameters())
+    assert trainer.training and not merged.model.training
+    assert all(isinstance(m, torch.nn.Module) and "lora" not in n for n, m in merged.model.named_modules())
+
+
+def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_path: Path) -> None:
+    shared = weights.SharedWeights(trainer)
+    first = save(trainer, tmp_path / "1")
+    want = logits(trainer)
+    shared.load(first)
+    shake(trainer)  # the trainer moves on; the version does not
+    now = logits(trainer)
+    with shared.active():
+        assert not trainer.training
+        torch.testing.assert_close(logits(shared.model), want, rtol=0, atol=1e-5)
+    assert trainer.training
+    assert trainer.active_adapter == "default"
+    assert torch.equal(logits(trainer), now)
+    assert all(p.requires_grad == ("lora" in n) for n, p in trainer.named_parameters() if "sampler" not in n)
+    assert not any(p.requires_grad for n, p in trainer.named_parameters() if "sampler" in n)
+    shared.load(None)
+    with shared.active(), trainer.disable_adapter():
+        base = logits(shared.model)
+    with shared.active():
+        assert torch.equal(logits(shared.model), base)
+
+
+def test_both_kinds_sample_the_same(
+    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(trainer, tmp_path / "1")
+    requests = [Request(str(i), SamplingParams(8), [5, 9, 11 + i], seed=i) for i in range(4)]
+    merged = TransformersEngine(copy.deepcopy(trainer), [1], max_rows=4)
+    merged.load_adapter(path, "v1")
+    monkeypatch.setattr(weights, "MERGE_LIMIT", 0)
+    shared = TransformersEngine(trainer, [1], max_rows=4)
+    shared.load_adapter(path, "v1")
+    assert isinstance(shared._weights, weights.SharedWeights)
+    for one, other in zip(merged.generate(requests), shared.generate(requests), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_completions_carry_the_version_and_the_hash_of_its_file(trainer: PeftModel, tmp_path: Path) -> None:
+    path = save(trainer, tmp_path / "1")
+    engine = TransformersEngine(trainer, [1], max_rows=4)
+    request = [Request("a", SamplingParams(8), [5, 9, 11])]
+    engine.load_adapter(None, "base")
+    base = engine.generate(request)[0]
+    assert (base.policy_version, base.adapter_sha256) == ("base", None)
+    engine.load_adapter(path, "step-1")
+    tuned = engine.generate(request)[0]
+    digest = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
+    assert (tuned.policy_version, tuned.adapter_sha256) == ("step-1", digest)
+    # The keys of the old weights are forgotten with them: the same prompt is read anew.
+    assert tuned.logprobs != base.logprobs
+    assert tuned.logprobs == _fresh(trainer, path, request)
+
+
+def _fresh(trainer: PeftModel, path: Path, request: list[Request]) -> list[float]:
+    engine = TransformersEngine(trainer, [1], max_rows=4)
+    engine.load_adapter(path, "x")
+    return engine.generate(request)[0].logprobs
+
+
+@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("modules_to_save", ["lm_head"])])
+def test_what_cannot_be_merged_is_refused(trainer: PeftModel, tmp_path: Path, key: str, value: object) -> None:
+    path = save(trainer, tmp_path / "1")
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(EmailRLError, match=key):
+        weights.read_deltas(path)
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmailRLError, match="is not an adapter"):
+        weights.read_deltas(tmp_path)
