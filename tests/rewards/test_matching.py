@@ -56,11 +56,13 @@ def test_any_text_gets_a_verdict_twice_the_same(text: str) -> None:
     assert first is match("Who pays?", "Ada Moss", text)
 
 
-@given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz ,.'?()-", min_size=1, max_size=4000))
-def test_a_long_text_takes_no_long_time(text: str) -> None:
+@pytest.mark.parametrize("piece", ["1-", "1,", "1 and ", "A-", "x1", "(", "one ", "a@b.", "not ", "monday ", "2/3 "])
+def test_no_text_makes_it_slow(piece: str) -> None:
+    reference = "Ada Moss paid $30 to EB-1450, (713) 555-0199, on May 3"
     started = time.process_time()
-    match("Where is it?", text, text[::-1])
-    assert time.process_time() - started < 2
+    match("Who is it?", reference, piece * 4000)
+    match("Who is it?", (piece * 4000)[:4000], reference)
+    assert time.process_time() - started < 1.5  # measured: below 0.3; a quadratic pattern took 3 and more
 
 
 def test_the_whole_mail_is_no_answer() -> None:

@@ -16,7 +16,7 @@ _WEEKDAY = (
     + r"|(?-i:Mon|Wed|Sat|Sun|MON|WED|SAT|SUN))(?:s\b|\b)\.?"
 )
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|\s?(?:[ap]\.?m\b|%))"
-_MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d))*"
+_MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d)){{0,5}}"
 _YEAR = r"(?:,?\s?(?P<{0}>(?:19|20)\d\d|'\d\d)\b)?"
 _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
 

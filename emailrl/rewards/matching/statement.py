@@ -132,8 +132,8 @@ _PHONE = re.compile(
 _EXTENSION = re.compile(r"\b(?:ext(?:ension)?\b\.?\s*|x\s?)(\d[\d-]*\d)\b", re.IGNORECASE)
 _VERSION = re.compile(r"\bv?(\d+(?:\.\d+){2,})(?!\w)", re.IGNORECASE)
 _CODE = re.compile(
-    r"\b(?=[\w/-]*\d)(?=[\w/-]*[A-Za-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|[ap]m|h|hrs?|kg|t|km|mw|kw|l)\b)"
-    r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+)*\b(?:\s\d{2,}\b)?",
+    r"\b(?=[\w/-]{0,40}\d)(?=[\w/-]{0,40}[A-Za-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|[ap]m|h|hrs?|kg|t|km|mw|kw|l)\b)"
+    r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+){0,8}\b(?:\s\d{2,}\b)?",
     re.IGNORECASE,
 )
 _SPACED_CODE = re.compile(
