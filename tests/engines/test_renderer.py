@@ -27,7 +27,9 @@ def renderer(qwen: PreTrainedTokenizerBase) -> ChatRenderer:
 
 def test_the_first_prompt_has_the_templates_ids(renderer: ChatRenderer) -> None:
     rendered = renderer.start([Message("system", "Hi"), Message("user", "Who?")])
-    assert rendered.text == "<|im_start|>system\nHi<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        rendered.text == "<|im_start|>system\nHi<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert rendered.ids == [
         IM_START, 8948, 198, 13048, IM_END, 198, IM_START, 872, 198, 15191, 30, IM_END, 198, IM_START, 77091, 198,
     ]  # fmt: skip

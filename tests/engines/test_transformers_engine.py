@@ -177,7 +177,10 @@ def test_a_follow_up_joins_while_others_still_sample(model: Qwen3ForCausalLM) ->
         return Request("short", SamplingParams(2, 0.0), [*prompt(0, 5), *completion.token_ids, 3]) if short else None
 
     engine.generate(
-        [Request("long", SamplingParams(20, 0.0), prompt(1, 5)), Request("short", SamplingParams(2, 0.0), prompt(0, 5))],
+        [
+            Request("long", SamplingParams(20, 0.0), prompt(1, 5)),
+            Request("short", SamplingParams(2, 0.0), prompt(0, 5)),
+        ],
         advance,
     )
     assert order == ["short", "short", "short", "long"]

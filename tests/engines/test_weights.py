@@ -125,9 +125,7 @@ def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_
         assert torch.equal(logits(shared.model), base)
 
 
-def test_both_kinds_sample_the_same(
-    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_kinds_sample_the_same(trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(trainer, tmp_path / "1")
     requests = [Request(str(i), SamplingParams(8), [5, 9, 11 + i], seed=i) for i in range(4)]
     merged = TransformersEngine(copy.deepcopy(trainer), [1], max_rows=4)

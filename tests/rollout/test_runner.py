@@ -169,7 +169,12 @@ def test_an_exception_ends_its_own_trajectory_alone(
 ) -> None:
     ended: list[Trajectory] = []
     broken, sound = run(
-        [Echo(fails_at=fails_at), Echo()], scripted(["hi", "bye"]), renderer, SAMPLING, seeds=[1, 2], progress=ended.append
+        [Echo(fails_at=fails_at), Echo()],
+        scripted(["hi", "bye"]),
+        renderer,
+        SAMPLING,
+        seeds=[1, 2],
+        progress=ended.append,
     )
     assert broken.exception is not None and broken.exception.startswith(error)
     assert broken.stop_reason == StopReason.EXCEPTION
@@ -242,7 +247,7 @@ def test_each_turn_has_a_seed_of_its_own(scripted: Any, renderer: ByCharacter) -
     assert len(set(seeds.values())) == 4
     assert derive_seed(1, 0) == engine.requests[0].seed
     # The first eight bytes of the SHA-256 of "1", unit separator, "0", without the lowest bit.
-    assert derive_seed(1, 0) == 0x658e6336371afe4b
+    assert derive_seed(1, 0) == 0x658E6336371AFE4B
 
 
 def test_two_trajectories_of_one_name_are_refused(scripted: Any, renderer: ByCharacter) -> None:

@@ -1,0 +1,101 @@
+"""``emailrl rollout``, real parts end to end: questions, database, random policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import make_database, make_model, make_questions
+
+from emailrl.recording import read_trajectories
+from emailrl.rollout.audit import audit
+from emailrl.scenarios import write_scenarios
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory with settings, database, questions and model."""
+    make_model(tmp_path / "model")
+    make_database(tmp_path / "mail.db")
+    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
+    (tmp_path / "emailrl.toml").write_text(
+        'model_name = "model"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\n'
+        "max_tokens = 6\nmax_turns = 2\n"
+    )
+    return tmp_path
+
+
+def test_it_writes_trajectories_with_audited_tokens(emailrl, here: Path) -> None:
+    code, out, err = emailrl("rollout", "--num-scenarios", 3, "--group-size", 2, "--json")
+    assert code == 0
+    record = json.loads(out)
+    assert record["num_trajectories"] == 6 and record["exceptions"] == 0 and record["seconds"] > 0
+    path = here / "outputs" / "rollouts" / "rollout-001.jsonl"
+    assert record["out"] == str(path)
+    trajectories = list(read_trajectories(path))
+    assert record["mean_reward"] == pytest.approx(sum(t.reward for t in trajectories) / 6)
+    assert all(audit(trajectory) > 0 for trajectory in trajectories)
+    assert {t.policy_version for t in trajectories} == {"model"}
+    assert "accuracy" in err and "temperature 0.7" in err
+
+
+def test_the_same_seed_gives_the_same_tokens_and_nothing_is_replaced(emailrl, here: Path) -> None:
+    for seed in (1, 1, 2):
+        assert emailrl("rollout", "--num-scenarios", 2, "--seed", seed, "--temperature", 1)[0] == 0
+    tokens = [
+        [t.samples[0].token_ids for t in read_trajectories(here / f"outputs/rollouts/rollout-00{number}.jsonl")]
+        for number in (1, 2, 3)
+    ]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> None:
+    (here / "mine.jsonl").write_text("precious\n")
+    code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl")
+    assert (code, (here / "mine.jsonl").read_text()) == (2, "precious\n")
+    assert err.splitlines()[-1] == "error: mine.jsonl exists. Give another --out, or --overwrite."
+    assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
+    assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("--split", "dev"), 2, "No such split: 'dev'"),
+        (("--split", "train"), 2, "no questions of split 'train'"),
+        (("--out", "model"), 2, "model is a folder"),
+        (("--questions", "none.jsonl"), 2, "none.jsonl"),
+        (("--db", "none.db"), 2, "none.db"),
+        (("--model", "nanno"), 2, "nano"),
+        (("--engine", "llama"), 2, "llama"),
+    ],
+)
+def test_wrong_arguments_are_one_line(emailrl, here: Path, arguments: tuple[str, str], code: int, error: str) -> None:
+    found, out, err = emailrl("rollout", "--num-scenarios", 1, *arguments)
+    assert (found, out) == (code, "")
+    assert error in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emailrl.engines.renderer import ChatRenderer
+
+    original = ChatRenderer.parse
+    completions: list[object] = []
+
+    def interrupted(self: ChatRenderer, ids: list[int]) -> object:
+        completions.append(ids)
+        if len(completions) == 4:
+            raise KeyboardInterrupt
+        return original(self, ids)
+
+    monkeypatch.setattr(ChatRenderer, "parse", interrupted)
+    monkeypatch.setenv("MAX_BATCH_TRAJECTORIES", "1")
+    monkeypatch.setenv("MAX_TURNS", "1")
+    code, out, err = emailrl("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--out", "kept.jsonl")
+    assert (code, out) == (130, "")
+    kept = list(read_trajectories(here / "kept.jsonl"))
+    assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
+    assert all(trajectory.stop_reason is not None and trajectory.reward_terms for trajectory in kept)
+    assert "3 ended trajectories kept in kept.jsonl" in err
