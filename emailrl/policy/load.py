@@ -106,7 +106,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
             model = _with_fresh_adapter(model, settings)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model.train(trainable)
+    model.eval()  # the updater alone, while it updates, wants dropout
     if trainable:
         if settings.training.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -231,7 +231,7 @@ def _with_fresh_adapter(model: Any, settings: Settings) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(settings.training.seed)
         return get_peft_model(model, config)
 

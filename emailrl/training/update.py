@@ -82,7 +82,7 @@ class Updater:
         rate = learning_rate(step, training, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
             torch.manual_seed(training.seed * 1_000_003 + step)
             rounds = self._prepare(samples, step)
             for epoch in range(training.update_epochs):

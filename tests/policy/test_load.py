@@ -153,7 +153,8 @@ def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> Non
         policy = load_policy(
             settings_for(tiny_model, training={"gradient_checkpointing": checkpointing}), trainable=True
         )
-        assert policy.model.training and policy.model.get_base_model().is_gradient_checkpointing == checkpointing
+        assert not policy.model.training and policy.model.get_base_model().is_gradient_checkpointing == checkpointing
+        policy.model.train()
         policy.model(input_ids=torch.arange(1, 9)[None]).logits.logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for _, parameter in policy.trainable_parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
