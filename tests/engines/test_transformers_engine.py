@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-
 from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import transformers_engine as module
@@ -15,7 +14,6 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.sampling import Uniforms, sample
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
-
 
 STOP = 1  # the stop id of the tests' model
 
