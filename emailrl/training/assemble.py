@@ -49,21 +49,16 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
     total = _total_steps(settings, mode, len(data.train))
     updater = Updater(policy, algorithm, settings, total_steps=total)
-    state, run_id = RunState(), new_run_id(mode.name)
-    if checkpoint:
-        state, moments = load_state(checkpoint)
-        updater.load_state_dict(moments)
-        run_id = checkpoint.metadata.run_id
+    state = _restore(checkpoint, updater) if checkpoint else RunState()
+    run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     with run_directory(settings, checkpoint, overwrite=overwrite) as directory:
         data.notes += rewind(directory, state)
         tracker = Tracker(directory, settings, run_id=run_id, step=state.step, say=say)
         with closing(tracker), closing(build_engine(settings, policy)) as engine:
             sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
             tracker.say(header(settings, run_dir=directory, **sizes))
-            for note in data.notes:
-                tracker.say(f"Note: {note}")
-            scorer = build_scorer(settings, reward=mode.reward)
-            make = mode.make_environment
+            tracker.say("\n".join(f"Note: {note}" for note in data.notes))
+            scorer, make = build_scorer(settings, reward=mode.reward), mode.make_environment
             yield Run(
                 settings=settings,
                 mode=mode,
@@ -86,6 +81,12 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 snapshot=take_snapshot(state),
                 saved_step=state.step if checkpoint else None,
             )
+
+
+def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
+    state, moments = load_state(checkpoint)
+    updater.load_state_dict(moments)
+    return state
 
 
 def load_data(settings: Settings) -> Data:
