@@ -26,13 +26,13 @@ from emailrl.trajectory import Scenario
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
 DEFAULT_LIMIT = 6000
 MAX_INBOXES = 40
-MIN_MAILS = 60
+MIN_MAILS = 30
 """Mailboxes smaller than this are taken only when named."""
 MAX_PER_MAIL = 2
 """Questions on one mail, at most."""
 EARLIEST = "1990"
 """Mails dated before are not asked about: their sender's clock was never set."""
-SPARE = 3
+SPARE = 6
 """Candidates looked for per question wanted, so that there is a choice."""
 
 
@@ -52,7 +52,7 @@ def generate(
 ) -> list[Scenario]:
     """Make questions with one provable answer each, deterministic by ``seed``.
 
-    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest that both write and receive);
+    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest, of people who write before others);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
     mails allow. No two splits share an inbox or a source mail. ``progress(done, total)`` is called after
     each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail.
@@ -90,7 +90,7 @@ def _generate(
 def _largest(reader: MailReader) -> list[str]:
     largest = [inbox for inbox, _ in zip(reader.inboxes(MIN_MAILS), range(MAX_INBOXES), strict=False)]
     if not largest:
-        raise UsageError(f"No address has {MIN_MAILS} mails and both writes and receives.", "Name one with --inbox.")
+        raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", "Name one with --inbox.")
     return largest
 
 
@@ -155,16 +155,18 @@ def _realism(box: Mailbox, kind: Kind, mail: Mail) -> float:
 
 
 def _balanced(found: dict[str, list[list[_Candidate]]], limit: int) -> list[Scenario]:
-    """Take questions kind by kind, and within a kind mailbox by mailbox, until there are ``limit``.
+    """Take questions kind by kind, and within a kind mailbox by mailbox, until there are ``limit`` or the rarer kinds
+    are used up: a quarter of the kinds left over would make the set lopsided.
 
     Leaves out questions on a mail that serves another split or has ``MAX_PER_MAIL`` questions, and repeated wordings.
     """
-    queues = {kind: deque(_by_turns(lists)) for kind, lists in found.items()}
+    queues = {kind: deque(_by_turns(lists)) for kind, lists in found.items() if any(lists)}
+    too_few = len(queues) // 4
     split_of: dict[str, str] = {}
     uses: Counter[str] = Counter()
     asked: set[tuple[str, str]] = set()
     scenarios: list[Scenario] = []
-    while queues and len(scenarios) < limit:
+    while len(queues) > too_few and len(scenarios) < limit:
         for kind in list(queues):
             queue = queues[kind]
             while queue:

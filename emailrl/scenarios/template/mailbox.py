@@ -175,7 +175,8 @@ class MailReader:
         self._mails: dict[int, Mail] = {}
 
     def inboxes(self, min_mails: int) -> Iterator[str]:
-        """Addresses that both write and receive and have at least ``min_mails`` mails, the largest mailboxes first."""
+        """Addresses with at least ``min_mails`` mails, a third of them received: those who write too, as people do and
+        lists do not, before those who only receive; the largest mailboxes first."""
         rows = self._connection.execute(
             """
             SELECT address FROM (
@@ -183,9 +184,9 @@ class MailReader:
                 UNION ALL
                 SELECT recipient_address, 0, count(DISTINCT email_id) FROM recipients GROUP BY 1)
             WHERE address LIKE '%_@_%' GROUP BY address
-            HAVING sum(sent) >= ? AND sum(received) >= ? AND sum(sent + received) >= ?
-            ORDER BY sum(sent + received) DESC, address""",
-            (min_mails // 10, min_mails // 3, min_mails),
+            HAVING sum(received) >= ? AND sum(sent + received) >= ?
+            ORDER BY sum(sent) >= ? DESC, sum(sent + received) DESC, address""",
+            (min_mails // 3, min_mails, min_mails // 10),
         )
         return (address for (address,) in rows)
 

@@ -48,7 +48,8 @@ def test_a_second_mail_that_the_words_could_mean_leaves_no_question() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "is_told"), [("Telephone interviews", False), ("Telephone list", True), ("Phone interview notes", False)]
+    ("subject", "is_told"),
+    [("Telephone interviews", False), ("Telephone list", True), ("Phone interview notes", False)],
 )
 def test_a_word_within_a_longer_word_counts_as_the_same(subject: str, is_told: bool) -> None:
     call = mail(1, "05-03 09:00", BO, ANA, "Phone interviews")
