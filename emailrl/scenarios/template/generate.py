@@ -52,7 +52,7 @@ def generate(
 ) -> list[Scenario]:
     """Make questions with one provable answer each, deterministic by ``seed``.
 
-    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest, of people who write before others);
+    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
     mails allow. No two splits share an inbox or a source mail. ``progress(done, total)`` is called after
     each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail.
