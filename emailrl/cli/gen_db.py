@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,10 @@ from emailrl.cli.options import Db, Json, Limit, Overwrite
 from emailrl.cli.output import print_json, progress_console
 
 if TYPE_CHECKING:
-    from emailrl.store.build import BuildReport, Progress
+    from rich.progress import TaskID
+
+    from emailrl.store.build import BuildReport
+    from emailrl.store.build import Progress as Report
     from emailrl.store.sources import Source
 
 
@@ -70,7 +74,7 @@ def gen_db(
 
 
 @contextmanager
-def _progress_bar(source: Source) -> Iterator[Progress]:
+def _progress_bar(source: Source) -> Iterator[Report]:
     """A bar with rate and time left on stderr: reading first, then indexing."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -79,24 +83,28 @@ def _progress_bar(source: Source) -> Iterator[Progress]:
         TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s"), TimeRemainingColumn(),
     )  # fmt: skip
     # No refresh thread: parsing processes are forked while the bar is up.
-    with Progress(*columns, console=progress_console(), auto_refresh=False) as bar:
-        tasks = {
-            phase: bar.add_task(phase, total=None, start=False, visible=False, messages=0, rate=0.0)
-            for phase in ("read", "index")
-        }
+    bar = Progress(*columns, console=progress_console(), auto_refresh=False)
+    tasks: dict[str, TaskID] = {}
+    started = {"read": time.monotonic()}
 
-        def show(phase: str, messages: int, total: int | None) -> None:
-            task = bar.tasks[tasks[phase]]
-            if task.start_time is None:
-                bar.start_task(task.id)
-            fraction = source.fraction() if total is None else messages / total
-            rate = messages / task.elapsed if task.elapsed else 0.0
-            bar.update(
-                task.id, total=None if fraction is None else 1.0, completed=fraction or 0.0, visible=True,
-                messages=messages, rate=rate, refresh=True,
-            )  # fmt: skip
+    def show(phase: str, messages: int, total: int | None) -> None:
+        if not tasks:  # not before the first message, so that a wrong argument ends in its error line alone
+            bar.start()
+        if phase not in tasks:
+            tasks[phase] = bar.add_task(phase, total=None, messages=0, rate=0.0)
+        begun = started.setdefault(phase, time.monotonic())
+        seconds = time.monotonic() - begun
+        fraction = source.fraction() if total is None else messages / max(total, 1)
+        bar.update(
+            tasks[phase], total=None if fraction is None else 1.0, completed=fraction or 0.0, messages=messages,
+            rate=messages / seconds if seconds else 0.0, refresh=True,
+        )  # fmt: skip
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bar.stop()
 
 
 def _print_summary(report: BuildReport) -> None:

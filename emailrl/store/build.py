@@ -104,6 +104,7 @@ def _sifted(
 def _stage_all(
     mails: Iterable[Mail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
 ) -> None:
+    seen = 0
     for seen, mail in enumerate(mails, 1):
         if sieve.passes(mail):
             stage.add(mail)
@@ -111,6 +112,8 @@ def _stage_all(
                 return
         if progress and seen % _PROGRESS_MAILS == 0:
             progress("read", seen, None)
+    if progress:
+        progress("read", seen, seen)
 
 
 def _listed(counts: dict[str, int]) -> str:
@@ -134,6 +137,7 @@ def _check_target(db: Path, *, overwrite: bool, append: bool) -> None:
 def _beside(db: Path) -> Iterator[tuple[Path, Path]]:
     """Two files beside ``db`` to build in, removed at the end whatever happens, as are those of builds that died."""
     paths = tuple(db.with_name(f"{db.name}.{part}-{os.getpid()}") for part in ("building", "staging"))
+    new_folders = [folder for folder in db.parents if not folder.exists()]
     try:
         db.parent.mkdir(parents=True, exist_ok=True)
         for left in (*db.parent.glob(f"{db.name}.building-*"), *db.parent.glob(f"{db.name}.staging-*")):
@@ -148,6 +152,9 @@ def _beside(db: Path) -> Iterator[tuple[Path, Path]]:
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
+        for folder in new_folders if not db.exists() else ():
+            with contextlib.suppress(OSError):  # something else has come to stand in it
+                folder.rmdir()
 
 
 def _is_running(pid: str) -> bool:

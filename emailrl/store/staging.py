@@ -114,14 +114,16 @@ class Stage:
         for key, value in {"hashsize": _FTS_HASH_BYTES, "automerge": 0}.items():
             connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (key, value))
         for first in range(1, self.count + 1, _INDEX_MAILS):
+            if self._progress:
+                self._progress("index", first - 1, self.count)
             connection.execute(
                 "INSERT INTO emails_fts(rowid, subject, body, parties) "
                 "SELECT id, subject, body, parties FROM emails WHERE id >= ? AND id < ?",
                 (first, first + _INDEX_MAILS),
             )
-            if self._progress:
-                self._progress("index", min(first + _INDEX_MAILS - 1, self.count), self.count)
         connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
+        if self._progress:
+            self._progress("index", self.count, self.count)
         for key, value in _FTS_DEFAULTS.items():
             connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (key, value))
 

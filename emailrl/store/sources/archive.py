@@ -11,12 +11,15 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
 from emailrl.store.sources.message import MAX_MESSAGE_BYTES, Skipped
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
 
 BLOCK = 512
 _END = bytes(BLOCK)
@@ -28,16 +31,32 @@ BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
 """What reading a compressed file raises where it breaks off or is damaged."""
 
 
+_COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+
+
+class _AsItComes(io.RawIOBase):
+    """Decompressed data as soon as there is any: reading ahead must not lose what stands before a break."""
+
+    def __init__(self, stream: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        data = self._stream.read1(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
 def decompressed(file: IO[bytes]) -> IO[bytes]:
     """The content of a file compressed by gzip, xz or bzip2 (told by its first bytes), or the file itself."""
     magic = file.read(6)
     file.seek(0)
-    if magic.startswith(b"\x1f\x8b"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 20)
-    if magic.startswith(b"\xfd7zXZ\0"):
-        return io.BufferedReader(lzma.LZMAFile(file), 1 << 20)
-    if magic.startswith(b"BZh"):
-        return io.BufferedReader(bz2.BZ2File(file), 1 << 20)
+    for start, opener in _COMPRESSED.items():
+        if magic.startswith(start):
+            return io.BufferedReader(_AsItComes(opener(file, "rb")), 1 << 20)
     return file
 
 
@@ -115,6 +134,8 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
     while True:
         block = stream.read(BLOCK)
         if not block or block == _END:
+            while stream.read(1 << 20):  # to the end, where the checksum of the whole stands
+                continue
             return
         if len(block) < BLOCK or not _checksum_holds(block):
             raise _Damage

@@ -50,8 +50,8 @@ def _unchanged(email: RawEmail | Skipped) -> RawEmail | Skipped:
 def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:
     """Open ``hf`` (the hub's dataset) or a path of any known kind.
 
-    Raises ``UsageError`` where the path does not exist, cannot be read or holds no mail; reading raises
-    ``EmailRLError`` where it breaks off, unless ``allow_truncated``.
+    Raises ``UsageError`` where the path does not exist, cannot be read or is of no known kind; reading it raises
+    ``EmailRLError`` where it breaks off, unless ``allow_truncated``, and where the hub's dataset cannot be had.
     """
     if source == "hf":
         return Source(f"the dataset {DATASET}", read_hub())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
     except Exception as error:  # datasets and the HTTP stack below it raise many kinds; all mean that there is no data
         reason = " ".join(str(error).split())[:200]
         raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {reason}.", _ALTERNATIVES) from error
-    return _rows([dataset])
+    yield from _rows([dataset])
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
@@ -60,7 +60,7 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
     for split in splits:
         if missing := [name for name in COLUMNS if name not in split.column_names]:
             raise UsageError(f"The dataset in {path} has no column {missing[0]!r}.", f"It needs {', '.join(COLUMNS)}.")
-    return _rows(splits)
+    yield from _rows(splits)
 
 
 def go_offline_if_unreachable() -> None:
@@ -83,11 +83,9 @@ def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
 
 def row_to_email(row: Mapping[str, Any]) -> RawEmail | Skipped:
     """One row with ART-E's columns as a mail; ``Skipped("bad_row")`` where a value has the wrong type."""
-    name = str(row["file_name"] or "")
+    name = clean_text(str(row["file_name"] or ""))
     try:
-        to, cc, bcc = (
-            [address.strip().lower() for address in row[kind] or () if address] for kind in ("to", "cc", "bcc")
-        )
+        to, cc, bcc = (_bare_list(row[kind]) for kind in ("to", "cc", "bcc"))
         date, defects = _utc(row["date"]), []
         if date is None:
             defects.append("no_date")
@@ -98,9 +96,19 @@ def row_to_email(row: Mapping[str, Any]) -> RawEmail | Skipped:
         text["message_id"] = made_up_id(repr(sorted(row.items())).encode())
         defects.append("no_message_id")
     return RawEmail(
-        text["message_id"], text["subject"], text["from"].strip().lower(), to, cc, bcc, date, text["body"], name,
+        text["message_id"], text["subject"], _bare(text["from"]), to, cc, bcc, date, text["body"], name,
         tuple(defects),
     )  # fmt: skip
+
+
+def _bare(address: str) -> str:
+    return "".join(clean_text(address).lower().split())
+
+
+def _bare_list(addresses: Sequence[str] | None) -> list[str]:
+    if isinstance(addresses, str):
+        raise TypeError("one text in place of a list of addresses")
+    return [_bare(address) for address in addresses or () if address]
 
 
 def _utc(value: datetime | str | None) -> datetime | None:

@@ -85,7 +85,7 @@ def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
     return parse_mime(raw, file_name)
 
 
-_MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
+_MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received):", re.IGNORECASE | re.MULTILINE)
 _KEPT = frozenset(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE),
 )
@@ -102,11 +102,11 @@ def _plain_headers(head: bytes) -> dict[str, str] | None:
         text = _FOLD.sub(" ", text)
     headers: dict[str, str] = {}
     for line in text.split("\n"):
-        if line[:2] == "X-":
-            continue
         name, colon, value = line.partition(":")
-        if not colon:
+        if not colon or " " in name or "\t" in name:
             return None
+        if name[:2] == "X-":  # half of all headers; none is kept
+            continue
         name = name.lower()
         if name in _KEPT and name not in headers:
             headers[name] = value.strip()
@@ -164,6 +164,8 @@ def assemble(
     if not message_id:
         message_id = made_up_id(raw)
         defects.append("no_message_id")
+    if b"\0" in raw:
+        defects.append("nul_bytes")
     sender, to, cc, bcc = people
     if not sender:
         defects.append("no_sender")

@@ -11,6 +11,7 @@ from email.message import Message
 from email.utils import getaddresses
 from html.parser import HTMLParser
 
+from emailrl.store.parties import clean_text
 from emailrl.store.sources.message import PEOPLE, RawEmail, Skipped, assemble
 
 # Newer patch releases give up on a whole header over one odd name unless told not to; older ones know no such option.
@@ -29,8 +30,6 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         body = _body(message, defects)
     except Exception:  # the library raises many kinds over hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
-    if b"\0" in raw:
-        defects.append("nul_bytes")
     return assemble(raw, file_name, headers, people, body, sorted(set(defects)))
 
 
@@ -57,7 +56,7 @@ def _header_text(value: object, defects: list[str]) -> str:
 
 
 def _addresses(value: object) -> list[str]:
-    pairs = getaddresses([_plain(value)], **_LENIENT)
+    pairs = getaddresses([clean_text(_plain(value))], **_LENIENT)
     return ["".join(address.lower().split()) for _, address in pairs if address]
 
 

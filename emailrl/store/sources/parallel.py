@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -11,6 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
+from emailrl.store.parties import clean_text
 from emailrl.store.sources.message import MAX_MESSAGE_BYTES, RawEmail, Skipped, parse_message
 
 Unread = tuple[str, bytes | Path]
@@ -27,7 +30,7 @@ _ASSUMED_FILE_BYTES = 4096
 
 
 def default_workers() -> int:
-    """Parsing processes beside the one that reads and writes: one for each usable core, up to what that one can feed."""
+    """Parsing processes beside the one that reads and writes: one for each usable core, as far as that can feed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
@@ -45,7 +48,7 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
             yield from _parse_batch(batch, judge)
         return
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         pending: deque[Future[list[T]]] = deque()
         try:
             for batch in batches:
@@ -56,6 +59,19 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
                 yield from pending.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the process that writes, and end when it ends, be it killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -77,7 +93,7 @@ def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T]) ->
 
 
 def _parse(item: Unread) -> RawEmail | Skipped:
-    name, content = item
+    name, content = clean_text(item[0]), item[1]
     if isinstance(content, Path):
         try:
             if content.stat().st_size > MAX_MESSAGE_BYTES:

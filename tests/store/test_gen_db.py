@@ -1,0 +1,140 @@
+"""The command itself: one line for every mistake, one JSON object for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.cli.app import main
+from emailrl.store import open_mailbox
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "emailrl", "gen-db", *map(str, arguments)]
+
+
+def gen_db(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+
+
+def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    value = json.loads(line)
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.fixture
+def maildir(tmp_path: Path) -> Path:
+    root = tmp_path / "maildir"
+    for number in range(1, 4):
+        path = root / f"user-{number % 2}" / f"{number}."
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"Message-ID: <{number}@x>\nDate: {number} May 2001 10:00:00 -0700\nFrom: a@x\nTo: b@x, c@x\n"
+                        f"Subject: gas {number}\n\nbody {number}\n")  # fmt: skip
+    (root / "README").write_text("Not a mail.")
+    return root
+
+
+def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path) -> None:
+    value = object_of(gen_db("--source", maildir, "--db", "out/mail.db", "--json", cwd=tmp_path))
+    assert value == {
+        "emails": 3, "recipients": 6, "skipped": {"not_mail": 1}, "seconds": value["seconds"],
+        "db": str((tmp_path / "out" / "mail.db").resolve()),
+    }  # fmt: skip
+    assert 0 < value["seconds"] < 60
+    hits = open_mailbox(value["db"], "c@x").search(["gas"])
+    assert [hit.message_id for hit in hits] == ["<3@x>", "<2@x>", "<1@x>"]
+
+
+def test_without_json_stdout_is_empty_and_stderr_sums_up(maildir: Path, tmp_path: Path) -> None:
+    done = gen_db("--source", maildir, "--db", "mail.db", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "3 mails stored" in done.stderr and "not_mail" in done.stderr and "messages/s" in done.stderr
+
+
+def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_path: Path) -> None:
+    source = ("--source", maildir, "--db", "mail.db", "--json")
+    assert object_of(gen_db(*source, "--limit", 1, cwd=tmp_path))["emails"] == 1
+    refused = gen_db(*source, cwd=tmp_path)
+    assert refused.returncode == 2 and "--append" in refused.stderr
+    added = object_of(gen_db(*source, "--append", "--workers", 0, cwd=tmp_path))
+    assert (added["emails"], added["skipped"]) == (2, {"duplicate": 1, "not_mail": 1})
+    (tmp_path / "emailrl.toml").write_text("[store]\nmax_recipients = 1\n")
+    none = gen_db(*source, "--overwrite", cwd=tmp_path)
+    assert none.returncode == 2 and "3 many_recipients" in none.stderr
+    assert len(open_mailbox(tmp_path / "mail.db", "b@x").search(["gas"])) == 3, "the old database is still there"
+
+
+def mistakes(folder: Path) -> list[tuple[list[object], int, str]]:
+    (folder / "empty").touch()
+    (folder / "text").write_text("no mail")
+    with tarfile.open(folder / "no_members.tar.gz", "w:gz"):
+        pass
+    content = (folder / "maildir.tar.gz").read_bytes()
+    (folder / "broken.tar.gz").write_bytes(content[: len(content) // 2])
+    source = ["--source", folder / "maildir.tar.gz"]
+    return [
+        (["--source", "missing"], 2, "no file or folder"),
+        (["--source", "empty"], 2, "is empty"),
+        (["--source", "text"], 2, "no mail archive"),
+        (["--source", "no_members.tar.gz"], 2, "is empty"),
+        (["--source", "broken.tar.gz"], 1, "whole messages"),
+        ([*source, "--db", "text/mail.db"], 2, "cannot be written"),
+        ([*source, "--db", "/proc/none/mail.db"], 2, "cannot be written"),
+        ([*source, "--db", "text", "--append"], 2, "cannot be read as a mail database"),
+        ([*source, "--append", "--overwrite"], 2, "Both"),
+        ([*source, "--limit", "0"], 2, "limit"),
+        ([*source, "--limit", "many"], 2, "limit"),
+        ([], 1, "--source demo"),
+    ]
+
+
+def test_every_mistake_is_one_line_and_leaves_nothing(
+    maildir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(tmp_path / "maildir.tar.gz", "w:gz") as archive:
+        archive.add(maildir, "maildir")
+    cases = mistakes(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    for arguments, code, message in cases:
+        monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        stdout, stderr = capsys.readouterr()
+        assert (exit_.value.code, stdout) == (code, ""), (arguments, stderr)
+        assert stderr.startswith("error: ") and message in stderr, (arguments, stderr)
+        assert len(stderr.splitlines()) == 1, (arguments, stderr)
+        assert sorted(tmp_path.rglob("*")) == before, arguments
+
+
+def test_ctrl_c_ends_with_130_and_no_rest(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "mail.tar", "w") as archive:
+        for number in range(400):
+            path = tmp_path / "1."
+            path.write_text(f"From: a@x\nTo: b@x\nMessage-ID: <{number}@x>\n\n" + "word " * 8000)
+            archive.add(path, f"m/{number}.")
+        path.unlink()
+    process = subprocess.Popen(
+        command("--source", tmp_path / "mail.tar", "--db", "mail.db", "--workers", 2), cwd=tmp_path,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("mail.db.staging-*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers too
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.glob("mail.db*"))
