@@ -59,6 +59,7 @@ from emailrl.scenarios.template.generate import KINDS
         (facts.FLIGHT, "on Continental flight CO 1234 at", "CO 1234"),
         (facts.numbered("deal"), "Deal # 678029.1.", "678029.1"),
         (facts.numbered("deal"), "deals 12345 and deal 12346", None),
+        (facts.numbered("contract"), "Logistics and Contracts\n1400 Smith", None),
         (facts.numbered("meter"), "at meter #: 8018 only", "8018"),
     ],
 )
