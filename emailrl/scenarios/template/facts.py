@@ -195,7 +195,8 @@ def numbered(noun: str) -> Extractor:
     """The number that stands behind a noun: ``deal 148376``, ``Meter #: 8018``."""
     return Extractor(
         _pattern(
-            rf"\b{noun}s?[ \t]*(?:id|no\.?|number|num|ticket)?s?[ \t]*(?:is|:)?[ \t]*[#{{]?[ \t]*:?[ \t]*(?P<fact>[A-Z]{{0,3}}-?\d{{4,}}(?:[.-]\d+)*)\b"
+            rf"\b{noun}s?[ \t]*(?:id|no\.?|number|num|ticket)?s?[ \t]*(?:is|:)?[ \t]*[#{{]?"
+            r"[ \t]*:?[ \t]*(?P<fact>[A-Z]{0,3}-?\d{4,}(?:[.-]\d+)*)\b"
         ),
         _letters,
         rivals=re.compile(rf"\b{noun}s?\s*(?:#|no\.|number)", re.IGNORECASE),
