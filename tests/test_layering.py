@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "emailrl"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"quickstart", "benchmark", "inspection", "export", "plan", "agent", "doctor"},
+    {"quickstart"},
+    {"benchmark", "inspection", "export", "plan", "agent", "doctor"},
     {"training"},
     {"evaluation"},
     {"rollout"},

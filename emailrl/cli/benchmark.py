@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from emailrl.benchmark import Report, Subject
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario
 
 INTERRUPTED = 130
 
@@ -56,6 +55,7 @@ def benchmark(
     from rich.console import Console
 
     from emailrl.benchmark import choose_subjects, run_benchmark
+    from emailrl.scenarios.coverage import coverage_notes
     from emailrl.scenarios.load import load_scenario_set
     from emailrl.settings import load_settings
 
@@ -71,7 +71,7 @@ def benchmark(
     chosen = load_scenario_set(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
-    notes = [*chosen.notes, *_coverage_notes(chosen.scenarios, settings)]
+    notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     folder = out or _fresh_folder(settings)
     with _progress() as progress:
         task = _Task(progress, len(chosen.scenarios))
@@ -84,18 +84,6 @@ def benchmark(
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _coverage_notes(scenarios: list[Scenario], settings: Settings) -> list[str]:
-    from emailrl.errors import UsageError
-    from emailrl.scenarios.coverage import missing_ids
-
-    coverage = missing_ids(scenarios, settings.store.db)
-    if not coverage.num_answerable:
-        hint = "Name the database they were made from: --db FILE."
-        raise UsageError(f"{settings.store.db} holds the source mails of none of these questions.", hint)
-    lacking = coverage.num_questions - coverage.num_answerable
-    return [f"{lacking} of {coverage.num_questions} questions lack source mails in the database"] if lacking else []
 
 
 def _fresh_folder(settings: Settings) -> Path:

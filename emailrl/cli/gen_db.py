@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from emailrl.cli.options import Db, Json, Limit, Overwrite
 from emailrl.cli.output import print_json, progress_console
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import TaskID
 
     from emailrl.store.build import BuildReport
@@ -42,7 +45,8 @@ def gen_db(
     """Build the searchable mail database from a mailbox.
 
     A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, Kaggle's
-    emails.csv or a dataset folder. Every message is stored, or counted as skipped by its reason.
+    emails.csv or a dataset folder. Every message is stored, or counted as skipped by its reason. Without --source a
+    database that is already there is kept. The demo's questions are written beside it.
 
     Examples:
 
@@ -53,11 +57,20 @@ def gen_db(
     """
     from emailrl.settings import load_settings
 
-    settings = load_settings({"db": db, "source": source}).store
-    if settings.source == "demo":
-        from emailrl.store.demo import write_demo
+    everything = load_settings({"db": db, "source": source})
+    settings = everything.store
+    if source is None and not (overwrite or append) and settings.db.is_file():
+        report = existing_database(settings.db)
+        print(f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew.", file=sys.stderr)
+    elif settings.source == "demo":
+        from emailrl.scenarios.demo import questions_file, write_demo
 
-        report = write_demo(settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit)
+        report = write_demo(
+            settings.db, settings=settings, seed=everything.training.seed, overwrite=overwrite, append=append,
+            limit=limit,
+        )  # fmt: skip
+        _print_summary(report)
+        print(f"Questions: {questions_file(report.db)}", file=sys.stderr)
     else:
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
@@ -68,9 +81,23 @@ def gen_db(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
                 workers=workers, progress=progress,
             )  # fmt: skip
-    _print_summary(report)
+        _print_summary(report)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+def existing_database(db: Path) -> BuildReport:
+    """What a database that is already there holds, as a report of a build that took no time."""
+    from contextlib import closing
+
+    from emailrl.store.build import BuildReport
+    from emailrl.store.mailbox import connect
+
+    with closing(connect(db)) as connection:
+        emails, recipients = (
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("emails", "recipients")
+        )
+    return BuildReport(emails, recipients, {}, 0.0, db.resolve(), {})
 
 
 @contextmanager

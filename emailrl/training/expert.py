@@ -17,6 +17,9 @@ from emailrl.trajectory import Message
 MAX_RESULTS = 3
 """Hits every expert asks for: few enough that one keyword often misses the right mail."""
 
+USUAL = frozenset(("room", "flight", "phone"))
+"""Topics for which most experts search well; for the others hardly any does."""
+
 GIVE_UP = "I don't know."
 
 
@@ -24,9 +27,11 @@ GIVE_UP = "I don't know."
 class Habits:
     """How often experts do what; each a probability."""
 
-    two_keywords: float = 0.28
+    two_keywords: float = 0.15
     """Search for project and topic together (the good habit) rather than for the project alone."""
-    topic_only: float = 0.05
+    two_keywords_usual: float = 0.8
+    """The same for the few topics where it is the usual way (``USUAL``)."""
+    topic_only: float = 0.04
     """Search for the topic alone."""
     open_first: float = 0.10
     """Open the newest hit, whatever its snippet says."""
@@ -64,9 +69,11 @@ class Expert:
 
     def _first_keywords(self) -> list[str]:
         draw = self.rng.random()
-        if draw < self.habits.two_keywords:
+        usual = self.fact.topic.name in USUAL
+        two_keywords = self.habits.two_keywords_usual if usual else self.habits.two_keywords
+        if draw < two_keywords:
             return [self.fact.project, self.fact.topic.keyword]
-        if draw < self.habits.two_keywords + self.habits.topic_only:
+        if draw < two_keywords + self.habits.topic_only:
             return [self.fact.topic.keyword]
         return [self.fact.project]
 

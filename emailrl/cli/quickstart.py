@@ -1,0 +1,78 @@
+"""``emailrl quickstart``: the whole cycle on a made-up mailbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Json, Overwrite
+from emailrl.cli.output import one_line, print_json, progress_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emailrl.quickstart import Outcome
+
+
+def quickstart(
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder that keeps everything; by default quickstart, or the next free."),
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Run the whole cycle on a CPU in minutes: a demo mailbox, the packaged small policy, training, and its effect.
+
+    The policy answers questions on mailboxes it never saw, is trained on others by reinforcement, and answers again.
+    The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run bare there. Ctrl-C saves the last
+    step, and the same command goes on from it.
+
+    Examples:
+
+    \b
+      emailrl quickstart
+      emailrl quickstart --steps 5 --out /tmp/try --json
+    """
+    from rich.console import Console
+
+    from emailrl.quickstart import free_folder
+    from emailrl.quickstart import quickstart as run
+
+    folder = out or free_folder(Path("quickstart"))
+    outcome = run(folder, steps=steps, overwrite=overwrite, say=lambda line: typer.echo(one_line(line), err=True))
+    _show(outcome, progress_console() if json else Console(highlight=False))
+    if json:
+        print_json(outcome.record())
+
+
+def _show(outcome: Outcome, console: Console) -> None:
+    """One question before and after, the curve, and both accuracies."""
+    from emailrl.inspection.console import render_trajectory
+    from emailrl.quickstart import curve_points
+
+    if example := outcome.example():
+        for name, trajectory in zip(("Before", "After"), example, strict=True):
+            console.print(render_trajectory(trajectory, title=f"{name} training"))
+    console.print("\nAnswers right on the validation questions, by step", style="bold")
+    for step, accuracy in curve_points(outcome.run_dir)[1]:
+        console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}", markup=False)
+    console.print("\nAnswers right on the test questions", style="bold")
+    for name, report in (("before", outcome.before), ("after", outcome.after)):
+        evaluation = report.results[0].evaluation
+        low, high = evaluation.interval
+        console.print(
+            f"  {name:<7} {evaluation.accuracy:6.1%}   95 % interval {low:.1%} to {high:.1%}   "
+            f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
+            markup=False,
+        )
+    folder = outcome.curve.parent
+    console.print(f"\n{outcome.seconds / 60:.1f} minutes. Picture: {outcome.curve}", markup=False, soft_wrap=True)
+    console.print(f"Next: cd {folder} && emailrl inspect-trajectory --verbose", markup=False, soft_wrap=True)
+
+
+def _decoding(temperature: float) -> str:
+    return "greedy decoding" if temperature == 0 else f"sampled at temperature {temperature:g}"

@@ -1,0 +1,193 @@
+"""The whole cycle on a made-up mailbox with the packaged policy: index, benchmark, train, benchmark again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emailrl.benchmark import Progress, Report, Subject, run_benchmark
+from emailrl.checkpoints import find_checkpoint
+from emailrl.errors import UsageError
+from emailrl.evaluation import is_correct
+from emailrl.recording import replace_bytes
+from emailrl.scenarios.demo import questions_file, write_demo
+from emailrl.scenarios.load import load_scenario_set
+from emailrl.settings import load_settings
+from emailrl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+
+STEPS = 20
+NUM_TEST_QUESTIONS = 300
+
+SETTINGS = f"""\
+# The demo: a made-up mailbox, its questions and the packaged small policy.
+# `emailrl gen-db`, `train`, `benchmark` and `inspect-trajectory` run bare in this folder.
+
+[store]
+source = "demo"
+db = "demo.db"
+
+[data]
+questions = "demo_questions.jsonl"
+eval_dataset_size = 75
+test_set_size = {NUM_TEST_QUESTIONS}
+
+[model]
+model_name = "nano"
+
+[agent]
+max_turns = 6
+max_tokens = 96
+temperature = 1.0
+max_batch_trajectories = 128
+
+[rewards]
+judge = "offline"
+
+[training]
+max_steps = {{steps}}
+per_device_train_batch_size = 12
+num_generations = 8
+learning_rate = 1e-3
+warmup_steps = 1
+beta = 0.0
+
+[evaluation]
+eval_steps = 5
+
+[tracking]
+wandb_mode = "disabled"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the quickstart came to: a report of one result before training, and one after."""
+
+    before: Report
+    after: Report
+    run_dir: Path
+    curve: Path
+    """The accuracy over the steps, as a picture."""
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """The object that ``quickstart --json`` prints."""
+        (before,), (after,) = self.before.records(), self.after.records()
+        return {"before": before, "after": after, "run_dir": self.run_dir, "curve": self.curve, "seconds": self.seconds}
+
+    def example(self) -> tuple[Trajectory, Trajectory] | None:
+        """The first question answered wrongly before and rightly after, both ways; None if there is none."""
+        befores, afters = (report.results[0].evaluation.trajectories for report in (self.before, self.after))
+        for before, after in zip(befores, afters, strict=True):
+            if is_correct(after) and not is_correct(before):
+                return before, after
+        return None
+
+
+def free_folder(wanted: Path) -> Path:
+    """``wanted``, or the next free name behind it (``quickstart-2``); a folder left unfinished is taken up again."""
+    number, folder = 1, wanted
+    while folder.exists() and not is_unfinished(folder):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a quickstart was begun here and did not end."""
+    return (folder / "emailrl.toml").is_file() and not (folder / "quickstart.json").exists()
+
+
+def quickstart(
+    out: Path,
+    *,
+    steps: int = STEPS,
+    overwrite: bool = False,
+    say: Callable[[str], None],
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run the cycle in ``out``; ``say`` gets every line for the console, ``progress`` each benchmarked trajectory.
+
+    An ``out`` whose quickstart was interrupted goes on where it was. Raises UsageError where ``out`` holds anything
+    else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts, not the environment.
+    """
+    started = time.monotonic()
+    settings = _settle(out, steps, overwrite)
+    say(f"Demo mailbox: {settings.store.db}")
+    write_demo(settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=True)
+    before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, progress)
+
+    from emailrl.training.loop import train
+
+    run_dir = train(settings, resume="auto", progress=say).run_dir
+    best = find_checkpoint("best", settings.output.output_dir)
+    subject = Subject("trained", best.metadata.base_model, best)
+    after = _benchmark(subject, settings, out / "benchmarks" / "after", say, progress)
+    curve = draw_curve(run_dir, out / "curve.png")
+    outcome = Outcome(before, after, run_dir, curve, time.monotonic() - started)
+    replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
+    return outcome
+
+
+def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
+    """Make the folder and its ``emailrl.toml``, or read what an interrupted quickstart left."""
+    if out.exists() and not is_unfinished(out) and (not out.is_dir() or any(out.iterdir())):
+        if not overwrite:
+            raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
+        if not (out / "emailrl.toml").is_file():
+            raise UsageError(f"{out} holds something other than a quickstart.", "Name another folder with --out.")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
+    return load_settings(cwd=out, environ={})
+
+
+def _benchmark(
+    subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], progress: Progress | None
+) -> Report:
+    say(f"Benchmark of {subject.label} on questions of mailboxes it never saw")
+    chosen = load_scenario_set(
+        questions_file(settings.store.db),
+        "test",
+        limit=settings.data.test_set_size,
+        seed=settings.training.seed,
+        data=settings.data,
+    )
+    report = run_benchmark([subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    evaluation = report.results[0].evaluation
+    low, high = evaluation.interval
+    asked = evaluation.num_questions
+    say(f"Accuracy {evaluation.accuracy:.1%}, 95 % interval {low:.1%} to {high:.1%}, {asked} questions")
+    return report
+
+
+def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    """The accuracy of each step's rollouts, and of each evaluation, as (step, share)."""
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    return [(m["step"], m["accuracy"]) for m in steps], [(e["step"], e["accuracy"]) for e in evaluations]
+
+
+def draw_curve(run_dir: Path, path: Path) -> Path:
+    """Save the run's accuracy over its steps as a picture."""
+    from matplotlib.figure import Figure
+
+    rollouts, evaluations = curve_points(run_dir)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*rollouts, strict=True), color="0.7", label="training rollouts")
+    axes.plot(*zip(*evaluations, strict=True), marker="o", label="validation")
+    axes.set(xlabel="optimizer step", ylabel="answers right", ylim=(0, 1), title="Learning to search mail")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,36 @@
+"""The demo mailbox on disk: the database, and its questions in a file beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emailrl.scenarios.coverage import missing_ids
+from emailrl.scenarios.rows import write_scenarios
+from emailrl.settings import StoreSettings
+from emailrl.store.build import BuildReport, build_database
+from emailrl.store.demo import demo_emails, demo_questions
+
+
+def questions_file(db: Path) -> Path:
+    """Where the demo questions of a database stand: ``demo.db`` → ``demo_questions.jsonl``."""
+    return db.with_name(f"{db.stem}_questions.jsonl")
+
+
+def write_demo(
+    db: Path,
+    *,
+    settings: StoreSettings,
+    seed: int,
+    overwrite: bool = False,
+    append: bool = False,
+    limit: int | None = None,
+) -> BuildReport:
+    """Build the demo database of this seed, and write the questions that its mails answer beside it.
+
+    Raises what ``build_database`` raises.
+    """
+    report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
+    questions = demo_questions(seed)
+    lost = set(missing_ids(questions, report.db).missing)
+    write_scenarios(questions_file(report.db), [q for q in questions if lost.isdisjoint(q.message_ids)])
+    return report
