@@ -54,7 +54,7 @@ class TransformersEngine:
         max_model_len: int | None = None,
     ) -> None:
         self._weights = sampling_weights(model)
-        self._config = self._weights.model.config
+        self._config = self._weights.model.config.get_text_config()
         check_full_attention(self._config)
         self.stop_ids = frozenset(stop_ids) | _generation_stop_ids(self._weights.model)
         own = int(self._config.max_position_embeddings)
