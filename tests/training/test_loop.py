@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,14 @@ def test_early_stops(
     played = play(tmp_path, accuracies=accuracies, **evaluation)
     assert len(played.metrics) == steps and played.saved["final"] == steps
     assert f"Done after step {steps}: {reason}." in played.said[-1]
+
+
+def test_the_loop_names_no_mode_and_no_algorithm() -> None:
+    from emailrl.training import loop as module
+    from emailrl.training import run as run_module
+    from emailrl.training.algorithms import ALGORITHMS
+
+    for source in (module, run_module):
+        tree = ast.parse(Path(str(source.__file__)).read_text())
+        constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not constants & {*MODES, *ALGORITHMS}
