@@ -9,10 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
+from emailrl.errors import EmailRLError
 from emailrl.store.parties import clean_text
 from emailrl.store.sources.message import MAX_MESSAGE_BYTES, RawEmail, Skipped, parse_message
 
@@ -49,6 +52,8 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
         return
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+        with _interrupts_held():
+            pool.submit(int)  # any work makes the pool fork its workers
         pending: deque[Future[list[T]]] = deque()
         try:
             for batch in batches:
@@ -57,13 +62,27 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
                     yield from pending.popleft().result()
             while pending:
                 yield from pending.popleft().result()
+        except BrokenProcessPool as error:
+            raise EmailRLError(
+                "A process that parses mail died, perhaps for want of memory.", "Try --workers 0."
+            ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C wait: while forking, Python would drop the ``KeyboardInterrupt``; workers, who inherit this, leave it
+    to the process that writes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the process that writes, and end when it ends, be it killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End when the process that writes ends, be it killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
