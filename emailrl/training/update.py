@@ -206,7 +206,7 @@ class Updater:
         return losses
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
-        # Measured: past 4096 tokens a CPU's time a token grows sevenfold, as activations leave the heap and the caches.
+        # Measured on nano: on a CPU 16384 takes 1.65 times as long a token as 2048, and eight times the memory.
         on_gpu = self.policy.device.type == "cuda"
         cap = self.settings.training.max_tokens_per_micro_batch or (16384 if on_gpu else 2048)
         return micro_batches(samples, cap, pad_id=self.policy.tokenizer.pad_token_id or 0, device=self.policy.device)
