@@ -283,12 +283,13 @@ def _new(folder: Path, seed: int) -> tuple[PreTrainedModel, Callable[[], None]]:
 
     tokenizer = train_tokenizer(corpus(CORPUS_WORLDS, seed=seed))
     tokenizer.save_pretrained(folder)
-    model = new_model(tokenizer, seed).to("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = new_model(tokenizer, seed)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model, lambda: model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def _adapter(settings: Settings, folder: Path) -> tuple[PreTrainedModel, Callable[[], None]]:
-    from emailrl.policy import load_policy
+    from emailrl.policy.load import load_policy
 
     policy = load_policy(settings, trainable=True)
     policy.tokenizer.save_pretrained(folder)
