@@ -68,6 +68,7 @@ def build_database(
     started = time.monotonic()
     db = Path(db).expanduser()
     _check_target(db, overwrite=overwrite, append=append)
+    db = db.resolve()  # the file that a link leads to is replaced, not the link
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe)
     with _beside(db) as (building, staging):
@@ -90,7 +91,7 @@ def build_database(
         except sqlite3.Error as error:
             raise EmailRLError(f"The database {db} cannot be written: {error}.", "It was left as it was.") from error
     return BuildReport(
-        stage.added, stage.added_recipients, sieve.skipped, time.monotonic() - started, db.resolve(), sieve.defects
+        stage.added, stage.added_recipients, sieve.skipped, time.monotonic() - started, db, sieve.defects
     )
 
 

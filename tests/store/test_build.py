@@ -176,6 +176,15 @@ def test_a_target_that_cannot_be_written(tmp_path: Path, email: Make) -> None:
     assert only(tmp_path) == ["file"]
 
 
+def test_a_link_to_the_database_stays_a_link(tmp_path: Path, email: Make) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mail.db").symlink_to(tmp_path / "disk" / "mail.db")
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / "mail.db", overwrite=True)
+    assert (tmp_path / "mail.db").is_symlink()
+    assert only(tmp_path / "disk") == ["mail.db"]
+
+
 def test_append_to_another_kind_of_file(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     db.write_text("no database " * 1000)

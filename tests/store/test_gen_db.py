@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -74,6 +75,14 @@ def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_p
     none = gen_db(*source, "--overwrite", cwd=tmp_path)
     assert none.returncode == 2 and "3 many_recipients" in none.stderr
     assert len(open_mailbox(tmp_path / "mail.db", "b@x").search(["gas"])) == 3, "the old database is still there"
+
+
+def test_a_table_of_many_rows(tmp_path: Path) -> None:
+    with (tmp_path / "emails.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", "message"])
+        rows.writerows([f"{n}.", f"Message-ID: <{n}@x>\nFrom: a@x\nTo: b@x\n\n{n}"] for n in range(2600))
+    assert object_of(gen_db("--source", "emails.csv", "--db", "mail.db", "--json", cwd=tmp_path))["emails"] == 2600
 
 
 def mistakes(folder: Path) -> list[tuple[list[object], int, str]]:

@@ -75,6 +75,7 @@ def test_links_devices_and_folders_of_an_archive(tmp_path: Path) -> None:
         ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "/etc/passwd"
+            info.size = 700 if kind == tarfile.LNKTYPE else 0  # some writers note the size of what a link leads to
             archive.addfile(info)
         info = tarfile.TarInfo("../../1.")
         info.size = len(text(1))

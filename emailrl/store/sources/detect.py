@@ -84,7 +84,7 @@ def _open_file(path: Path, allow_truncated: bool) -> Source:
     file = path.open("rb")
 
     def fraction() -> float:
-        return min(file.tell() / size, 1.0)
+        return 1.0 if file.closed else min(file.tell() / size, 1.0)
 
     start = _start(path)
     if is_tar_header(start[:BLOCK]):

@@ -51,23 +51,23 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
             yield from _parse_batch(batch, judge)
         return
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    pending: deque[Future[list[T]]] = deque()
+    try:
         with _interrupts_held():
             pool.submit(int)  # any work makes the pool fork its workers
-        pending: deque[Future[list[T]]] = deque()
-        try:
-            for batch in batches:
-                pending.append(pool.submit(_parse_batch, batch, judge))
-                if len(pending) > 2 * workers + 1:
-                    yield from pending.popleft().result()
-            while pending:
+        for batch in batches:
+            pending.append(pool.submit(_parse_batch, batch, judge))
+            if len(pending) > 2 * workers + 1:
                 yield from pending.popleft().result()
-        except BrokenProcessPool as error:
-            raise EmailRLError(
-                "A process that parses mail died, perhaps for want of memory.", "Try --workers 0."
-            ) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        while pending:
+            yield from pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise EmailRLError(
+            "A process that parses mail died, perhaps for want of memory.", "Try --workers 0."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
