@@ -23,7 +23,7 @@ from emailrl.trajectory import Trajectory
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
-STEPS = 20
+STEPS = 15
 NUM_TEST_QUESTIONS = 300
 
 SETTINGS = f"""\
@@ -53,14 +53,14 @@ judge = "offline"
 
 [training]
 max_steps = {{steps}}
-per_device_train_batch_size = 12
-num_generations = 8
-learning_rate = 1e-3
+per_device_train_batch_size = 8
+num_generations = 6
+learning_rate = 2e-3
 warmup_steps = 1
 beta = 0.0
 
 [evaluation]
-eval_steps = 5
+eval_steps = 3
 
 [tracking]
 wandb_mode = "disabled"

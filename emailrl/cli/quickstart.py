@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps at most.")] = 15,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Folder that keeps everything; by default quickstart, or the next free."),
