@@ -57,6 +57,8 @@ per_device_train_batch_size = 8
 num_generations = 6
 learning_rate = 2e-3
 warmup_steps = 1
+
+[algorithm]
 beta = 0.0
 
 [evaluation]
