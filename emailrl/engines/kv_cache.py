@@ -16,11 +16,18 @@ BLOCK = 64
 """Capacities are multiples of this many tokens."""
 
 
+class Filled(Exception):
+    """The last layer's keys and values are written: a pass that only fills the cache needs nothing more."""
+
+
 class SlotCache(Cache):
-    """The cache of all layers; ``place`` says before each forward pass where its new tokens go."""
+    """The cache of all layers; ``place`` says before each forward pass where its new tokens go.
+
+    A pass over chosen slots only fills them, and ends in ``Filled``.
+    """
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+        super().__init__(layers=[_SlotLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
         self.slots = 0
         self.capacity = 0
         self.rows: Tensor | None = None
@@ -74,9 +81,10 @@ class _SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, cache: SlotCache, *, last: bool) -> None:
         super().__init__()
         self.cache = cache
+        self.last = last
         self.keys: Tensor
         self.values: Tensor
 
@@ -112,6 +120,10 @@ class _SlotLayer(CacheLayerMixin):
         rows = torch.arange(num_rows, device=key_states.device) if cache.rows is None else cache.rows
         self.keys[rows[:, None], :, cache.positions] = key_states.transpose(1, 2)
         self.values[rows[:, None], :, cache.positions] = value_states.transpose(1, 2)
+        if self.last and cache.rows is not None:
+            raise Filled
+        if cache.window == key_states.shape[2]:
+            return key_states, value_states  # nothing came before
         if cache.rows is None:
             return self.keys[:num_rows, :, : cache.window], self.values[:num_rows, :, : cache.window]
         # Cut before gathering, so that only what is seen gets copied.

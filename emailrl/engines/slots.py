@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.kv_cache import SlotCache
+from emailrl.engines.prefixes import common_length
 from emailrl.engines.sampling import Uniforms
 
 
@@ -28,11 +29,6 @@ class Conversation:
     def __post_init__(self) -> None:
         self.uniforms = Uniforms(self.request.seed)
         self.started = time.perf_counter()
-
-    @property
-    def missing(self) -> int:
-        """Prompt tokens to be read before the last one, which is read by the step that samples."""
-        return len(self.tokens) - 1 - self.held
 
     def completion(self, finish_reason: str) -> Completion:
         """What was sampled."""
@@ -113,7 +109,4 @@ class Slots:
 
 def reusable(before: Conversation, tokens: list[int]) -> int:
     """How many leading tokens of a new prompt the slot already holds; the last token is always read anew."""
-    most = min(before.held, len(tokens) - 1)
-    if before.tokens[:most] == tokens[:most]:
-        return most
-    return next(i for i in range(most) if before.tokens[i] != tokens[i])
+    return common_length(before.tokens[: before.held], tokens[:-1])

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from emailrl.engines.attention import causal_mask, slot_attention_in
 from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.kv_cache import SlotCache
+from emailrl.engines.kv_cache import Filled, SlotCache
+from emailrl.engines.prefixes import shared_beginnings
 from emailrl.engines.sampling import sample
 from emailrl.engines.slots import Conversation, Slots
 from emailrl.engines.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
@@ -33,8 +35,8 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
 keeps it busy."""
 
-PADDING_TOKENS = {"cpu": 48, "cuda": 4096}
-"""Padding that is cheaper than one more pass."""
+PASS_TOKENS = {"cpu": 48, "cuda": 4096}
+"""So many tokens cost as much as one more pass: less padding is borne, and fewer tokens in common are not shared."""
 
 
 class TransformersEngine:
@@ -64,7 +66,7 @@ class TransformersEngine:
         self._cache = SlotCache(self._config.num_hidden_layers)
         self._slots = Slots(self._cache, max_rows)
         device = "cpu" if device_of(model).type == "cpu" else "cuda"
-        self._prefill_tokens, self._padding_tokens = PREFILL_TOKENS[device], PADDING_TOKENS[device]
+        self._prefill_tokens, self._pass_tokens = PREFILL_TOKENS[device], PASS_TOKENS[device]
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
@@ -142,43 +144,70 @@ class TransformersEngine:
         return Conversation(request, list(request.prompt_ids), min(request.sampling.max_tokens, room))
 
     def _read_prompts(self) -> None:
-        """Fill the cache with all prompt tokens but the last, each distinct prompt once."""
-        fresh: dict[tuple[int, ...], int] = {}
-        siblings: list[tuple[int, int]] = []
-        unread: list[int] = []
-        for slot, row in enumerate(self._slots.running):
-            if row.missing and row.held == 0:
-                leader = fresh.setdefault(tuple(row.tokens), slot)
-                if leader != slot:
-                    siblings.append((leader, slot))
-                    continue
-            if row.missing:
-                unread.append(slot)
-        while unread:
-            unread.sort(key=lambda slot: self._slots.rows[slot].missing)
-            unread = self._read_chunk(unread)
-        for leader, slot in siblings:
-            held = self._slots.rows[leader].held
-            self._cache.copy(leader, [slot], held)
-            self._slots.rows[slot].held = held
+        """Fill the cache with all prompt tokens but the last, what new conversations have in common once."""
+        rows = self._slots.running
+        unread = {slot: len(row.tokens) - 1 for slot, row in enumerate(rows) if row.held < len(row.tokens) - 1}
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for slot in unread:
+            if rows[slot].held == 0:
+                alike.setdefault(tuple(rows[slot].tokens), []).append(slot)
+        for slots in alike.values():
+            for slot in slots[1:]:
+                del unread[slot]
+        if alike:
+            self._read_beginnings([slots[0] for slots in alike.values()])
+        self._read(unread)
+        for leader, *siblings in alike.values():
+            self._share(leader, siblings, rows[leader].held)
 
-    def _read_chunk(self, unread: list[int]) -> list[int]:
-        """One pass over the shortest unread prompts; returns the slots that are left."""
+    def _read_beginnings(self, fresh: list[int]) -> None:
+        """Read what unread conversations have in common, or copy it from one that holds it already."""
+        rows = self._slots.running
+        prompts = {slot: row.tokens[:-1] for slot, row in enumerate(rows) if row.held or slot in fresh}
+        copies = []
+        for members, length in shared_beginnings(prompts):
+            source = max(members, key=lambda slot: min(rows[slot].held, length))
+            targets = [slot for slot in members if rows[slot].held == 0 and slot != source]
+            if len(targets) * length > self._pass_tokens:
+                copies.append((source, targets, length))
+        self._read({source: length for source, _, length in copies if rows[source].held < length})
+        for copy in copies:
+            self._share(*copy)
+
+    def _share(self, source: int, targets: list[int], length: int) -> None:
+        """Copy the first tokens of one conversation's slot to others that begin alike."""
+        if targets:
+            self._cache.copy(source, targets, length)
+        for slot in targets:
+            self._slots.rows[slot].held = length
+
+    def _read(self, goals: dict[int, int]) -> None:
+        """Read the tokens of each slot up to its goal, the shortest pieces first and together."""
         rows = self._slots.rows
-        chunk = [unread[0]]
-        total = rows[unread[0]].missing
-        for slot in unread[1:]:
-            total += rows[slot].missing
-            padded = (len(chunk) + 1) * rows[slot].missing
-            if padded > self._prefill_tokens or padded - total > self._padding_tokens:
+        missing = {slot: goal - rows[slot].held for slot, goal in goals.items()}
+        while missing:
+            for slot, new in self._read_chunk(missing).items():
+                missing[slot] -= new
+            missing = {slot: left for slot, left in missing.items() if left}
+
+    def _read_chunk(self, missing: dict[int, int]) -> dict[int, int]:
+        """One pass over the shortest pieces; returns how many tokens of which slot it read."""
+        rows = self._slots.rows
+        first, *others = sorted(missing, key=lambda slot: missing[slot])
+        chunk = [first]
+        total = missing[first]
+        for slot in others:
+            total += missing[slot]
+            padded = (len(chunk) + 1) * missing[slot]
+            if padded > self._prefill_tokens or padded - total > self._pass_tokens:
                 break
             chunk.append(slot)
-        new = min(rows[chunk[-1]].missing, self._prefill_tokens)
-        ids = [rows[slot].tokens[rows[slot].held : -1][:new] for slot in chunk]
-        self._forward([row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk], chunk)
+        new = min(missing[chunk[-1]], self._prefill_tokens)
+        ids = [rows[slot].tokens[rows[slot].held :][: min(missing[slot], new)] for slot in chunk]
+        self._fill([row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk], chunk)
         for slot, row in zip(chunk, ids, strict=True):
             rows[slot].held += len(row)
-        return [slot for slot in unread if rows[slot].missing]
+        return {slot: len(row) for slot, row in zip(chunk, ids, strict=True)}
 
     def _step(self) -> list[tuple[int, str]]:
         """Sample one token for every running conversation; returns (slot, finish reason) of those that ended.
@@ -188,7 +217,7 @@ class TransformersEngine:
         running = self._slots.running
         if not running:
             return []
-        logits = self._forward([[row.tokens[-1]] for row in running], [row.held for row in running], None)
+        logits = self._logits([row.tokens[-1] for row in running], [row.held for row in running])
         tokens, logprobs = sample(logits, [row.request.sampling for row in running], [row.uniforms for row in running])
         finished = []
         for slot, (row, token, logprob) in enumerate(zip(running, tokens, logprobs, strict=True)):
@@ -201,29 +230,32 @@ class TransformersEngine:
                 finished.append((slot, "length"))
         return finished[::-1]
 
-    def _forward(self, ids: list[list[int]], starts: list[int], chosen: list[int] | None) -> torch.Tensor:
-        """Run new tokens [rows, new] that begin at ``starts`` through the model, in the ``chosen`` slots or the first.
+    def _fill(self, ids: list[list[int]], starts: list[int], chosen: list[int]) -> None:
+        """Write keys and values of new tokens [rows, new] that begin at ``starts`` in the ``chosen`` slots."""
+        with suppress(Filled):
+            self._weights.model.get_decoder()(**self._inputs(ids, starts, chosen))
 
-        With ``chosen`` slots only the cache is filled; without, returns the logits of the last position [rows, words].
-        """
-        model = self._weights.model
-        device = device_of(model)
+    def _logits(self, ids: list[int], starts: list[int]) -> torch.Tensor:
+        """Logits [rows, words] after one new token in each of the first slots."""
+        inputs = self._inputs([[token] for token in ids], starts, None)
+        return self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
+
+    def _inputs(self, ids: list[list[int]], starts: list[int], chosen: list[int] | None) -> dict[str, Any]:
+        """The model's arguments for a pass over new tokens; the cache is told where they go."""
+        device = device_of(self._weights.model)
         input_ids = torch.tensor(ids, device=device)
         new = input_ids.shape[1]
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         window = max(starts) + new
         self._cache.reserve(0, window)
         self._cache.place(positions, window, None if chosen is None else torch.tensor(chosen, device=device))
-        inputs = {
+        return {
             "input_ids": input_ids,
-            "attention_mask": causal_mask(positions, window, model.dtype),
+            "attention_mask": causal_mask(positions, window, self._weights.model.dtype),
             "position_ids": positions.clamp(max=self.max_model_len - 1),  # padding may point beyond
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        if chosen is None:
-            return model(**inputs, logits_to_keep=1).logits[:, -1]
-        return model.get_decoder()(**inputs).last_hidden_state
 
 
 def _full(request: Request) -> Completion:

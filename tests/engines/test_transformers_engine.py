@@ -111,11 +111,10 @@ def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatc
     read: list[int] = []
     original = engine._read_chunk
 
-    def counting(unread: list[int]) -> list[int]:
-        before = sum(row.held for row in engine._slots.running)
-        left = original(unread)
-        read.append(sum(row.held for row in engine._slots.running) - before)
-        return left
+    def counting(missing: dict[int, int]) -> dict[int, int]:
+        done = original(missing)
+        read.append(sum(done.values()))
+        return done
 
     monkeypatch.setattr(engine, "_read_chunk", counting)
     return read
@@ -130,6 +129,36 @@ def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, monk
     for request, completion in zip(group, done, strict=True):
         same(completion, model, request)
     assert len({tuple(completion.token_ids) for completion in done}) > 1
+
+
+def test_different_prompts_read_their_common_beginning_once(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    read = count_read_tokens(engine, monkeypatch)
+    common = prompt(0, 60)
+    apart = [Request(str(i), SamplingParams(5), [*common, 2 + i, *prompt(i, 4)], seed=i) for i in range(3)]
+    for request, completion in zip(apart, engine.generate(apart), strict=True):
+        same(completion, model, request)
+    # 60 in common; then of each the one that differs and 3 of its 4 last.
+    assert read == [60, 12]
+    late = Request("late", SamplingParams(5), [*common, 30, 31])
+    same(engine.generate([late])[0], model, late)
+    # Of the conversations kept, none is running: the beginning is read anew.
+    assert read == [60, 12, 61]
+
+
+def test_a_latecomer_takes_its_beginning_from_one_that_runs(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=2)
+    read = count_read_tokens(engine, monkeypatch)
+    common = prompt(0, 60)
+    tokens = (9, 3, 5)
+    three = [Request(str(i), SamplingParams(tokens[i], 0.0), [*common, 2 + i, 7]) for i in range(3)]
+    for request, completion in zip(three, engine.generate(three), strict=True):
+        same(completion, model, request)
+    assert read == [60, 2, 1]
 
 
 def test_a_later_turn_reads_only_what_is_new(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
