@@ -64,6 +64,9 @@ beta = 0.0
 [evaluation]
 eval_steps = 3
 
+[output]
+output_dir = "outputs/grpo"
+
 [tracking]
 wandb_mode = "disabled"
 """

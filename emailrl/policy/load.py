@@ -67,7 +67,8 @@ class Policy:
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
         state = {
-            name: value.detach().cpu().contiguous() for name, value in get_peft_model_state_dict(self.model).items()
+            name: value.detach().cpu().contiguous()
+            for name, value in get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
         }
         save_file(state, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         config = self.model.peft_config["default"].to_dict()
