@@ -1,0 +1,95 @@
+"""The quickstart as a user runs it, and the packaged policy it rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.environment.prompts import system_prompt
+from emailrl.environment.tools import tool_schemas
+from emailrl.errors import UsageError
+from emailrl.policy.resolve import resolve_model
+from emailrl.quickstart import free_folder, quickstart
+from emailrl.settings import load_settings
+from emailrl.store.demo import demo_questions
+from emailrl.trajectory import Message
+
+NANO = Path(resolve_model("nano"))
+
+
+def emailrl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "emailrl", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+
+
+def test_nano_is_small_enough_to_ship() -> None:
+    assert sum(file.stat().st_size for file in NANO.iterdir()) <= 15_000_000
+
+
+def test_nano_reads_todays_prompt_in_few_tokens() -> None:
+    """Its tokenizer holds the prompt's and the tools' fixed phrases: a change of theirs asks for a new nano."""
+    from transformers import AutoTokenizer
+
+    scenario = demo_questions(42)[0]
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(NANO), tool_schemas())
+    messages = [Message("system", system_prompt(scenario, 6)), Message("user", scenario.question)]
+    assert len(renderer.start(messages).ids) <= 70
+
+
+def test_folders_are_never_overwritten(tmp_path: Path) -> None:
+    wanted = tmp_path / "quickstart"
+    assert free_folder(wanted) == wanted
+    (wanted / "notes").mkdir(parents=True)
+    assert free_folder(wanted) == tmp_path / "quickstart-2"
+    with pytest.raises(UsageError, match="not empty"):
+        quickstart(wanted, say=print)
+    with pytest.raises(UsageError, match="something other"):
+        quickstart(wanted, overwrite=True, say=print)
+    (wanted / "emailrl.toml").touch()
+    assert free_folder(wanted) == wanted  # begun and not finished: taken up again
+    (wanted / "quickstart.json").touch()
+    assert free_folder(wanted) == tmp_path / "quickstart-2"
+
+
+@pytest.mark.slow
+def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
+    done = emailrl("quickstart", "--out", "demo", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    before, after = outcome["before"], outcome["after"]
+    assert before["num_questions"] == after["num_questions"] == 300
+    assert 0.3 <= before["accuracy"] <= 0.5
+    assert after["accuracy"] - before["accuracy"] >= 0.25
+    assert after["accuracy_low"] > before["accuracy_high"]
+    assert Path(outcome["curve"]).read_bytes().startswith(b"\x89PNG")
+    folder = tmp_path / "demo"
+    assert Path(outcome["run_dir"]).is_relative_to(folder)
+    (folder / ".env").write_text("TEST_SET_SIZE=5\nMAX_STEPS=1\nEVAL_DATASET_SIZE=5\n")
+    for command in (["gen-db"], ["train", "--mode", "masked"], ["benchmark", "--sequential"],
+                    ["inspect-trajectory", "--verbose"]):  # fmt: skip
+        done = emailrl(*command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "outputs" / "grpo_masked-2" / "best_model" / "metadata.json").is_file()
+
+
+def test_quickstart_settings_are_read_as_written(tmp_path: Path) -> None:
+    from emailrl.quickstart import SETTINGS
+
+    (tmp_path / "emailrl.toml").write_text(SETTINGS.format(steps=7))
+    settings = load_settings(cwd=tmp_path, environ={})
+    assert settings.training.max_steps == 7
+    assert settings.model.name == "nano"
+    assert settings.store.db == tmp_path / "demo.db"
+    assert settings.output.output_dir == tmp_path / "outputs" / "grpo"
