@@ -17,13 +17,17 @@ from transformers import AttentionInterface
 
 NAME = "emailrl_slots"
 
+QUERY_BLOCK = 64
+"""On a CPU a long prompt attends in blocks of so many queries, each to what its last one may see: with a mask, the
+kernel would compute the masked half too."""
+
 
 def slot_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
@@ -32,15 +36,34 @@ def slot_attention(
 
     ``attention_mask`` [rows, 1, new, window] is added to the scores. Returns [rows, new, heads, head_dim].
     """
+    new, window = query.shape[2], key.shape[2]
+    block = QUERY_BLOCK if query.device.type == "cpu" else new
+    pieces = []
+    for start in range(0, new, block):
+        end = min(start + block, new)
+        seen = window - new + end  # no query of this block looks further in any row
+        pieces.append(
+            _folded(
+                query[:, :, start:end],
+                key[:, :, :seen],
+                value[:, :, :seen],
+                attention_mask[:, :, start:end, :seen],
+                scaling,
+            )
+        )
+    out = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention with the query heads of one key head laid side by side as if they were further queries."""
     rows, heads, new, head_dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     if groups > 1:
         query = query.reshape(rows, kv_heads, groups * new, head_dim)
-        if attention_mask is not None and new > 1:
-            attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
+        mask = mask.repeat(1, 1, groups, 1)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).reshape(rows, heads, new, -1)
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:

@@ -1,11 +1,13 @@
 """A key-value cache with one slot per conversation, so that rows of different lengths share a forward pass.
 
 Per layer the keys and values are ``[slots, kv_heads, capacity, head_dim]``; each row writes at its own offset and the
-caller's mask hides what lies beyond. The rows of a forward pass are the first ``rows`` slots (a view, nothing is
-copied) or a chosen list of slots (gathered).
+caller's mask hides what lies beyond. The rows of a forward pass are slots in rising order: a view of
+neighbours, or gathered.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,15 +25,19 @@ class Filled(Exception):
 class SlotCache(Cache):
     """The cache of all layers; ``place`` says before each forward pass where its new tokens go.
 
-    A pass over chosen slots only fills them, and ends in ``Filled``.
+    A pass that only ``fills`` it ends in ``Filled``.
     """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[_SlotLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
         self.slots = 0
         self.capacity = 0
-        self.rows: Tensor | None = None
-        """The slots of this pass [rows]; None: the first ones, in order."""
+        self.rows = torch.empty(0)
+        """The slots of this pass [rows]."""
+        self.view: slice | None = None
+        """The same slots where they are neighbours, to be seen without a copy."""
+        self.fills = False
+        """Nothing is wanted of this pass but its keys and values."""
         self.positions = torch.empty(0)
         """Where the new tokens of this pass go [rows, new]."""
         self.window = 0
@@ -46,9 +52,12 @@ class SlotCache(Cache):
         for layer in self._slot_layers():
             layer.grow()
 
-    def place(self, positions: Tensor, window: int, rows: Tensor | None = None) -> None:
-        """Say where the next forward pass writes: ``positions`` [rows, new], and how far it may look."""
-        self.positions, self.window, self.rows = positions, window, rows
+    def place(self, slots: Sequence[int], positions: Tensor, window: int, *, fills: bool) -> None:
+        """Say where the next forward pass writes: rising ``slots``, ``positions`` [rows, new], how far it may look."""
+        self.rows = torch.tensor(slots, device=positions.device)
+        first, last = slots[0], slots[-1]
+        self.view = slice(first, last + 1) if last - first + 1 == len(slots) else None
+        self.positions, self.window, self.fills = positions, window, fills
 
     def copy(self, source: int, targets: list[int], length: int) -> None:
         """Copy the first ``length`` tokens of one slot into others."""
@@ -116,18 +125,13 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
-        num_rows = key_states.shape[0]
-        rows = torch.arange(num_rows, device=key_states.device) if cache.rows is None else cache.rows
-        self.keys[rows[:, None], :, cache.positions] = key_states.transpose(1, 2)
-        self.values[rows[:, None], :, cache.positions] = value_states.transpose(1, 2)
-        if self.last and cache.rows is not None:
+        self.keys[cache.rows[:, None], :, cache.positions] = key_states.transpose(1, 2)
+        self.values[cache.rows[:, None], :, cache.positions] = value_states.transpose(1, 2)
+        if self.last and cache.fills:
             raise Filled
-        if cache.window == key_states.shape[2]:
-            return key_states, value_states  # nothing came before
-        if cache.rows is None:
-            return self.keys[:num_rows, :, : cache.window], self.values[:num_rows, :, : cache.window]
         # Cut before gathering, so that only what is seen gets copied.
-        return self.keys[:, :, : cache.window][rows], self.values[:, :, : cache.window][rows]
+        where = cache.rows if cache.view is None else cache.view
+        return self.keys[:, :, : cache.window][where], self.values[:, :, : cache.window][where]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys of this pass."""

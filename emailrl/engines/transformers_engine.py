@@ -203,8 +203,9 @@ class TransformersEngine:
                 break
             chunk.append(slot)
         new = min(missing[chunk[-1]], self._prefill_tokens)
+        chunk.sort()
         ids = [rows[slot].tokens[rows[slot].held :][: min(missing[slot], new)] for slot in chunk]
-        self._fill([row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk], chunk)
+        self._fill(chunk, [row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk])
         for slot, row in zip(chunk, ids, strict=True):
             rows[slot].held += len(row)
         return {slot: len(row) for slot, row in zip(chunk, ids, strict=True)}
@@ -230,17 +231,17 @@ class TransformersEngine:
                 finished.append((slot, "length"))
         return finished[::-1]
 
-    def _fill(self, ids: list[list[int]], starts: list[int], chosen: list[int]) -> None:
-        """Write keys and values of new tokens [rows, new] that begin at ``starts`` in the ``chosen`` slots."""
+    def _fill(self, slots: Sequence[int], ids: list[list[int]], starts: list[int]) -> None:
+        """Write keys and values of new tokens [rows, new] that begin at ``starts`` in slots named in rising order."""
         with suppress(Filled):
-            self._weights.model.get_decoder()(**self._inputs(ids, starts, chosen))
+            self._weights.model.get_decoder()(**self._inputs(slots, ids, starts, fills=True))
 
     def _logits(self, ids: list[int], starts: list[int]) -> torch.Tensor:
         """Logits [rows, words] after one new token in each of the first slots."""
-        inputs = self._inputs([[token] for token in ids], starts, None)
+        inputs = self._inputs(range(len(ids)), [[token] for token in ids], starts, fills=False)
         return self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
 
-    def _inputs(self, ids: list[list[int]], starts: list[int], chosen: list[int] | None) -> dict[str, Any]:
+    def _inputs(self, slots: Sequence[int], ids: list[list[int]], starts: list[int], *, fills: bool) -> dict[str, Any]:
         """The model's arguments for a pass over new tokens; the cache is told where they go."""
         device = device_of(self._weights.model)
         input_ids = torch.tensor(ids, device=device)
@@ -248,7 +249,7 @@ class TransformersEngine:
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         window = max(starts) + new
         self._cache.reserve(0, window)
-        self._cache.place(positions, window, None if chosen is None else torch.tensor(chosen, device=device))
+        self._cache.place(slots, positions, window, fills=fills)
         return {
             "input_ids": input_ids,
             "attention_mask": causal_mask(positions, window, self._weights.model.dtype),
