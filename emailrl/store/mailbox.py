@@ -18,7 +18,10 @@ from weakref import WeakValueDictionary
 
 from emailrl.errors import EmailRLError, ToolError, UsageError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
-from emailrl.store.parties import recipient_word, sender_word
+from emailrl.store.parties import SNIPPET_WORDS, party_word
+
+SCHEMA_VERSION = 2
+"""Raised whenever a database written before cannot be read any more."""
 
 _REBUILD = "Build it anew with emailrl gen-db --overwrite."
 _LAST_ID = 2**63 - 1
@@ -49,7 +52,7 @@ class Email:
 
 
 class _Reader:
-    """A read-only connection, closed when the last mailbox of its thread lets go of it."""
+    """A read-only connection, closed when nothing of its thread holds it any more."""
 
     def __init__(self, db: Path) -> None:
         self.connection = connect(db)
@@ -63,10 +66,12 @@ class _Reader:
 
 class _Readers(threading.local):
     """The open readers of a thread by file: thousands of mailboxes need no more than one file handle and one set of
-    prepared statements, and threads share nothing."""
+    prepared statements, and threads share nothing. The latest stays open, since a mailbox is mostly followed by another
+    of the same file."""
 
     def __init__(self) -> None:
         self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
+        self.latest: _Reader | None = None
 
     def of(self, db: Path) -> _Reader:
         try:
@@ -77,6 +82,7 @@ class _Readers(threading.local):
         reader = self.by_file.get(key)
         if reader is None:
             reader = self.by_file[key] = _Reader(db)
+        self.latest = reader
         return reader
 
 
@@ -103,6 +109,10 @@ def connect(db: Path) -> sqlite3.Connection:
         connection.close()
         what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
         raise UsageError(f"The database {db} has no {what}.", _REBUILD)
+    version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    if version != (str(SCHEMA_VERSION),):
+        connection.close()
+        raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
     return connection
 
 
@@ -146,7 +156,7 @@ class Mailbox:
         self.until = check_day("until", until)
         self._reader: _Reader | None = _readers.of(db)
         number = self._number(address)
-        self._member = None if number is None else f'parties : ("{sender_word(number)}" OR "{recipient_word(number)}")'
+        self._member = None if number is None else f'parties : "{party_word(number)}"'
 
     def search(
         self,
@@ -162,25 +172,24 @@ class Mailbox:
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Raises ``ToolError`` for any bad argument.
         """
-        text = text_match(keywords)
+        text, limit = text_match(keywords), check_count(max_results)
         sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
         after, before = check_day("sent_after", sent_after), check_day("sent_before", sent_before)
-        limit = check_count(max_results)
-        terms = [text, self._member]
-        for address, word in ((sender, sender_word), (recipient, recipient_word)):
-            if address is not None:
-                number = self._number(address)
-                terms.append(None if number is None else f'parties : "{word(number)}"')
-        if None in terms:  # an address that no mail of the database names
-            return []
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
-        match = " AND ".join(terms)  # type: ignore[arg-type]
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
-        if self._open().ids_follow_dates:
-            rows = self._rows(_NEWEST_BY_ID, (match, self._first_id(low), self._first_id(high), limit, text))
+        others = [self._number(address) for address in (sender, recipient) if address is not None]
+        if self._member is None or None in others:  # an address that no mail of the database names
+            return []
+        parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
+        match = " AND ".join([text, *parties])
+        if not self._open().ids_follow_dates:
+            rows = self._rows(_OF_PEOPLE_BY_DATE, (match, sender, sender, recipient, recipient, low, high, limit, text))
+        elif others:
+            ids = self._first_id(low), self._first_id(high)
+            rows = self._rows(_OF_PEOPLE, (match, sender, sender, recipient, recipient, *ids, limit, text))
         else:
-            rows = self._rows(_NEWEST_BY_DATE, (match, low, high, limit, text))
+            rows = self._rows(_NEWEST, (match, self._first_id(low), self._first_id(high), limit))
         return [SearchHit(*row) for row in rows]
 
     def read(self, message_id: str) -> Email | None:
@@ -238,19 +247,29 @@ class Mailbox:
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; mails without a date count as the empty text, below both."""
 
-_HITS = """
-    SELECT e.message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15)
-    FROM ({newest}) hits CROSS JOIN emails_fts CROSS JOIN emails e
-    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id"""
-# The keywords are matched once more for each hit, alone, since a snippet shows every phrase of its own MATCH.
+_SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
 
-_NEWEST_BY_ID = _HITS.format(
-    newest="SELECT rowid AS id FROM emails_fts WHERE emails_fts MATCH ? AND rowid >= ? AND rowid < ? "
-    "ORDER BY rowid DESC LIMIT ?"
+_NEWEST = f"""
+    SELECT message_id, {_SNIPPET} FROM emails_fts CROSS JOIN emails
+    WHERE emails_fts MATCH ? AND emails_fts.rowid >= ? AND emails_fts.rowid < ? AND emails.id = emails_fts.rowid
+    ORDER BY emails_fts.rowid DESC LIMIT ?"""
+
+# A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
+# keywords alone.
+_OF_PEOPLE = f"""
+    SELECT e.message_id, {_SNIPPET}
+    FROM (
+        SELECT m.id FROM emails_fts CROSS JOIN emails m
+        WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
+        AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
+        AND {{range_and_order}} LIMIT ?
+    ) hits CROSS JOIN emails_fts CROSS JOIN emails e
+    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id"""
+_OF_PEOPLE_BY_DATE = _OF_PEOPLE.format(
+    range_and_order="coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id DESC"
 )
-_NEWEST_BY_DATE = _HITS.format(
-    newest="SELECT m.id FROM emails_fts CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid "
-    "AND coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id DESC LIMIT ?"
+_OF_PEOPLE = _OF_PEOPLE.format(
+    range_and_order="emails_fts.rowid >= ? AND emails_fts.rowid < ? ORDER BY emails_fts.rowid DESC"
 )
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

@@ -1,27 +1,38 @@
 """How the people of a mail become words of its full-text index.
 
-Each mail's ``parties`` column holds one word for its sender and one for every recipient, made of a private-use
-character and the address's number. A search names the inbox's two words in its MATCH, so that the index itself
-intersects keywords with the inbox instead of filtering afterwards. The characters are of Unicode category Co, which
-FTS5's default tokenizer keeps: no word of a mail that is free of them (``clean_text`` sees to it) is ever equal.
+Each mail's ``parties`` column holds one word for everyone who sent or received it, made of a private-use character and
+the address's number. A search names the inbox's word in its MATCH, so that the index itself intersects keywords with
+the inbox instead of filtering afterwards. The character is of Unicode category Co, which FTS5's default tokenizer
+keeps; no word of a mail is ever equal, since ``clean_text`` takes the character out of it.
 """
 
 from __future__ import annotations
 
-SENDER = "\ue000"
-RECIPIENT = "\ue001"
+from collections.abc import Iterable
 
-_REPLACED = {ord(SENDER): "\ufffd", ord(RECIPIENT): "\ufffd", 0: None}
+PARTY = "\ue000"
+"""What every party word begins with."""
+SNIPPET_WORDS = 15
+"""Length of a search hit's snippet, as in ART-E."""
+
+# FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one
+# that begins a column, if the column is longer than a snippet. The inbox's word is a single phrase and stands in the
+# last column, so it would be shown in place of a keyword in that one case: near the beginning of a long column.
+FILLER = f"{PARTY} " * SNIPPET_WORDS
+"""Put before more than ``SNIPPET_WORDS`` party words, so that none stands near the beginning."""
+
+_REPLACED = {ord(PARTY): "\ufffd", 0: None}
 
 
-def sender_word(address_id: int) -> str:
-    """The word that stands for an address as the sender."""
-    return f"{SENDER}{address_id}"
+def party_word(address_id: int) -> str:
+    """The word that stands for an address."""
+    return f"{PARTY}{address_id}"
 
 
-def recipient_word(address_id: int) -> str:
-    """The word that stands for an address among to, cc and bcc."""
-    return f"{RECIPIENT}{address_id}"
+def parties_text(address_ids: Iterable[int]) -> str:
+    """The ``parties`` column of a mail between these addresses (repeats are left out)."""
+    words = dict.fromkeys([f"{PARTY}{address_id}" for address_id in address_ids])
+    return (FILLER if len(words) > SNIPPET_WORDS else "") + " ".join(words)
 
 
 def clean_text(text: str) -> str:

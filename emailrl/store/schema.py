@@ -14,9 +14,7 @@ from sqlalchemy import Column, ForeignKey, Index, Integer, MetaData, Table, Text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
 
-from emailrl.store.parties import RECIPIENT, SENDER
-
-SCHEMA_VERSION = 1
+from emailrl.store.parties import FILLER, PARTY, SNIPPET_WORDS
 
 metadata = MetaData()
 
@@ -71,12 +69,11 @@ def _renew_parties(email_id: str, address: str) -> str:
     """SQL that numbers an address and writes a mail's party words anew."""
     return f"""
         INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} IS NOT NULL;
-        UPDATE emails SET parties = (SELECT coalesce(group_concat(word, ' '), '') FROM (
-            SELECT char({ord(SENDER)}) || a.id AS word FROM addresses a WHERE a.address = emails.from_address
-            UNION ALL
-            SELECT DISTINCT char({ord(RECIPIENT)}) || a.id FROM recipients r
-            JOIN addresses a ON a.address = r.recipient_address WHERE r.email_id = emails.id
-        )) WHERE id = {email_id};"""
+        UPDATE emails SET parties = (
+            SELECT iif(count(*) > {SNIPPET_WORDS}, '{FILLER}', '') || coalesce(group_concat('{PARTY}' || id, ' '), '')
+            FROM addresses WHERE address = from_address
+            OR address IN (SELECT recipient_address FROM recipients WHERE email_id = emails.id)
+        ) WHERE id = {email_id};"""
 
 
 _NOTE_DISORDER = """

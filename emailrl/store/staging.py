@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from emailrl import __version__
-from emailrl.store.parties import recipient_word, sender_word
-from emailrl.store.schema import SCHEMA_VERSION, create_indexes, create_tables
+from emailrl.store.mailbox import SCHEMA_VERSION
+from emailrl.store.parties import parties_text
+from emailrl.store.schema import create_indexes, create_tables
 from emailrl.store.sieve import Mail
 
 _FLUSH_MAILS = 1000
@@ -55,11 +56,10 @@ class Stage:
     def add(self, mail: Mail) -> None:
         """Stage one mail."""
         self.count += 1
-        number, number_of = self.count, self._number
-        words = [sender_word(number_of(mail.from_address))] if mail.from_address else []
         people = mail.people.split("\n") if mail.people else []
-        words += dict.fromkeys([recipient_word(number_of(line.partition(" ")[2])) for line in people])
-        self._mails.append((number, *mail[:7], " ".join(words)))
+        parties = [mail.from_address] if mail.from_address else []
+        parties += [line.partition(" ")[2] for line in people]
+        self._mails.append((self.count, *mail[:7], parties_text(map(self._number, parties))))
         self._recipients += len(people)
         # A sum does not depend on the order that mails come in.
         self._fingerprint += int.from_bytes(mail.digest, "big")
