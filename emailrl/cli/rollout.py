@@ -60,7 +60,7 @@ def rollout(
     scenarios, notes = _scenarios(settings, split, num_scenarios)
     console = progress_console()
     for note in notes:
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
     ended, seconds = _play(_collector(settings), scenarios, group_size, split, target)
     result = Evaluation.of(ended)
     _print_summary(result, seconds, settings, target)
