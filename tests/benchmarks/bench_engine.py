@@ -2,15 +2,16 @@
 
     python tests/benchmarks/bench_engine.py --questions 48 --rounds 3 --threads 2
 
-All sides play the same scenarios of a demo mailbox through the same runner, environment, renderer and weights, greedily,
-and so say the same things (the last column counts how often, to the token). They differ in how completions are made:
+All sides play the same scenarios of a demo mailbox through the same runner, environment, renderer and weights,
+greedily, and so say the same things (the last column counts how often, to the token). They differ in how completions
+are made:
 
 - engine: ``TransformersEngine``, every trajectory at its own pace, keys and values kept across turns;
 - one at a time: ``model.generate`` with its own cache, one trajectory after the other;
 - lock-step: ``model.generate`` on the whole batch, padded, prompts read anew each turn, all waiting for the longest.
 
-Rounds alternate between the sides, and a ratio is the median of the rounds' own ratios, so that a busy machine slows all
-alike. ``cpu`` are processor seconds of all threads, which say more than the clock where other work runs beside.
+Rounds alternate between the sides, and a ratio is the median of the rounds' own ratios, so that a busy machine slows
+all alike. ``cpu`` are processor seconds of all threads, which say more than the clock where other work runs beside.
 """
 
 from __future__ import annotations
