@@ -136,7 +136,7 @@ class Trajectory:
     stop_reason: StopReason | None = None
     seconds: float = 0.0
     exception: str | None = None
-    """``Type: message`` where the rollout itself raised (engine, database, judge); such a trajectory is never trained."""
+    """``Type: message`` where the rollout itself raised (engine, database, judge); it is then never trained."""
 
 
 @dataclass(slots=True)
