@@ -190,7 +190,7 @@ def stored_emails(db: Path) -> Iterator[RawEmail]:
     with contextlib.closing(connect(db)) as connection:
         people = connection.cursor()
         for key, message_id, subject, sender, date, body, file_name in connection.execute(
-            "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails ORDER BY id"
+            "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails ORDER BY id DESC"
         ):
             lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
             for address, kind in people.execute(

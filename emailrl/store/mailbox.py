@@ -1,8 +1,8 @@
 """The read side: one person's mailbox in a mail database, searched and read as an agent's tools do it.
 
 A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
-``emailrl.store.parties``); dates become bounds of row ids, which follow the dates; and a backward scan stops at the
-last hit asked for. Result sets and snippets are those of ART-E's query, newest first.
+``emailrl.store.parties``); dates become bounds of row ids, which count from the newest mail; and the scan stops at
+the last hit asked for. Result sets and snippets are those of ART-E's query, newest first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emailrl.errors import EmailRLError, ToolError, UsageError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised whenever a database written before cannot be read any more."""
 
 _REBUILD = "Build it anew with emailrl gen-db --overwrite."
@@ -186,10 +186,10 @@ class Mailbox:
         if not self._open().ids_follow_dates:
             rows = self._rows(_OF_PEOPLE_BY_DATE, (match, sender, sender, recipient, recipient, low, high, limit, text))
         elif others:
-            ids = self._first_id(low), self._first_id(high)
+            ids = self._last_id(high), self._last_id(low)
             rows = self._rows(_OF_PEOPLE, (match, sender, sender, recipient, recipient, *ids, limit, text))
         else:
-            rows = self._rows(_NEWEST, (match, self._first_id(low), self._first_id(high), limit))
+            rows = self._rows(_NEWEST, (match, self._last_id(high), self._last_id(low), limit))
         return [SearchHit(*row) for row in rows]
 
     def read(self, message_id: str) -> Email | None:
@@ -236,12 +236,12 @@ class Mailbox:
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
         return rows[0][0] if rows else None
 
-    def _first_id(self, day: str) -> int:
-        """The lowest id of the mails dated ``day`` or later."""
+    def _last_id(self, day: str) -> int:
+        """The highest id of the mails dated ``day`` or later, which have the lowest ids."""
         if not day:
-            return 0
-        rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id LIMIT 1", (day,))
-        return rows[0][0] if rows else _LAST_ID
+            return _LAST_ID
+        rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
+        return rows[0][0] if rows else 0
 
 
 _UNDATED_END, _DATES_END = "0", "~"
@@ -251,8 +251,8 @@ _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
 
 _NEWEST = f"""
     SELECT message_id, {_SNIPPET} FROM emails_fts CROSS JOIN emails
-    WHERE emails_fts MATCH ? AND emails_fts.rowid >= ? AND emails_fts.rowid < ? AND emails.id = emails_fts.rowid
-    ORDER BY emails_fts.rowid DESC LIMIT ?"""
+    WHERE emails_fts MATCH ? AND emails_fts.rowid > ? AND emails_fts.rowid <= ? AND emails.id = emails_fts.rowid
+    ORDER BY emails_fts.rowid LIMIT ?"""
 
 # A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
 # keywords alone.
@@ -264,12 +264,14 @@ _OF_PEOPLE = f"""
         AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
         AND {{range_and_order}} LIMIT ?
     ) hits CROSS JOIN emails_fts CROSS JOIN emails e
-    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id"""
+    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
+    ORDER BY {{order}}"""
 _OF_PEOPLE_BY_DATE = _OF_PEOPLE.format(
-    range_and_order="coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id DESC"
+    range_and_order="coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id",
+    order="e.date DESC, e.id",
 )
 _OF_PEOPLE = _OF_PEOPLE.format(
-    range_and_order="emails_fts.rowid >= ? AND emails_fts.rowid < ? ORDER BY emails_fts.rowid DESC"
+    range_and_order="emails_fts.rowid > ? AND emails_fts.rowid <= ? ORDER BY emails_fts.rowid", order="e.id"
 )
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

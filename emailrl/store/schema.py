@@ -2,8 +2,8 @@
 
 As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
 ``addresses`` numbers every address, ``emails.parties`` (indexed too, see ``emailrl.store.parties``) names the people of
-a mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` follows the date, so that newest first is a
-backward scan of row ids; a write by hand that breaks this order is noted in ``meta``, and searches then sort.
+a mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` counts from the newest mail, so that newest
+first is a forward scan of row ids; a write by hand that breaks this order is noted in ``meta``, and searches then sort.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _renew_parties(email_id: str, address: str) -> str:
 
 _NOTE_DISORDER = """
     DELETE FROM meta WHERE key = 'ids_follow_dates' AND (
-        coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
-        coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
+        coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
+        coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
 
 TRIGGERS = {
     "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,

@@ -1,4 +1,4 @@
-"""The two steps of a bulk load: mails as they come into a staging file, then in order of date into the database."""
+"""The two steps of a bulk load: mails as they come into a staging file, then newest first into the database."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Stage:
         self._connection.close()
 
     def write(self, path: Path) -> None:
-        """Write the whole database: mails by date, then Message-ID, so that equal mail makes an equal database."""
+        """Write the whole database: mails by date, newest first, then by Message-ID."""
         self._flush()
         self._connection.execute("COMMIT")
         self._connection.close()
@@ -86,7 +86,7 @@ class Stage:
         try:
             create_tables(connection)
             connection.execute("ATTACH ? AS staging", (str(self.path),))
-            connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date, message_id")
+            connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
             connection.execute("BEGIN")
             connection.execute(
                 "INSERT INTO emails SELECT r.rowid, message_id, subject, from_address, date, body, file_name, parties "

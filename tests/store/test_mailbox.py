@@ -59,7 +59,7 @@ def test_snippets_show_the_text_however_many_people(tmp_path: Path, email: Any, 
     with closing(connect(tmp_path / "mail.db")) as connection:
         expected = connection.execute(
             "SELECT message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails_fts f "
-            "JOIN emails e ON e.id = f.rowid WHERE emails_fts MATCH 'gas' ORDER BY e.id DESC"
+            "JOIN emails e ON e.id = f.rowid WHERE emails_fts MATCH 'gas' ORDER BY e.id"
         ).fetchall()
     assert len(expected) == 4
     for inbox in ("ann@x.org", *people):

@@ -53,7 +53,7 @@ def test_the_index_agrees_with_the_mails(built: BuildReport) -> None:
         connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES ('integrity-check', 1)")
         disorder = connection.execute(
             "SELECT count(*) FROM emails a JOIN emails b ON b.id = a.id + 1 "
-            "WHERE (a.date, a.message_id) >= (b.date, b.message_id)"
+            "WHERE (a.date, a.message_id) <= (b.date, b.message_id)"
         )
         assert disorder.fetchone() == (0,)
 

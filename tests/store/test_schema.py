@@ -43,9 +43,9 @@ def test_art_e_columns(connection: sqlite3.Connection) -> None:
     assert found(connection, "subject : lunch") == ["<2@x>"]
 
 
-def test_ids_follow_dates(connection: sqlite3.Connection) -> None:
+def test_ids_count_from_the_newest_mail(connection: sqlite3.Connection) -> None:
     rows = connection.execute("SELECT message_id FROM emails ORDER BY id").fetchall()
-    assert rows == [("<6@x>",), ("<1@x>",), ("<2@x>",), ("<3@x>",), ("<4@x>",), ("<5@x>",)]
+    assert rows == [("<5@x>",), ("<4@x>",), ("<3@x>",), ("<2@x>",), ("<1@x>",), ("<6@x>",)]
 
 
 def test_no_word_of_a_mail_finds_its_people(connection: sqlite3.Connection) -> None:

@@ -55,9 +55,7 @@ def group(*rewards: float, name: str = "g", exceptions: tuple[int, ...] = (), **
         ),
     ],
 )
-def test_loss_masks(
-    loss_mask: Any, token_ids: list[int], trained: list[int], sampler: list[float | None]
-) -> None:
+def test_loss_masks(loss_mask: Any, token_ids: list[int], trained: list[int], sampler: list[float | None]) -> None:
     samples, counts = make_samples([group(1.0)], {"g0": 0.5}, loss_mask)
     (sample,) = samples
     assert (sample.token_ids, sample.loss_mask, sample.sampler_logprobs) == (token_ids, trained, sampler)
