@@ -92,7 +92,7 @@ _readers = _Readers()
 def connect(db: Path) -> sqlite3.Connection:
     """A read-only connection to a database that ``gen-db`` wrote.
 
-    Raises ``UsageError`` where there is none, or it is something else.
+    Raises ``EmailRLError`` where there is none, ``UsageError`` where it is something else.
     """
     if not db.is_file():
         raise _no_database(db)
@@ -116,14 +116,14 @@ def connect(db: Path) -> sqlite3.Connection:
     return connection
 
 
-def _no_database(db: Path) -> UsageError:
-    return UsageError(f"There is no mail database {db}.", "Build one with emailrl gen-db, or name another with --db.")
+def _no_database(db: Path) -> EmailRLError:
+    return EmailRLError(f"There is no mail database {db}.", "Build one with emailrl gen-db, or name another with --db.")
 
 
 def database_fingerprint(db: Path) -> str:
     """What tells databases of different content apart, as ``gen-db`` noted it; cheap.
 
-    Raises ``UsageError`` where ``db`` is no mail database.
+    Raises ``EmailRLError`` where there is no such file, ``UsageError`` where it is no mail database.
     """
     connection = connect(db)
     try:

@@ -101,7 +101,12 @@ def test_append_adds_new_mail_only_and_keeps_the_order(tmp_path: Path, email: Ma
         append=True,
     )
     assert (report.emails, report.recipients, report.skipped) == (2, 2, {"duplicate": 1})
-    assert rows(db, "SELECT id, message_id FROM emails") == [(1, "<4@x>"), (2, "<3@x>"), (3, "<2@x>"), (4, "<1@x>")]
+    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
+        (1, "<4@x>"),
+        (2, "<3@x>"),
+        (3, "<2@x>"),
+        (4, "<1@x>"),
+    ]
     hits = open_mailbox(db, "bob@x.org").search(["subject"])
     assert [hit.message_id for hit in hits] == ["<4@x>", "<3@x>", "<2@x>", "<1@x>"]
     again = build_database([email(1, day=None)], db, append=True)
