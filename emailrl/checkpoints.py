@@ -185,7 +185,8 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
     runs = find_runs(output_dir, mode)
     if not runs:
         where = run_root(output_dir, mode) if mode else output_dir
-        raise UsageError(f"No checkpoint under {where}* yet.", "Train first (emailrl train), or name one by its path.")
+        hint = "Train first (emailrl train), or name one by its path."
+        raise EmailRLError(f"No checkpoint under {where}* yet.", hint)
     checkpoints = list_checkpoints(runs[-1])
     if which == "best":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind == "best"]

@@ -114,7 +114,7 @@ def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) ->
     assert find_checkpoint("latest", output).path == tmp_path / "grpo_rollout" / "final"
     with pytest.raises(UsageError, match=r"grpo_rollout holds no best_model"):
         find_checkpoint("best", output)
-    with pytest.raises(UsageError, match=r"No checkpoint under .*grpo_simple"):
+    with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_simple"):
         find_checkpoint("latest", output, "simple")
     path = tmp_path / "grpo_masked" / "best_model"
     assert find_checkpoint(str(path), output).metadata.step == 4

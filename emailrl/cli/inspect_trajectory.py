@@ -9,7 +9,7 @@ import typer
 
 from emailrl.cli.options import Verbose
 from emailrl.cli.output import progress_console
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -61,7 +61,7 @@ def _newest(settings: Settings) -> Path:
     newest = newest_file(output_roots(settings.output.output_dir))
     if newest is None:
         hint = "Make one (emailrl rollout, emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {settings.output.output_dir}* yet.", hint)
+        raise EmailRLError(f"No trajectory under {settings.output.output_dir}* yet.", hint)
     return newest
 
 

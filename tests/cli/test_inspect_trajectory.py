@@ -111,7 +111,7 @@ def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> Non
 
 
 def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
-    assert emailrl("inspect-trajectory")[0] == 2
+    assert emailrl("inspect-trajectory")[0] == 1
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
     assert code == 2 and "\x1b" not in error and error.count("\n") == 1
     (tmp_path / "empty").mkdir()

@@ -66,7 +66,7 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
         (("--split", "train"), 2, "no questions of split 'train'"),
         (("--out", "model"), 2, "model is a folder"),
         (("--questions", "none.jsonl"), 2, "none.jsonl"),
-        (("--db", "none.db"), 2, "none.db"),
+        (("--db", "none.db"), 1, "none.db"),
         (("--model", "nanno"), 2, "nano"),
         (("--engine", "llama"), 2, "llama"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios import coverage_notes, missing_ids
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
@@ -51,5 +51,5 @@ def test_the_share_of_answerable_questions_is_said(db: Path) -> None:
 
 
 def test_no_database(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no mail database"):
+    with pytest.raises(EmailRLError, match="no mail database"):
         missing_ids([ask("<1@x>")], tmp_path / "absent.db")

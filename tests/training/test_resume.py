@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError
 from emailrl.settings import OutputSettings, Settings, TrainingSettings
 from emailrl.training.resume import (
     choose_checkpoint,
@@ -93,7 +93,7 @@ def test_what_resume_means(tmp_path: Path) -> None:
     assert choose_checkpoint(wanted, None, overwrite=False) is None
     assert choose_checkpoint(wanted, "auto", overwrite=False) is None
     for which in ("latest", "best"):
-        with pytest.raises(UsageError, match="No checkpoint under"):
+        with pytest.raises(EmailRLError, match="No checkpoint under"):
             choose_checkpoint(wanted, which, overwrite=False)
     write(tmp_path / "grpo_masked" / "best_model", "best", step=4)
     write(tmp_path / "grpo_masked" / "checkpoint-6", step=6)

@@ -208,7 +208,7 @@ def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> 
 
 
 def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no mail database"):
+    with pytest.raises(EmailRLError, match="no mail database"):
         generate(tmp_path / "absent.db")
     (tmp_path / "text.db").write_text("hello")
     with pytest.raises(UsageError, match="cannot be read as a mail database"):
