@@ -68,7 +68,7 @@ _UNINDEX_OLD = (
 def _renew_parties(email_id: str, address: str) -> str:
     """SQL that numbers an address and writes a mail's party words anew."""
     return f"""
-        INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} IS NOT NULL;
+        INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} <> '';
         UPDATE emails SET parties = (
             SELECT iif(count(*) > {SNIPPET_WORDS}, '{FILLER}', '') || coalesce(group_concat('{PARTY}' || id, ' '), '')
             FROM addresses WHERE address = from_address
