@@ -95,7 +95,11 @@ def _packages(deep: bool) -> Iterable[Check]:
     """Compare what is installed with what emailrl's own metadata asks for, extras included."""
     from packaging.requirements import Requirement
 
-    wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
+    except metadata.PackageNotFoundError:
+        yield Check("packages", "emailrl", "note", "run from its source, not installed", "pip install --editable .")
+        return
     present = {item.name: version for item in wanted if (version := _installed(item.name))}
     errors = import_errors([_module(name) for name in present]) if deep else {}
     for item in wanted:

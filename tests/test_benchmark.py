@@ -13,7 +13,7 @@ from tiny import make_checkpoint, make_database, make_model, make_questions, set
 from emailrl import benchmark
 from emailrl.benchmark import Subject, choose_subjects, mcnemar, run_benchmark
 from emailrl.environment.rubric import Rubric
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError
 from emailrl.recording import read_trajectories
 from emailrl.settings import Settings
 from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
@@ -176,7 +176,7 @@ def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, m
 def test_the_subjects_chosen(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, model_name="nano")
     assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
-    with pytest.raises(UsageError):
+    with pytest.raises(EmailRLError, match="No checkpoint"):
         choose_subjects(["best"], [], settings)
     model = make_model(tmp_path / "model")
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)

@@ -164,7 +164,7 @@ def take_snapshot(state: RunState) -> Snapshot:
         "numpy": (kind, np.asarray(keys).tolist(), *rest),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state_all()
     return Snapshot(state.to_dict(), generators)
 
@@ -189,8 +189,9 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
         random.setstate(generators["python"])
         np.random.set_state(generators["numpy"])
         torch.set_rng_state(generators["torch"])
-        if torch.cuda.is_available() and "cuda" in generators:
-            torch.cuda.set_rng_state_all(generators["cuda"])
+        # A machine with fewer GPUs than the run had takes the states it has a use for.
+        for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         path, reason = checkpoint.path / STATE_FILE, str(error).partition("\n")[0]
         raise EmailRLError(f"{path} cannot be read ({reason}).", "Use another checkpoint.") from None
