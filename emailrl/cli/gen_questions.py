@@ -73,7 +73,8 @@ def _generate(db: Path, inboxes: list[str], limit: int | None, seed: int) -> lis
     from emailrl.scenarios.template import generate
 
     columns = (TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=progress_console(), transient=True) as bar:
+    console = progress_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("mailboxes", total=None)
 
         def show(done: int, total: int) -> None:
@@ -86,12 +87,13 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> N
     """How many questions of each kind went to each split."""
     from collections import Counter
 
+    from rich.box import SIMPLE
     from rich.table import Table
 
     from emailrl.scenarios.splits import SPLITS
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
-    table = Table("kind", *SPLITS)
+    table = Table("kind", *SPLITS, box=SIMPLE)
     for kind in sorted({str(scenario.kind) for scenario in scenarios}):
         table.add_row(kind, *(str(counts[kind, split]) for split in SPLITS))
     table.add_section()

@@ -87,10 +87,14 @@ def load_scenario_set(
     chosen, notes = _select(everything, split, source, data.eval_dataset_size, allow_shared)
     if not chosen:
         have = ", ".join(f"{n} {name}" for name, n in sorted(Counter(s.split or "unsplit" for s in everything).items()))
-        raise UsageError(f"{source}: no questions of split {split!r}.", f"It has {have}.")
+        hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
+        raise UsageError(f"{source}: no questions of split {split!r}.", hint)
     if limit is not None:
         chosen = mixed_order(chosen, seed)[:limit]
     return ScenarioSet(chosen, source, dropped, [*notes, *_dropped_notes(dropped)])
+
+
+_NO_TRAIN = " A single inbox is all test: ask gen-questions about three or more (repeat --inbox, or leave it out)."
 
 
 def fingerprint(scenarios: Sequence[Scenario]) -> str:

@@ -56,7 +56,10 @@ def from_dotenv(path: Path) -> Source:
     """Values of a ``.env`` file (absent: none); a name that nearly matches a setting is warned of on stderr."""
     last: dict[str, tuple[Leaf, Given]] = {}
     for binding in parse_stream(io.StringIO(_read(path))):
-        origin = f".env line {binding.original.line}"
+        # A binding's text begins with the blank lines before it.
+        text = binding.original.string
+        blank = text[: len(text) - len(text.lstrip())].count("\n")
+        origin = f".env line {binding.original.line + blank}"
         if binding.error:
             raise UsageError(f"{origin} cannot be read.", "Write NAME=value, one to a line.")
         if binding.key in by_env_name():

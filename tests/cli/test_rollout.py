@@ -63,7 +63,7 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
     ("arguments", "code", "error"),
     [
         (("--split", "dev"), 2, "No such split: 'dev'"),
-        (("--split", "train"), 2, "no questions of split 'train'"),
+        (("--split", "train"), 2, "A single inbox is all test"),
         (("--out", "model"), 2, "model is a folder"),
         (("--questions", "none.jsonl"), 2, "none.jsonl"),
         (("--db", "none.db"), 1, "none.db"),

@@ -300,3 +300,14 @@ def test_every_setting_reads_its_own_default_back(load: Load, tmp_path: Path) ->
     for leaf, value in written.items():
         expected = str(tmp_path / value) if leaf.is_path and value is not None else value
         assert settings[leaf.section][leaf.field] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("MAX_STEPS=many\n", 1), ("SEED=1\n\nMAX_STEPS=many\n", 3), ("\n\n# c\nMAX_STEPS=many", 4)]
+)
+def test_a_mistake_in_dotenv_names_its_line_whatever_blank_lines_stand_before(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    (tmp_path / ".env").write_text(text)
+    with pytest.raises(UsageError, match=rf"\.env line {line}\)"):
+        load_settings(cwd=tmp_path, environ={})

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from random import Random
 
@@ -76,7 +76,8 @@ def _generate(
     for done, inbox in enumerate(chosen, 1):
         box = reader.open(inbox)
         if not box.mails:
-            raise UsageError(f"The database holds no mail of {inbox}.", "See --inbox.")
+            largest = ", ".join(islice(reader.inboxes(1), 3))
+            raise UsageError(f"The database holds no mail of {inbox}.", f"Its largest mailboxes: {largest}.")
         for kind, candidates in _candidates(box, splits[inbox], most, seed).items():
             found[kind].append(candidates)
         if progress is not None:
