@@ -14,6 +14,7 @@ from emailrl.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.checkpoints import find_checkpoint
 from emailrl.errors import UsageError
 from emailrl.evaluation import is_correct
+from emailrl.policy.adapter import Adapter
 from emailrl.recording import replace_bytes
 from emailrl.scenarios.demo import questions_file, write_demo
 from emailrl.scenarios.load import load_scenario_set
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 STEPS = 15
 NUM_TEST_QUESTIONS = 300
 
+MARK = "# Written by emailrl quickstart: a made-up mailbox, its questions and the packaged small policy."
+
 SETTINGS = f"""\
-# The demo: a made-up mailbox, its questions and the packaged small policy.
+{MARK}
 # `emailrl gen-db`, `train`, `benchmark` and `inspect-trajectory` run bare in this folder.
 
 [store]
@@ -108,7 +111,13 @@ def free_folder(wanted: Path) -> Path:
 
 def is_unfinished(folder: Path) -> bool:
     """Whether a quickstart was begun here and did not end."""
-    return (folder / "emailrl.toml").is_file() and not (folder / "quickstart.json").exists()
+    return _is_quickstart(folder) and not (folder / "quickstart.json").exists()
+
+
+def _is_quickstart(folder: Path) -> bool:
+    """Whether the settings in the folder are a quickstart's own, and not a user's."""
+    settings = folder / "emailrl.toml"
+    return settings.is_file() and settings.read_text(encoding="utf-8", errors="replace").startswith(MARK)
 
 
 def quickstart(
@@ -134,7 +143,7 @@ def quickstart(
 
     run_dir = train(settings, resume="auto", progress=say).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
-    subject = Subject("trained", best.metadata.base_model, best)
+    subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
     after = _benchmark(subject, settings, out / "benchmarks" / "after", say, progress)
     curve = draw_curve(run_dir, out / "curve.png")
     outcome = Outcome(before, after, run_dir, curve, time.monotonic() - started)
@@ -147,7 +156,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
     if out.exists() and not is_unfinished(out) and (not out.is_dir() or any(out.iterdir())):
         if not overwrite:
             raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
-        if not (out / "emailrl.toml").is_file():
+        if not _is_quickstart(out):
             raise UsageError(f"{out} holds something other than a quickstart.", "Name another folder with --out.")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)

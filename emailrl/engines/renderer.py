@@ -5,7 +5,8 @@ template, and where that text extends the text so far only the difference is tok
 does not (templates that strip ``<think>`` from history, for one), the caller is told and starts a new training sample.
 
 Mail is hostile. Strings that the tokenizer would turn into control tokens (``<|im_end|>``, ``</tool_response>``,
-``<tool_call>``) are broken by a space wherever they stand in user or tool messages, before the template sees them.
+``<tool_call>``) are broken by a space wherever they stand in system, user or tool messages, before the template sees
+them.
 """
 
 from __future__ import annotations
@@ -108,16 +109,21 @@ class ChatRenderer:
 
     def harmless(self, text: str) -> str:
         """The text with a space after the first character of each control string, so that none is left in it."""
+        text = self._broken(text)
         if self._normalizer is not None:
             normal = self._normalizer.normalize_str(text)
-            if self._controls.search(normal) and not self._controls.search(text):
-                text = normal  # a control string spelt in characters that the tokenizer folds together
+            if self._controls.search(normal):  # spelt in characters that the tokenizer folds together
+                text = self._broken(normal)
+        return text
+
+    def _broken(self, text: str) -> str:
         while self._controls.search(text):
             text = self._controls.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return text
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
-        trusted = message.role in ("system", "assistant")
+        # The system prompt names an inbox, and addresses come from mail; what the model itself said stays as it is.
+        trusted = message.role == "assistant"
         plain: dict[str, Any] = {
             "role": message.role,
             "content": message.content if trusted else self.harmless(message.content),

@@ -17,7 +17,7 @@ from time import sleep
 from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.settings import RewardSettings
+from emailrl.settings import RewardSettings, without_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -99,8 +99,8 @@ class LLMJudge:
                 failure = f"neither True nor False: {reply[:80]!r}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         raise JudgeError(
-            f"The judge {self._settings.judge_model} at {self._settings.judge_base_url} gave no verdict: "
-            f"{self._redact(failure)}",
+            f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} gave no "
+            f"verdict: {without_credentials(self._redact(failure))}",
             "Check the endpoint and OPENROUTER_API_KEY, or set EMAILRL_JUDGE=offline.",
         )
 

@@ -17,6 +17,7 @@ from emailrl.settings.tree import (
     StoreSettings,
     TrackingSettings,
     run_root,
+    without_credentials,
 )
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "TrainingSettings",
     "load_settings",
     "run_root",
+    "without_credentials",
 ]

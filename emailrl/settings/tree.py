@@ -20,6 +20,11 @@ from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, Tra
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 
 
+def without_credentials(text: str) -> str:
+    """The text with `user:password@` taken out of every URL in it."""
+    return _CREDENTIALS.sub("//", text)
+
+
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME")] = "OpenPipe/Qwen3-14B-Instruct"
     """The base model: `nano` (packaged), a local folder, or a hub name."""
@@ -203,7 +208,7 @@ class Settings(Section):
         """The tree as JSON values for metadata and logs: without secrets, and without credentials inside URLs."""
         return {
             section: {
-                name: _CREDENTIALS.sub("//", value) if isinstance(value, str) else value
+                name: without_credentials(value) if isinstance(value, str) else value
                 for name, value in fields.items()
                 if not isinstance(getattr(getattr(self, section), name), SecretStr)
             }

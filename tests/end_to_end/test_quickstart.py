@@ -15,7 +15,7 @@ from emailrl.environment.prompts import system_prompt
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import UsageError
 from emailrl.policy.resolve import resolve_model
-from emailrl.quickstart import free_folder, quickstart
+from emailrl.quickstart import SETTINGS, free_folder, quickstart
 from emailrl.settings import load_settings
 from emailrl.store.demo import demo_questions
 from emailrl.trajectory import Message
@@ -57,7 +57,13 @@ def test_folders_are_never_overwritten(tmp_path: Path) -> None:
         quickstart(wanted, say=print)
     with pytest.raises(UsageError, match="something other"):
         quickstart(wanted, overwrite=True, say=print)
-    (wanted / "emailrl.toml").touch()
+    (wanted / "emailrl.toml").write_text('model_name = "my/model"\n')
+    with pytest.raises(UsageError, match="not empty"):
+        quickstart(wanted, say=print)
+    with pytest.raises(UsageError, match="something other"):
+        quickstart(wanted, overwrite=True, say=print)
+    assert (wanted / "emailrl.toml").read_text() == 'model_name = "my/model"\n'
+    (wanted / "emailrl.toml").write_text(SETTINGS)
     assert free_folder(wanted) == wanted  # begun and not finished: taken up again
     (wanted / "quickstart.json").touch()
     assert free_folder(wanted) == tmp_path / "quickstart-2"
@@ -85,8 +91,6 @@ def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
 
 
 def test_quickstart_settings_are_read_as_written(tmp_path: Path) -> None:
-    from emailrl.quickstart import SETTINGS
-
     (tmp_path / "emailrl.toml").write_text(SETTINGS.format(steps=7))
     settings = load_settings(cwd=tmp_path, environ={})
     assert settings.training.max_steps == 7

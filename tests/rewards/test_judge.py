@@ -205,3 +205,15 @@ def test_which_check_is_chosen(tmp_path: Path) -> None:
     assert chosen(judge="llm", judge_base_url="http://127.0.0.1:1/v1") is LLMJudge
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
         chosen(judge="llm")
+
+
+def test_credentials_in_the_endpoint_are_never_told(tmp_path: Path) -> None:
+    settings = RewardSettings(
+        judge_base_url="http://ann:hush@127.0.0.1:9/v1",
+        judge_retries=0,
+        judge_cache=tmp_path / "cache",
+        litellm_timeout=5,
+    )
+    with pytest.raises(JudgeError, match=r"at http://127\.0\.0\.1:9/v1 gave no verdict") as caught:
+        LLMJudge(settings, concurrency=1).check("q", "r", "a")
+    assert "hush" not in str(caught.value)
