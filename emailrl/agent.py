@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.engines import PolicyEngine
+    from emailrl.policy.adapter import Adapter
     from emailrl.policy.load import Policy
 
 
@@ -47,9 +48,10 @@ class EmailAgent:
     """Answers questions from mailboxes with one policy.
 
     ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
-    ``nano``, a folder, a hub name. ``config`` is a ``Settings``, or a mapping of setting names (``db``, ``max_turns``,
-    ``eval_temperature``) laid over environment and ``emailrl.toml``. Decoding is that of evaluation. The weights are
-    read once, here: changes to them later are not seen.
+    ``nano``, a folder, a hub name, or the folder of an adapter, which plays on the base it names. ``config`` is a
+    ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) laid over environment and
+    ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: changes to them later are not
+    seen.
     """
 
     def __init__(
@@ -62,16 +64,17 @@ class EmailAgent:
         from emailrl.environment import tool_schemas
 
         self.settings = config if isinstance(config, Settings) else load_settings(config)
-        policy = self._policy(model, tokenizer)
-        self._engine = _engine(self.settings, policy)
+        adapter = _adapter(model)
+        policy = self._policy(adapter.base_model if adapter else model, tokenizer)
+        self._engine = _engine(self.settings, policy, adapter)
         self._renderer = ChatRenderer(policy.tokenizer, tool_schemas())
 
     def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
         """Search ``inbox`` for the answer to ``question``.
 
         ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's today, and hides mail of that day and later; without it the
-        agent sees all mail and the real date. Raises UsageError for a missing database, EmailRLError where the rollout
-        itself failed.
+        agent sees all mail and the real date. Raises UsageError for an inbox that no mail of the database names,
+        EmailRLError for a missing database or where the rollout itself failed.
         """
         from emailrl.engines import SamplingParams
         from emailrl.environment import MailEnvironment
@@ -83,6 +86,8 @@ class EmailAgent:
         scenario = Scenario("question", question, "", [], inbox.lower(), today)
         sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
         with closing(open_mailbox(self.settings.store.db, inbox, until=query_date)) as mailbox:
+            if not mailbox.known:
+                raise UsageError(f"No mail in {mailbox.db} is from or to {inbox}.", "Name another inbox or database.")
             environment = MailEnvironment(scenario, mailbox, max_turns=agent.max_turns)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
         if trajectory.exception is not None:
@@ -107,14 +112,24 @@ class EmailAgent:
         return Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
 
 
-def _engine(settings: Settings, policy: Policy) -> PolicyEngine:
-    """Make an engine that samples from the policy as it is, its active adapter included."""
+def _adapter(model: nn.Module | str | Path) -> Adapter | None:
+    from emailrl.policy.adapter import CONFIG, find_adapter
+
+    if isinstance(model, str | Path) and (Path(model) / CONFIG).is_file():
+        return find_adapter(Path(model), Path())
+    return None
+
+
+def _engine(settings: Settings, policy: Policy, adapter: Adapter | None) -> PolicyEngine:
+    """Make an engine that samples from the policy as it is, its active adapter included; or with ``adapter``."""
     from peft import PeftModel
 
     from emailrl.engines import build_engine
 
     engine = build_engine(settings, policy)
-    if isinstance(policy.model, PeftModel):
+    if adapter is not None:
+        engine.load_adapter(adapter.path, str(adapter.path))
+    elif isinstance(policy.model, PeftModel):
         # Engines take adapters from folders only: one way in, and the hash on every trajectory is that of a file.
         name = policy.model.active_adapter
         with TemporaryDirectory() as folder:

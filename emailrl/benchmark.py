@@ -17,10 +17,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emailrl.checkpoints import Checkpoint, find_checkpoint, find_runs
+from emailrl.checkpoints import find_runs
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate, is_correct, num_tokens
+from emailrl.policy.adapter import Adapter, find_adapter
 from emailrl.recording import replace_bytes, write_trajectories
 from emailrl.trajectory import Scenario, Trajectory
 
@@ -34,11 +35,12 @@ Progress = Callable[["Subject", Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A policy to measure: a base model, bare or with a checkpoint's adapter."""
+    """A policy to measure: a base model, bare or with an adapter."""
 
     label: str
+    """Tells it from the others: the model's name, or the adapter's absolute path."""
     model_name: str
-    checkpoint: Checkpoint | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Report:
             | self.conditions
             | {
                 "base_model": result.subject.model_name,
-                "checkpoint": result.subject.checkpoint and result.subject.checkpoint.path,
+                "checkpoint": result.subject.adapter and result.subject.adapter.path,
                 "complete": result.complete,
                 "notes": self.notes,
             }
@@ -103,16 +105,13 @@ class Report:
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
     """The policies to measure: those named, else the newest run's best checkpoint, else the bare model now set.
 
-    Each checkpoint's hashes are verified; it plays on the base model it was trained on.
+    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on.
     """
     output_dir = settings.output.output_dir
     if not checkpoints and not models:
-        if not find_runs(output_dir):
-            models = [settings.model.name]
-        else:
-            checkpoints = ["best"]
-    found = [find_checkpoint(which, output_dir) for which in checkpoints]
-    subjects = [Subject(str(each.path), each.metadata.base_model, each) for each in found]
+        checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])
+    found = [find_adapter(which, output_dir) for which in checkpoints]
+    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
     subjects += [Subject(name, name) for name in models]
     return list({subject.label: subject for subject in subjects}.values())
 
@@ -173,10 +172,9 @@ def _players(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[
         try:
             for subject in subjects:
                 if subject.model_name == model_name:
-                    adapter, run_id = None, ""
-                    if subject.checkpoint is not None:
-                        adapter, run_id = subject.checkpoint.path, subject.checkpoint.metadata.run_id
-                    engine.load_adapter(adapter, subject.label)
+                    adapter = subject.adapter
+                    engine.load_adapter(adapter.path if adapter else None, subject.label)
+                    run_id = adapter.run_id if adapter else ""
                     yield subject, build_collector(own, policy, engine, scorer=scorer, run_id=run_id)
         finally:
             engine.close()

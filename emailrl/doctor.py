@@ -101,14 +101,15 @@ def _packages(deep: bool) -> Iterable[Check]:
         yield Check("packages", "emailrl", "note", "run from its source, not installed", "pip install --editable .")
         return
     present = {item.name: version for item in wanted if (version := _installed(item.name))}
-    errors = import_errors([_module(name) for name in present]) if deep else {}
+    modules = _modules(present) if deep else {}
+    errors = import_errors(list(modules.values())) if deep else {}
     for item in wanted:
         extra = next((name for name in ("vllm", "unsloth", "tensorboard", "dev") if _needs(item, name)), None)
         version = present.get(item.name)
         install = f'pip install "emailrl[{extra}]"' if extra else f'pip install "{item.name}{item.specifier}"'
         essential = extra is None
         area = f"extra {extra}" if extra else "packages"
-        error = errors.get(_module(item.name))
+        error = errors.get(modules.get(item.name, ""))
         if version is None:
             status: Status = "missing" if essential else "note"
             yield Check(area, item.name, status, "not installed", install, essential)
@@ -121,8 +122,20 @@ def _packages(deep: bool) -> Iterable[Check]:
             yield Check(area, item.name, "ok", version)
 
 
-def _module(distribution: str) -> str:
-    return distribution.replace("-", "_")
+def _modules(distributions: Iterable[str]) -> dict[str, str]:
+    """What to import of each distribution: the module of its name where it has one (torch also brings functorch)."""
+    from packaging.utils import canonicalize_name
+
+    modules: dict[str, list[str]] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in owners:
+            modules.setdefault(canonicalize_name(owner), []).append(module)
+    chosen = {}
+    for name in distributions:
+        namesake = name.replace("-", "_")
+        found = modules.get(canonicalize_name(name), [])
+        chosen[name] = namesake if namesake in found or not found else found[0]
+    return chosen
 
 
 def _needs(requirement: Any, extra: str) -> bool:

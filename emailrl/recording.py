@@ -144,6 +144,15 @@ def replace_bytes(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
+def share_files(folder: Path) -> None:
+    """Give every file of the folder the mode a new one gets; safetensors leaves its own to their owner alone (0600)."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~umask)
+
+
 # -- trajectories ---------------------------------------------------------------------------------------------------
 
 

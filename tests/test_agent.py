@@ -86,6 +86,7 @@ def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path
     adapted = sampled(PeftModel.from_pretrained(base, str(checkpoint.path)))
     merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(checkpoint.path))
     assert adapted == sampled(merged.merge_and_unload()) != bare
+    assert adapted == sampled(str(checkpoint.path))  # a folder with an adapter plays on the base it names
 
 
 def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None:
@@ -95,6 +96,13 @@ def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None
     agent = EmailAgent(str(model), config={"db": tmp_path / "none.db"})
     with pytest.raises(EmailRLError, match=r"none\.db"):
         agent.answer("When?", ANN)
+
+
+def test_an_inbox_that_no_mail_names_is_refused(parts: tuple[Path, Path]) -> None:
+    model, db = parts
+    agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
+    with pytest.raises(UsageError, match=r"No mail in .*mail\.db is from or to nobody@example\.com"):
+        agent.answer("When?", "nobody@example.com")
 
 
 def test_importing_emailrl_loads_no_model_library() -> None:

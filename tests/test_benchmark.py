@@ -14,6 +14,7 @@ from emailrl import benchmark
 from emailrl.benchmark import Subject, choose_subjects, mcnemar, run_benchmark
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError
+from emailrl.policy.adapter import Adapter
 from emailrl.recording import read_trajectories
 from emailrl.settings import Settings
 from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
@@ -181,7 +182,7 @@ def test_the_subjects_chosen(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
     [bare] = choose_subjects([], [], settings)
-    assert bare == Subject(str(best.path), str(model), best)
+    assert bare == Subject(str(best.path), str(model), Adapter.of(best))
     both = choose_subjects(["best", str(best.path)], ["nano"], settings)
     assert [subject.label for subject in both] == [str(best.path), "nano"]
 

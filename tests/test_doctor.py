@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -97,6 +100,20 @@ def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, mon
     monkeypatch.setenv("PYTHONPATH", str(quick))
     assert doctor.import_errors(["json", "breaks"]) == {"breaks": "ImportError: libfoo.so: cannot open"}
     assert "kills" in doctor.import_errors(["kills"])
+
+
+def test_deep_imports_every_dependency_by_the_name_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    monkeypatch.setattr(metadata, "requires", lambda _: project["dependencies"])
+    checks = {check.name: check for check in doctor._packages(deep=True)}
+    assert "python-dotenv" in checks and len(checks) == len(project["dependencies"])
+    assert not [check for check in checks.values() if check.fatal]
+
+
+def test_json_is_one_line_on_stdout(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "emailrl", "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ended.stdout.count("\n") == 1 and json.loads(ended.stdout)["checks"]
 
 
 def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from peft import PeftModel
 from tiny import make_checkpoint, make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from emailrl.checkpoints import Checkpoint, sha256_of
+from emailrl.checkpoints import Checkpoint, read_checkpoint, sha256_of, verify, write_checkpoint
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export import export_checkpoint
 from emailrl.export.card import model_card
+from emailrl.policy.adapter import Adapter, find_adapter
 
 METRICS = {"accuracy": 0.8, "accuracy_low": 0.7112, "accuracy_high": 0.8666, "num_questions": 100, "reward": 0.912}
 IDS = torch.tensor([[5, 17, 40, 3, 99, 21]])
@@ -93,6 +96,9 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert "Accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
     assert "| learning_rate | 1e-05 |" in card and "| LoRA rank | 24 |" in card
     assert 'PeftModel.from_pretrained(base, "mail-agent")' in card
+    limited = replace(metadata, settings={"agent": {"max_turns": 7, "max_tokens": 96, "temperature": 1.0}})
+    config = '{"db": "mail.db", "max_turns": 7, "max_tokens": 96}'
+    assert f"EmailAgent(model, tokenizer, {config})" in model_card(limited, "x", merged=True)
     assert (
         "vllm serve Qwen/Qwen3-0.6B \\\n  --enable-lora --max-lora-rank 32 --lora-modules mail-agent=mail-agent" in card
     )
@@ -104,6 +110,44 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     packaged = model_card(replace(metadata, base_model="nano", metrics={}), "x", merged=False)
     assert "base_model:" not in packaged and 'resolve_model("nano")' in packaged
     assert "No evaluation was recorded" in packaged
+
+
+def test_an_exported_adapter_is_a_checkpoint_in_all_but_its_trainer_state(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    metadata = replace(checkpoint.metadata, files={})
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(checkpoint.path, folder, dirs_exist_ok=True)
+        (folder / "metadata.json").unlink()
+        (folder / "trainer_state.pt").write_bytes(b"moments")
+
+    whole = write_checkpoint(tmp_path / "run" / "final", metadata, fill)
+    out = export_checkpoint(whole, tmp_path / "adapter", format="adapter").out
+    assert not (out / "trainer_state.pt").exists()
+    assert find_adapter(out, tmp_path) == Adapter(out, metadata.base_model, "grpo_masked")
+    again = export_checkpoint(verify(read_checkpoint(out)), tmp_path / "again", format="adapter")
+    assert again.files["adapter_model.safetensors"] == checkpoint.metadata.files["adapter_model.safetensors"]
+    for name in ("metadata.json", "export.json"):
+        (out / name).unlink()
+    assert find_adapter(out, tmp_path) == Adapter(out, metadata.base_model)  # as any adapter that PEFT wrote
+    weights = again.out / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(EmailRLError, match="damaged"):
+        find_adapter(again.out, tmp_path)
+    merged = export_checkpoint(whole, tmp_path / "merged", format="merged").out
+    with pytest.raises(UsageError, match=f"is a model, not an adapter. Name it by --model {merged}"):
+        find_adapter(merged, tmp_path)
+
+
+@pytest.mark.parametrize("format", ["adapter", "merged"])
+def test_files_obey_the_umask(tmp_path: Path, checkpoint: Checkpoint, format: str) -> None:
+    before = os.umask(0o027)
+    try:
+        out = export_checkpoint(checkpoint, tmp_path / "out", format=format).out  # type: ignore[arg-type]
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o640}
 
 
 def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path, checkpoint: Checkpoint) -> None:

@@ -25,7 +25,8 @@ INTERRUPTED = 130
 
 def benchmark(
     checkpoint: Annotated[
-        list[str] | None, typer.Option("--checkpoint", help="best, latest or a checkpoint's folder; may be repeated.")
+        list[str] | None,
+        typer.Option("--checkpoint", help="best, latest, a checkpoint's or an exported adapter's folder; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A bare model (nano, folder, hub name); may be repeated.")
@@ -55,6 +56,7 @@ def benchmark(
     from rich.console import Console
 
     from emailrl.benchmark import choose_subjects, run_benchmark
+    from emailrl.policy.adapter import untrained_note
     from emailrl.scenarios.coverage import coverage_notes
     from emailrl.scenarios.load import load_scenario_set
     from emailrl.settings import load_settings
@@ -68,6 +70,8 @@ def benchmark(
         }
     )
     subjects = choose_subjects(checkpoint or [], model or [], settings)
+    if not checkpoint and not model and (note := untrained_note(settings.output.output_dir)):
+        progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
     chosen = load_scenario_set(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
@@ -104,7 +108,7 @@ class _Task:
 
     def advance(self, subject: Subject, _trajectory: object) -> None:
         if subject.label not in self.tasks:
-            self.tasks[subject.label] = self.progress.add_task(subject.label, total=self.total)
+            self.tasks[subject.label] = self.progress.add_task(_title(subject), total=self.total)
         self.progress.advance(self.tasks[subject.label])
 
 
@@ -146,19 +150,38 @@ def results_table(report: Report) -> RenderableType:
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
     columns = [_cells(record) for record in report.records()]
-    for result in report.results:
-        table.add_column(Text(result.subject.label), justify="right", overflow="fold")
-    for name in dict.fromkeys(name for cells in columns for name in cells):
-        table.add_row(Text(name), *(Text(cells.get(name, "")) for cells in columns))
+    titles = _titles(report)
+    for name in titles.values():
+        # Folded where a path has its joints: its last name, which tells most, keeps a line of its own.
+        table.add_column(Text("/\n".join(name.rsplit("/", 1))), justify="right", overflow="fold")
+    for row in dict.fromkeys(row for cells in columns for row in cells):
+        table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in columns))
     lines = [
-        f"{each.first} against {each.second}: {each.only_first} right only with the first, {each.only_second} only "
-        f"with the second, of {each.num_questions} questions; p = {each.p_value:.3g} (exact McNemar)"
+        f"{titles[each.first]} against {titles[each.second]}: {each.only_first} right only with the first, "
+        f"{each.only_second} only with the second, of {each.num_questions} questions; "
+        f"p = {each.p_value:.3g} (exact McNemar)"
         for each in report.comparisons
     ]
     lines += [f"note: {note}" for note in report.notes]
     if report.interrupted:
         lines.append("interrupted: only the questions finished by then are counted")
     return Group(Text(title, style="bold"), table, *map(Text, lines))
+
+
+def _titles(report: Report) -> dict[str, str]:
+    """What to call each subject of a table, by its label; the label itself where a shorter name would mean two."""
+    titles = {result.subject.label: _title(result.subject) for result in report.results}
+    names = list(titles.values())
+    return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
+
+
+def _title(subject: Subject) -> str:
+    """A model's name; an adapter's path from the working directory, or of one elsewhere the run and its checkpoint."""
+    if subject.adapter is None:
+        return subject.label
+    path = subject.adapter.path.absolute()
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-2:])
 
 
 def _cells(record: dict[str, Any]) -> dict[str, str]:

@@ -159,14 +159,16 @@ def _print_table(found: list[Checkpoint]) -> None:
             table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
         for checkpoint in members:
             metadata = checkpoint.metadata
-            accuracy, reward = metadata.metrics.get("accuracy"), metadata.metrics.get("reward")
+            # A checkpoint between two evaluations carries the last one, which measured other weights.
+            own = metadata.metrics.get("evaluated_step", metadata.step) == metadata.step
+            accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
             cells = (
                 checkpoint.path.name,
                 metadata.kind,
                 str(metadata.step),
                 metadata.mode,
-                "" if accuracy is None else f"{accuracy:.1%}",
-                "" if reward is None else f"{reward:+.3f}",
+                "–" if accuracy is None else f"{accuracy:.1%}",
+                "–" if reward is None else f"{reward:+.3f}",
                 metadata.created_at[:16].replace("T", " "),
             )
             table.add_row(*map(Text, cells))

@@ -36,16 +36,20 @@ def export(
     if format not in ("adapter", "merged"):
         raise UsageError(f"Unknown format '{format}'.", "Use adapter or merged.")
     from emailrl.checkpoints import find_checkpoint
+    from emailrl.policy.adapter import untrained_note
     from emailrl.settings import load_settings
 
     output_dir = load_settings().output.output_dir
     found = find_checkpoint(checkpoint or "best", output_dir)
+    console = progress_console()
+    if checkpoint is None and (note := untrained_note(output_dir)):
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
     from emailrl.export import export_checkpoint
 
     written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
-    console = progress_console()
-    console.print(f"{found.path} → {written.out} ({format}, {len(written.files)} files)", markup=False, soft_wrap=True)
+    count = len(list(written.out.iterdir()))
+    console.print(f"{found.path} → {written.out} ({format}, {count} files)", markup=False, soft_wrap=True)
     if json:
         print_json(written)

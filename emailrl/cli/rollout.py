@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Db, Engine, Json, Model, Overwrite, Questions, Seed
+from emailrl.cli.options import Checkpoint, Db, Engine, Json, Model, Overwrite, Questions, Seed
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from emailrl.evaluation import Evaluation
+    from emailrl.policy.adapter import Adapter
     from emailrl.rollout.collect import Collector
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
 def rollout(
     model: Model = None,
+    checkpoint: Checkpoint = None,
     engine: Engine = None,
     num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="JSONL to write; default: the next free one in rollouts/.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSONL to write; none: the next in outputs/rollouts/.")] = None,
     questions: Questions = None,
     db: Db = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,
@@ -34,12 +36,14 @@ def rollout(
 ) -> None:
     """Play questions with a policy, score the answers, and write every trajectory with its tokens.
 
-    Ctrl-C keeps the trajectories that have ended.
+    --checkpoint plays a checkpoint, or an exported adapter, on its own base model. Ctrl-C keeps the trajectories that
+    have ended.
 
     Examples:
 
     \b
       emailrl rollout --model nano --num-scenarios 50
+      emailrl rollout --checkpoint best
       emailrl rollout --model nano --group-size 6 --temperature 1 --split train
       emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
     """
@@ -56,14 +60,17 @@ def rollout(
             "seed": seed,
         }
     )
+    adapter = None
+    if checkpoint is not None:
+        settings, adapter = _with_adapter(settings, checkpoint, model)
     target = _target(out, settings.output.output_dir.parent / "rollouts", overwrite=overwrite)
     scenarios, notes = _scenarios(settings, split, num_scenarios)
     console = progress_console()
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
-    ended, seconds = _play(_collector(settings), scenarios, group_size, split, target)
+    ended, seconds = _play(_collector(settings, adapter), scenarios, group_size, split, target)
     result = Evaluation.of(ended)
-    _print_summary(result, seconds, settings, target)
+    _print_summary(result, seconds, settings, adapter, target)
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
     if json:
@@ -80,7 +87,7 @@ def rollout(
 
 
 def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
-    """The file to write, its folder there and open to writing; nothing is replaced unless asked for."""
+    """The file to write, in a place open to writing; nothing is made yet, nor replaced unless asked for."""
     import os
 
     if out is None:
@@ -92,9 +99,9 @@ def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
         raise UsageError(f"{out} is a folder.", "Give --out a file name.")
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists.", "Give another --out, or --overwrite.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(out.parent, os.W_OK):
-        raise UsageError(f"{out.parent} cannot be written to.", "Give another --out.")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UsageError(f"{place} cannot be written to.", "Give another --out.")
     return out
 
 
@@ -115,7 +122,19 @@ def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenari
     return chosen.scenarios, [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
 
 
-def _collector(settings: Settings) -> Collector:
+def _with_adapter(settings: Settings, checkpoint: str, model: str | None) -> tuple[Settings, Adapter]:
+    """The adapter named, and the settings with its own base model."""
+    from emailrl.policy.adapter import find_adapter
+    from emailrl.policy.resolve import same_base
+
+    adapter = find_adapter(checkpoint, settings.output.output_dir)
+    if model is not None and not same_base(model, adapter.base_model):
+        raise UsageError(f"{adapter.path} was trained from {adapter.base_model}, not from {model}.", "Omit --model.")
+    base = settings.model.model_copy(update={"name": adapter.base_model})
+    return settings.model_copy(update={"model": base}), adapter
+
+
+def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
     """Policy, engine and collector for the settings."""
     from emailrl.engines import build_engine
     from emailrl.policy.load import load_policy
@@ -123,8 +142,11 @@ def _collector(settings: Settings) -> Collector:
 
     policy = load_policy(settings)
     engine = build_engine(settings, policy)
-    engine.load_adapter(None, policy.base_model)
-    return build_collector(settings, policy, engine)
+    if adapter is None:
+        engine.load_adapter(None, policy.base_model)
+    else:
+        engine.load_adapter(adapter.path, str(adapter.path.absolute()))
+    return build_collector(settings, policy, engine, run_id=adapter.run_id if adapter else "")
 
 
 def _play(
@@ -168,7 +190,9 @@ def _play(
     return ended, time.perf_counter() - started
 
 
-def _print_summary(result: Evaluation, seconds: float, settings: Settings, target: Path) -> None:
+def _print_summary(
+    result: Evaluation, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+) -> None:
     """The table on stderr; names from outside are printed as plain text."""
     from collections import Counter
 
@@ -181,8 +205,9 @@ def _print_summary(result: Evaluation, seconds: float, settings: Settings, targe
     low, high = result.interval
     # Rollouts of one question are not independent: an interval over them would be too narrow.
     repeated = len({t.group_id for t in trajectories}) < len(trajectories)
+    policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
     rows = {
-        "policy": f"{settings.model.name}, temperature {settings.agent.temperature:g}",
+        "policy": f"{policy}, temperature {settings.agent.temperature:g}",
         "trajectories": f"{len(trajectories)} in {seconds:.1f} s ({len(trajectories) / seconds:.2f} a second)",
         "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
         "mean reward": _number(result.reward),

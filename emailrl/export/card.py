@@ -98,6 +98,9 @@ def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
             f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
             f"model = PeftModel.from_pretrained(base, {here})"
         )
+    agent = metadata.settings.get("agent") or {}
+    limits = {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent}
+    config = json.dumps({"db": "mail.db"} | limits)
     return f"""## Load it
 
 {note}```python
@@ -108,7 +111,7 @@ tokenizer = AutoTokenizer.from_pretrained({here})
 
 from emailrl import EmailAgent
 
-agent = EmailAgent(model, tokenizer, {{"db": "mail.db"}})
+agent = EmailAgent(model, tokenizer, {config})
 print(agent.answer("When does the lease end?", inbox="ann@example.com").answer)
 ```
 """

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import emailrl
-from emailrl.checkpoints import Checkpoint, sha256_of, verify
+from emailrl.checkpoints import METADATA, Checkpoint, sha256_of, verify
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
 from emailrl.policy.resolve import resolve_model
+from emailrl.recording import share_files
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +98,9 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
     try:
         base = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype="auto")
@@ -126,10 +129,11 @@ def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> 
     for file in sorted(checkpoint.path.iterdir()):
         if file.name in TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
-    metadata = asdict(checkpoint.metadata)
-    (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
+    # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
+    metadata = replace(checkpoint.metadata, files=_hashes(folder))
+    (folder / METADATA).write_text(json.dumps(asdict(metadata), indent=2) + "\n", "utf-8")
     (folder / "README.md").write_text(model_card(checkpoint.metadata, out.name, merged=format == "merged"), "utf-8")
-    files = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    files = _hashes(folder)
     export = Export(out, format, checkpoint.path, checkpoint.metadata.base_model, files)
     marker = {
         "format": format,
@@ -140,7 +144,12 @@ def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> 
         "files": files,
     }
     (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+    share_files(folder)
     return export
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
 
 
 def _put_in_place(incoming: Path, out: Path) -> None:

@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.adapter import read_base
 from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.size import check_fits
+from emailrl.recording import share_files
 from emailrl.settings import Settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -80,6 +82,7 @@ class Policy:
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         (directory / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
         self.tokenizer.save_pretrained(directory)
+        share_files(directory)
 
 
 def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: bool = False) -> Policy:
@@ -148,19 +151,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def check_adapter(adapter: Path, model_name: str) -> None:
     """Raise UsageError unless ``adapter`` is a PEFT adapter of the base model named."""
-    config_file = adapter / "adapter_config.json"
-    if not config_file.is_file() or not (adapter / "adapter_model.safetensors").is_file():
-        raise UsageError(
-            f"{adapter} is not an adapter: it lacks adapter_config.json or adapter_model.safetensors.",
-            "`emailrl checkpoints list` shows what there is.",
-        )
-    try:
-        base = json.loads(config_file.read_text()).get("base_model_name_or_path")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
-        raise UsageError(
-            f"{config_file} is not readable as JSON.", "The checkpoint is damaged; choose another."
-        ) from None
-    if not same_base(str(base), model_name):
+    base = read_base(adapter)
+    if not same_base(base, model_name):
         raise UsageError(
             f"The adapter in {adapter} was trained on '{base}', but the base model here is '{model_name}'.",
             f"Use --model {base}, or another adapter.",

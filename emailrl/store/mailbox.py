@@ -158,6 +158,11 @@ class Mailbox:
         number = self._number(address)
         self._member = None if number is None else f'parties : "{party_word(number)}"'
 
+    @property
+    def known(self) -> bool:
+        """Whether any mail of the database names this address."""
+        return self._member is not None
+
     def search(
         self,
         keywords: list[str],

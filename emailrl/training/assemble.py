@@ -18,6 +18,7 @@ from emailrl.training.algorithms import Algorithm, resolve
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.resume import (
+    base_of,
     check_agrees,
     choose_checkpoint,
     load_state,
@@ -40,7 +41,9 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     check_services(settings)
     _check_group_size(settings, algorithm)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
+    settings, said = base_of(checkpoint, settings)
     data = load_data(settings)
+    data.notes += said
     if checkpoint:
         fingerprints = data.database_fingerprint, data.questions_fingerprint
         changes = check_agrees(checkpoint, settings, *fingerprints)

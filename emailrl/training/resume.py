@@ -67,6 +67,15 @@ def choose_checkpoint(settings: Settings, resume: str | None, *, overwrite: bool
     return checkpoint
 
 
+def base_of(checkpoint: Checkpoint | None, settings: Settings) -> tuple[Settings, list[str]]:
+    """Settings with the checkpoint's base model where none was named, and what to say of it."""
+    if checkpoint is None or "name" in settings.model.model_fields_set:
+        return settings, []
+    name = checkpoint.metadata.base_model
+    model = settings.model.model_copy(update={"name": name})
+    return settings.model_copy(update={"model": model}), [f"no model was named: {name}, as in the checkpoint"]
+
+
 def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
     """What the checkpoint's settings differ in from the present ones, for the log.
 

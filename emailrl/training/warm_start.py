@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.errors import UsageError
+from emailrl.recording import share_files
 from emailrl.settings import Settings, StoreSettings
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
@@ -271,6 +272,7 @@ def warm_start(
     rate = learning_rate or (2e-3 if from_scratch else 2e-4)
     fit(model, shuffled(examples, seed), steps=steps, batch_size=batch_size, learning_rate=rate, report=note)
     save()
+    share_files(partial)
     partial.rename(out)
     tail = losses[-max(1, len(losses) // 10) :]
     return sum(tail) / len(tail)

@@ -60,6 +60,42 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert [record["num_questions"] for record in both] == [4, 4]
 
 
+def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: Path) -> None:
+    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model")
+    second = here / "outputs" / "grpo_masked-2" / "best_model"
+    first = here / "outputs" / "grpo_masked" / "best_model"
+    arguments = ("benchmark", "--limit", 1, "--checkpoint", first, "--checkpoint", second)
+    code, out, _ = emailrl(*arguments)
+    assert code == 0 and str(here) not in out.partition("results:")[0]
+    assert out.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
+    assert out.splitlines()[3].split() == ["best_model", "best_model"]
+    assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: 0 right" in out
+    records = json.loads(emailrl(*arguments, "--json")[1])
+    assert [record["model"] for record in records] == [str(first), str(second)]
+
+
+def test_an_exported_adapter_is_measured(emailrl, here: Path) -> None:
+    assert emailrl("export", "--out", "exported")[0] == 0
+    code, out, _ = emailrl("benchmark", "--limit", 1, "--checkpoint", "exported", "--json")
+    assert code == 0 and json.loads(out)["checkpoint"] == str(here / "exported")
+
+
+def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emailrl, here: Path) -> None:
+    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model", metrics={"accuracy": 0.96})
+    make_checkpoint(
+        here / "outputs" / "grpo_masked-3" / "best_model", here / "model", metrics={"accuracy": 0.5}, step=0
+    )
+    line = (
+        "best_model of grpo_masked-3 is step 0, untrained; grpo_masked-2 has 96.0%: "
+        "--checkpoint outputs/grpo_masked-2/best_model"
+    )
+    for command in (("benchmark", "--limit", 1), ("export",)):
+        code, _, error = emailrl(*command)
+        assert code == 0 and error.splitlines().count(line) == 1
+        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked-2/best_model", "--out", command[0])
+        assert code == 0 and "untrained" not in error
+
+
 def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])

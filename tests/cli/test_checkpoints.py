@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_list(emailrl, run_dir: Path) -> None:
     ]
     records = json.loads(emailrl("checkpoints", "list", run_dir, "--json")[1])
     assert records[0]["path"] == str(run_dir / "best_model") and records[0]["metrics"]["accuracy"] == 0.1
+
+
+def test_a_checkpoint_between_evaluations_shows_no_accuracy_of_other_weights(emailrl, run_dir: Path) -> None:
+    from emailrl.checkpoints import read_checkpoint
+
+    between = replace(read_checkpoint(run_dir / "checkpoint-20").metadata, step=25)
+    for name, evaluated in (("checkpoint-25", 20), ("checkpoint-26", 25)):
+        metrics = {"accuracy": 0.2, "reward": 0.5, "evaluated_step": evaluated}
+        write_checkpoint(run_dir / name, replace(between, metrics=metrics), lambda into: (into / "a").touch())
+    lines = [line.split() for line in emailrl("checkpoints", "list")[1].splitlines()]
+    assert [line[4:6] for line in lines if line and line[0] == "checkpoint-25"] == [["–", "–"]]
+    assert [line[4:6] for line in lines if line and line[0] == "checkpoint-26"] == [["20.0%", "+0.500"]]
 
 
 def test_list_names_what_is_not_whole(emailrl, run_dir: Path) -> None:

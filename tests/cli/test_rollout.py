@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny import make_database, make_model, make_questions
+from tiny import make_checkpoint, make_database, make_model, make_questions
 
 from emailrl.recording import read_trajectories
 from emailrl.rollout.audit import audit
@@ -57,6 +57,30 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
     assert err.splitlines()[-1] == "error: mine.jsonl exists. Give another --out, or --overwrite."
     assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
     assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
+
+
+def test_a_checkpoint_plays_on_its_own_base_also_when_exported(emailrl, here: Path) -> None:
+    best = make_checkpoint(here / "outputs" / "grpo_masked" / "best_model", here / "model")
+    (here / "emailrl.toml").write_text((here / "emailrl.toml").read_text().replace('model_name = "model"\n', ""))
+    assert emailrl("export", "--out", "exported")[0] == 0
+    played = []
+    for which in ("best", "exported"):
+        code, out, err = emailrl("rollout", "--num-scenarios", 1, "--checkpoint", which, "--temperature", 1, "--json")
+        assert code == 0 and f"model with {'exported' if which == 'exported' else 'outputs'}" in err
+        played += read_trajectories(Path(json.loads(out)["out"]))
+    assert {t.adapter_sha256 for t in played} == {best.metadata.files["adapter_model.safetensors"]}
+    assert played[0].samples[0].token_ids == played[1].samples[0].token_ids
+    code, out, err = emailrl("rollout", "--num-scenarios", 1, "--checkpoint", "exported", "--model", "nano")
+    assert (code, out) == (2, "") and "was trained from" in err
+
+
+def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Path) -> None:
+    assert emailrl("rollout", "--questions", "none.jsonl")[0] == 2
+    assert emailrl("rollout", "--model", "nanno", "--out", "deep/er/mine.jsonl")[0] == 2
+    assert not (here / "outputs").exists() and not (here / "deep").exists()
+    (here / "taken").write_text("a file")
+    code, _, err = emailrl("rollout", "--out", "taken/mine.jsonl")
+    assert code == 2 and "taken cannot be written to" in err
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import torch
 
 from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
 from emailrl.errors import EmailRLError
-from emailrl.settings import OutputSettings, Settings, TrainingSettings
+from emailrl.settings import OutputSettings, Settings, TrainingSettings, load_settings
 from emailrl.training.resume import (
+    base_of,
+    check_agrees,
     choose_checkpoint,
     load_state,
     rewind,
@@ -102,6 +104,19 @@ def test_what_resume_means(tmp_path: Path) -> None:
     (tmp_path / "grpo_masked" / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
     with pytest.raises(EmailRLError, match=r"checkpoint-6 lacks trainer_state\.pt"):
         choose_checkpoint(wanted, str(tmp_path / "grpo_masked" / "checkpoint-6"), overwrite=False)
+
+
+def test_a_model_that_nobody_named_is_the_checkpoints_own(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-1")
+    checkpoint = read_checkpoint(tmp_path / "checkpoint-1")
+    unnamed = load_settings({}, environ={}, cwd=tmp_path)
+    assert unnamed.model.name != "nano"
+    found, said = base_of(checkpoint, unnamed)
+    assert found.model.name == "nano" and said == ["no model was named: nano, as in the checkpoint"]
+    named = load_settings({"model_name": "Qwen/Qwen3-0.6B"}, environ={}, cwd=tmp_path)
+    assert base_of(checkpoint, named) == (named, []) and base_of(None, unnamed) == (unnamed, [])
+    with pytest.raises(EmailRLError, match="Resume with --model nano"):
+        check_agrees(checkpoint, named, "d", "q")
 
 
 # -- state

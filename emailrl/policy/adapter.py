@@ -1,0 +1,80 @@
+"""Which adapter plays: a run's checkpoint, an exported adapter, or any folder that PEFT wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.checkpoints import METADATA, Checkpoint, find_checkpoint, find_runs, list_checkpoints
+from emailrl.errors import UsageError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A folder with a LoRA adapter, the base model it was trained on and the run it comes from."""
+
+    path: Path
+    base_model: str
+    run_id: str = ""
+    """Empty where the folder does not say."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Adapter:
+        """The adapter in a checkpoint."""
+        return cls(checkpoint.path, checkpoint.metadata.base_model, checkpoint.metadata.run_id)
+
+
+def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
+    """``best`` or ``latest`` of the newest run, or the adapter in a folder, its files checked against their hashes.
+
+    What a folder lacks for a run to go on from it (trainer state, even ``metadata.json``) is not asked for. Raises
+    UsageError where there is no adapter, EmailRLError where it is damaged.
+    """
+    path = Path(which)
+    if which not in ("best", "latest") and path.is_dir():
+        if (path / "config.json").is_file() and not (path / CONFIG).is_file():
+            raise UsageError(f"{path} is a model, not an adapter.", f"Name it by --model {path}.")
+        if (path / CONFIG).is_file() and not (path / METADATA).is_file():
+            return Adapter(path, read_base(path))
+    found = find_checkpoint(which, output_dir)
+    read_base(found.path)
+    return Adapter.of(found)
+
+
+def read_base(folder: Path) -> str:
+    """The base model that an adapter names as its own; UsageError where the folder holds no adapter."""
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+        raise UsageError(
+            f"{folder} is not an adapter: it lacks {CONFIG} or {WEIGHTS}.",
+            "`emailrl checkpoints list` shows what there is.",
+        )
+    try:
+        return str(json.loads((folder / CONFIG).read_text("utf-8")).get("base_model_name_or_path"))
+    except (ValueError, AttributeError):
+        raise UsageError(f"{folder / CONFIG} is not readable as JSON.", "It is damaged; choose another.") from None
+
+
+def untrained_note(output_dir: Path) -> str | None:
+    """What to say where the newest run's ``best_model`` was never trained and an older run has a more accurate one."""
+    bests = {
+        run: checkpoint
+        for run in find_runs(output_dir)
+        for checkpoint in list_checkpoints(run)
+        if checkpoint.metadata.kind == "best"
+    }
+    if not bests:
+        return None
+    *older, newest = bests
+    accuracy = {run: bests[run].metadata.metrics.get("accuracy") or 0.0 for run in bests}
+    trained = [run for run in older if bests[run].metadata.step and accuracy[run] > accuracy[newest]]
+    if bests[newest].metadata.step or not trained:
+        return None
+    better = max(trained, key=lambda run: accuracy[run])
+    return (
+        f"best_model of {newest.name} is step 0, untrained; {better.name} has {accuracy[better]:.1%}: "
+        f"--checkpoint {bests[better].path}"
+    )
