@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Questions
+from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Questions
 from emailrl.cli.output import print_json, progress_console
 from emailrl.environment.rubric import Rubric
 
@@ -39,6 +40,7 @@ def benchmark(
     questions: Questions = None,
     db: Db = None,
     allow_shared_inbox: AllowSharedInbox = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
@@ -69,6 +71,7 @@ def benchmark(
             "allow_shared_inbox": allow_shared_inbox,
         }
     )
+    folder = _folder(out, settings, overwrite=overwrite)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
     if not checkpoint and not model and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
@@ -76,7 +79,6 @@ def benchmark(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
-    folder = out or _fresh_folder(settings)
     with _progress() as progress:
         task = _Task(progress, len(chosen.scenarios))
         report = run_benchmark(subjects, chosen.scenarios, settings, folder, notes=notes, progress=task.advance)
@@ -88,6 +90,19 @@ def benchmark(
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _folder(out: Path | None, settings: Settings, *, overwrite: bool) -> Path:
+    """Where the results go: a fresh folder, or ``out``, which may hold an earlier benchmark only to be replaced."""
+    from emailrl.errors import UsageError
+
+    if out is None:
+        return _fresh_folder(settings)
+    if (out / "results.json").exists():
+        if not overwrite:
+            raise UsageError(f"{out} holds a benchmark already.", "Give another --out, or --overwrite.")
+        shutil.rmtree(out / "trajectories", ignore_errors=True)
+    return out
 
 
 def _fresh_folder(settings: Settings) -> Path:

@@ -94,7 +94,8 @@ class ChatRenderer:
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens in it become control ids, nothing is added."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        # Quietly: whether a prompt fits the context window is the runner's to decide.
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
