@@ -59,7 +59,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench holds a benchmark already. Give another --out, or --overwrite." in error
     assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0
-    assert [file.name for file in (here / "bench" / "trajectories").iterdir()] == ["00-model"]
+    assert [file.name for file in (here / "bench" / "trajectories").iterdir()] == ["00-model.jsonl"]
     both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])
     assert [record["num_questions"] for record in both] == [4, 4]
 
