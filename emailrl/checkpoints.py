@@ -33,6 +33,7 @@ SCHEMA_VERSION = 1
 METADATA = "metadata.json"
 MODES = ("masked", "rollout", "simple")
 _KIND_ORDER = {"best": 0, "checkpoint": 1, "final": 2}
+_REMEDY = "Use another checkpoint: emailrl checkpoints list."
 _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 
 
@@ -85,15 +86,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list")
     if not (path / METADATA).is_file():
         inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
-        hint = f"It is a run; name one of its checkpoints: {inside}." if inside else "It is not a whole checkpoint."
+        hint = (
+            f"It is a run; name one of its checkpoints: {inside}."
+            if inside
+            else f"It is not a whole checkpoint. {_REMEDY}"
+        )
         raise UsageError(f"{path} has no {METADATA}.", hint)
     try:
         record = json.loads((path / METADATA).read_text("utf-8"))
         metadata = Metadata(**{item.name: record[item.name] for item in fields(Metadata)})
     except KeyError as error:
-        raise EmailRLError(f"{path / METADATA} lacks {error.args[0]!r}.") from None
+        raise EmailRLError(f"{path / METADATA} lacks {error.args[0]!r}.", _REMEDY) from None
     except (ValueError, TypeError) as error:
-        raise EmailRLError(f"{path / METADATA} cannot be read ({error}).") from None
+        raise EmailRLError(f"{path / METADATA} cannot be read ({error}).", _REMEDY) from None
     if metadata.schema_version != SCHEMA_VERSION:
         raise EmailRLError(
             f"{path} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
@@ -101,7 +106,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     missing = [name for name in metadata.files if not (path / name).is_file()]
     if missing:
-        raise EmailRLError(f"{path} lacks {', '.join(missing)}.", "Use another checkpoint: emailrl checkpoints list")
+        raise EmailRLError(f"{path} lacks {', '.join(missing)}.", _REMEDY)
     return Checkpoint(path, metadata)
 
 
@@ -111,7 +116,7 @@ def verify(checkpoint: Checkpoint) -> Checkpoint:
         if (found := sha256_of(checkpoint.path / name)) != expected:
             raise EmailRLError(
                 f"{checkpoint.path / name} is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…).",
-                "Use another checkpoint: emailrl checkpoints list",
+                _REMEDY,
             )
     return checkpoint
 

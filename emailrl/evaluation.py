@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from typing import Self
@@ -66,6 +66,14 @@ class Evaluation:
     def accuracy(self) -> float:
         """Share of right answers, 0 to 1."""
         return self.num_correct / self.num_questions if self.num_questions else 0.0
+
+    @property
+    def unscored(self) -> int:
+        """Trajectories that ended well, but got no verdict or no reward: where there are any, nothing was measured."""
+        return sum(
+            trajectory.exception is not None and trajectory.stop_reason is not StopReason.EXCEPTION
+            for trajectory in self.trajectories
+        )
 
     @property
     def interval(self) -> tuple[float, float]:

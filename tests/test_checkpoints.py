@@ -126,12 +126,16 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "nowhere", tmp_path)
     with pytest.raises(UsageError, match=r"has no metadata\.json.* name one of its checkpoints: checkpoint-5"):
         find_checkpoint(tmp_path / "run", tmp_path)
+    remedy = r"Use another checkpoint: emailrl checkpoints list\."
+    (tmp_path / "checkpoint-9").mkdir()
+    with pytest.raises(UsageError, match=r"has no metadata\.json\. It is not a whole checkpoint\. " + remedy):
+        find_checkpoint(tmp_path / "checkpoint-9", tmp_path)
     path = tmp_path / "run" / "checkpoint-5"
     record = json.loads((path / "metadata.json").read_text())
     for text, complaint in [
-        (json.dumps({name: value for name, value in record.items() if name != "seed"}), "lacks 'seed'"),
-        (json.dumps(record)[:-9], "cannot be read"),
-        ("[]", "cannot be read"),
+        (json.dumps({name: value for name, value in record.items() if name != "seed"}), "lacks 'seed'.*" + remedy),
+        (json.dumps(record)[:-9], "cannot be read.*" + remedy),
+        ("[]", "cannot be read.*" + remedy),
         (json.dumps(record | {"schema_version": 99}), "schema version 99; this emailrl reads 1"),
     ]:
         (path / "metadata.json").write_text(text)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from emailrl.evaluation import Evaluation, evaluate, wilson_interval
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 
 def scenario(name: str) -> Scenario:
@@ -31,6 +31,17 @@ def trajectory(name: str, correct: bool, reward: float, **fields: Any) -> Trajec
 )
 def test_wilson_interval(successes: int, total: int, low: float, high: float) -> None:
     assert wilson_interval(successes, total) == pytest.approx((low, high), abs=1e-5)
+
+
+def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> None:
+    result = Evaluation.of(
+        [
+            trajectory("a", True, 1.2, stop_reason=StopReason.ANSWERED),
+            trajectory("b", False, 0.0, stop_reason=StopReason.ANSWERED, exception="EmailRLError: no judge"),
+            trajectory("c", False, 0.0, stop_reason=StopReason.EXCEPTION, exception="OSError: gone"),
+        ]
+    )
+    assert (result.unscored, result.exceptions, result.num_correct) == (1, 2, 1)
 
 
 def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:

@@ -50,7 +50,7 @@ def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torc
     if num_parameters > GPU_SIZED and model.device == "auto":
         raise EmailRLError(
             f"The model '{model.name}' ({size}) needs a GPU, and this machine has none.",
-            f"{_REMEDY} DEVICE=cpu runs it all the same, slowly.",
+            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it all the same, slowly.",
         )
 
 

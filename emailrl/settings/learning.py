@@ -14,7 +14,7 @@ class TrainingSettings(Section):
     """simple trains one completion on a static prompt, rollout all that follows the prompt, masked sampled tokens."""
     algorithm: str = "grpo"
     """A named set of advantage, clipping, aggregation and KL."""
-    seed: Annotated[int, Env("SEED")] = 42
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), Env("SEED")] = 42
     """Seed of everything random."""
     max_steps: Positive = 200
     """Most optimizer steps of a run, in every mode."""

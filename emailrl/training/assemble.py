@@ -12,9 +12,10 @@ from emailrl.policy.load import load_policy
 from emailrl.rewards.build import build_scorer
 from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
-from emailrl.settings import Settings
+from emailrl.settings import Settings, run_root
 from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
+from emailrl.training.directory import check_replaceable, run_directory
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.resume import (
@@ -24,7 +25,6 @@ from emailrl.training.resume import (
     load_state,
     new_run_id,
     rewind,
-    run_directory,
     seed_generators,
     take_snapshot,
 )
@@ -36,12 +36,15 @@ from emailrl.training.update import Updater
 
 @contextmanager
 def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
-    """Check the settings, the checkpoint, the data and the model, in this order; then take the directory and begin."""
+    """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin."""
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     check_services(settings)
     _check_group_size(settings, algorithm)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
+    if overwrite:
+        check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
     settings, said = base_of(checkpoint, settings)
+    scorer, eval_scorer = build_scorer(settings, reward=mode.reward), build_scorer(settings)
     data = load_data(settings)
     data.notes += said
     if checkpoint:
@@ -54,14 +57,18 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     updater = Updater(policy, algorithm, settings, total_steps=total)
     state = _restore(checkpoint, updater) if checkpoint else RunState()
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
-    with run_directory(settings, checkpoint, overwrite=overwrite) as directory:
-        data.notes += rewind(directory, state)
-        tracker = Tracker(directory, settings, run_id=run_id, step=state.step, say=say)
-        with closing(tracker), closing(build_engine(settings, policy)) as engine:
+    make = mode.make_environment
+    with closing(build_engine(settings, policy)) as engine:
+        collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
+        evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
+        with (
+            run_directory(settings, checkpoint, overwrite=overwrite) as directory,
+            closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
+        ):
+            data.notes += rewind(directory, state)
             sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
             tracker.say(header(settings, run_dir=directory, **sizes))
             tracker.say("\n".join(f"Note: {note}" for note in data.notes))
-            scorer, make = build_scorer(settings, reward=mode.reward), mode.make_environment
             yield Run(
                 settings=settings,
                 mode=mode,
@@ -73,10 +80,8 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 state=state,
                 policy=policy,
                 engine=engine,
-                collector=build_collector(
-                    settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make
-                ),
-                evaluator=build_collector(settings, policy, engine, run_id=run_id),
+                collector=collector,
+                evaluator=evaluator,
                 updater=updater,
                 tracker=tracker,
                 interrupts=Interrupts(tracker.say),

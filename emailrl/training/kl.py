@@ -37,12 +37,17 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
 class AdaptiveKL:
     """The KL weight, moved so that the measured KL stays near ``target`` (Ziegler et al., arXiv 1909.08593).
 
-    ``target`` None keeps ``coef`` fixed; ``horizon`` is in trajectories.
+    ``target`` None keeps ``coef`` fixed; ``horizon`` is in trajectories. Raises ValueError unless both are above 0.
     """
 
     coef: float
     target: float | None = None
     horizon: float = 10000
+
+    def __post_init__(self) -> None:
+        for name, value in (("target", self.target), ("horizon", self.horizon)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"the KL's {name} must be above 0, got {value}")
 
     def update(self, kl: float, num_trajectories: int) -> float:
         """Keep and return coef * (1 + clip(kl / target - 1, ±0.2) * num_trajectories / horizon)."""

@@ -46,6 +46,7 @@ def train(
     with open_run(settings, resume=resume, overwrite=overwrite, say=progress) as run, run.interrupts.installed():
         try:
             loop(run)
+            run.interrupts.check()  # one noted in the last step: what follows the run must not go on
         except (Exception, KeyboardInterrupt):
             run.rescue()
             raise

@@ -135,7 +135,8 @@ def aggregate(
 
     ``token_mean`` sum / tokens (DAPO); ``sequence_mean`` mean over sequences of their token means (GRPO);
     ``constant`` sum / (sequences * ``constant_length``) (Dr. GRPO). ``denominator`` replaces the count divided by:
-    tokens, sequences, or sequences * constant_length. A row without a trainable token is not a sequence.
+    tokens, sequences, or sequences * constant_length. A row without a trainable token is not a sequence. Raises
+    ValueError for one not above 0, unless nothing is trainable.
     """
     trainable = loss_mask.bool()
     per_token = _masked(per_token, trainable)
@@ -143,6 +144,8 @@ def aggregate(
         raise ValueError(f"unknown aggregation {aggregation!r}: {', '.join(AGGREGATIONS)}")
     count = count_for(trainable, aggregation, constant_length) if denominator is None else denominator
     total = (_row_mean(per_token, trainable) if aggregation == "sequence_mean" else per_token).sum()
+    if denominator is not None and not denominator > 0 and trainable.any():
+        raise ValueError(f"denominator must be above 0 where tokens are trainable, got {float(denominator)}")
     # An empty batch has sum and count 0; dividing by 1 keeps its loss, and its gradient, at 0.
     return total / torch.as_tensor(count, dtype=total.dtype, device=total.device).where(trainable.any(), 1)
 

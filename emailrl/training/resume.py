@@ -1,4 +1,4 @@
-"""Begin a run, or go on with one: its directory, what a checkpoint must agree with, and its state on disk.
+"""Begin a run, or go on with one: what a checkpoint must agree with, and the run's state on disk.
 
 A resumed run equals the uninterrupted one, bit for bit on the CPU: weights, optimizer, KL weight, random generators,
 place in the questions and counters come from the checkpoint, and all that was recorded beyond its step is removed.
@@ -6,14 +6,11 @@ place in the questions and counters come from the checkpoint, and all that was r
 
 from __future__ import annotations
 
-import fcntl
 import pickle
 import random
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,15 +30,11 @@ from emailrl.checkpoints import (
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
-from emailrl.settings import Settings, run_root
+from emailrl.settings import Settings
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
-_OWN = re.compile(
-    r"best_model|final|checkpoint-\d+|policy|trajectories|training|wandb|tensorboard"
-    r"|metrics\.jsonl|evaluations\.jsonl|training\.log|\..+"
-)
-"""What a run puts into its directory; ``--overwrite`` removes nothing else."""
+_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?)?")
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------
@@ -107,47 +100,6 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
     return changes
 
 
-@contextmanager
-def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrite: bool) -> Iterator[Path]:
-    """The run's directory, held against other processes: the checkpoint's own, or a new one that is free.
-
-    A new run takes ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` empties the first of an older run.
-    """
-    if checkpoint is not None:
-        directory = checkpoint.path.parent
-    else:
-        base = run_root(settings.output.output_dir, settings.training.mode)
-        directory = base if overwrite else _free_directory(base)
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.") from None
-        if overwrite:
-            _empty(directory)
-        yield directory
-
-
-def _free_directory(base: Path) -> Path:
-    number = 1
-    while True:
-        directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-            return directory
-        number += 1
-
-
-def _empty(directory: Path) -> None:
-    for entry in directory.iterdir():
-        if entry.name == ".lock" or not _OWN.fullmatch(entry.name):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
 def new_run_id(mode: str) -> str:
     """A name for a run that no other has."""
     return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
@@ -203,7 +155,9 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
             torch.cuda.set_rng_state(generator, device)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         path, reason = checkpoint.path / STATE_FILE, str(error).partition("\n")[0]
-        raise EmailRLError(f"{path} cannot be read ({reason}).", "Use another checkpoint.") from None
+        raise EmailRLError(
+            f"{path} cannot be read ({reason}).", "Use another checkpoint: emailrl checkpoints list."
+        ) from None
     return state, saved["updater"]
 
 
@@ -216,8 +170,8 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     recover(run_dir)
     said = []
     for path in (path for name in ("trajectories", "training", "policy") for path in run_dir.glob(f"{name}/*")):
-        found = re.fullmatch(r"(?:step|eval|v)-(\d+)(?:\.jsonl)?", path.name)
-        if found is None or int(found[1]) > state.step:  # no match: a file that was being written
+        found = _RECORDED.fullmatch(path.name)
+        if found and (found[1] or int(found[2]) > state.step):  # hidden: what was being written
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]

@@ -16,6 +16,7 @@ from emailrl.recording import Record, write_records, write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.directory import REPLACED, discard_replaced
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.metrics import first_exception, sample_record, training_records
 from emailrl.training.modes import Mode
@@ -114,12 +115,15 @@ class Run:
         )
         self.engine.release()
         self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
-        is_best = state.note_evaluation(evaluation.accuracy)
-        state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
+        is_best = False
+        if evaluation.unscored:  # an outage is no accuracy: it neither picks a model nor ends a run
+            state.last_evaluated = state.step
+        else:
+            is_best = state.note_evaluation(evaluation.accuracy)
+            state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
         self.tracker.evaluation(evaluation)
-        best_accuracy, best_step = state.best_accuracy or 0.0, state.best_step or 0
         self.tracker.say(
-            evaluation_block(evaluation, is_best=is_best, best_accuracy=best_accuracy, best_step=best_step)
+            evaluation_block(evaluation, is_best=is_best, best_accuracy=state.best_accuracy, best_step=state.best_step)
         )
         return evaluation
 
@@ -191,6 +195,7 @@ class Run:
 
         checkpoint = write_checkpoint(self.directory / name, self._metadata(kind, step), fill)
         self.saved_step = step
+        discard_replaced(self.directory)
         prune(self.directory, self.settings.output.save_total_limit)
         return checkpoint
 
@@ -199,6 +204,8 @@ class Run:
         step = self.snapshot.state["step"]
         if self.saved_step == step:
             self.tracker.say(f"Stopped after step {step}, which is saved.")
+        elif not step and (self.directory / REPLACED).exists():
+            self.tracker.say("Stopped before the first step; the run that was to be replaced is back in its place.")
         elif self._half_done or self.interrupts.impatient:
             saved = "there is no checkpoint yet" if self.saved_step is None else f"saved up to step {self.saved_step}"
             self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
@@ -209,9 +216,12 @@ class Run:
         """Write ``final`` and say why the run ended."""
         self.save("final")
         best, step = self.state.best_accuracy, self.state.best_step
-        self.tracker.say(
-            f"Done after step {self.state.step}: {reason}. Best accuracy {best or 0.0:.1%} at step {step}."
+        said = (
+            "No evaluation was whole: there is no best_model"
+            if best is None
+            else f"Best accuracy {best:.1%} at step {step}"
         )
+        self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
 
     def _metadata(self, kind: str, step: int) -> Metadata:
         training = self.settings.training

@@ -36,13 +36,14 @@ class Tracker:
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
         self._console = say
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
-        self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
-        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=step)
         self._sinks: list[Sink] = []
         if settings.tracking.tensorboard:
             self._sinks.append(TensorBoard(run_dir / "tensorboard", step))
         if (wandb := start_wandb(settings, run_dir, run_id, self.say)) is not None:
             self._sinks.append(wandb)
+        # Last, for opening them removes lines, and a service may refuse to begin.
+        self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
+        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=step)
 
     def say(self, text: str) -> None:
         """Print lines to the console and the log; what cannot be printed, as mail may hold it, becomes a space."""
@@ -141,7 +142,9 @@ def step_line(metrics: Mapping[str, Any], total: int) -> str:
     )
 
 
-def evaluation_block(evaluation: Evaluation, *, is_best: bool, best_accuracy: float, best_step: int) -> str:
+def evaluation_block(
+    evaluation: Evaluation, *, is_best: bool, best_accuracy: float | None, best_step: int | None
+) -> str:
     """What an evaluation showed, and whether it is the best so far."""
     low, high = evaluation.interval
     reward = "-" if evaluation.reward is None else f"{evaluation.reward:.3f}"
@@ -153,9 +156,14 @@ def evaluation_block(evaluation: Evaluation, *, is_best: bool, best_accuracy: fl
         f"Eval accuracy: {evaluation.accuracy:.1%}"
         f" ({evaluation.num_correct} of {evaluation.num_questions}, 95 % interval {low:.1%} to {high:.1%})",
     ]
+    if evaluation.unscored:
+        lines.append(
+            f"{evaluation.unscored} of {evaluation.num_questions} answers could not be scored, so this evaluation"
+            " neither chooses the best model nor counts for patience or target."
+        )
     if is_best:
         lines.append(f"New best accuracy: {evaluation.accuracy:.1%}, saved to best_model")
-    else:
+    elif best_accuracy is not None:
         lines.append(f"Best accuracy so far: {best_accuracy:.1%} at step {best_step}")
     return "\n".join(lines)
 

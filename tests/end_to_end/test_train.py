@@ -191,6 +191,23 @@ def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted
     assert_same_run(result.run_dir, finished.run_dir)
 
 
+def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(max_steps=1)
+    original = Updater.step
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(Updater, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings)
+    latest = find_checkpoint("latest", settings.output.output_dir).metadata
+    assert (latest.kind, latest.step) == ("final", 1)
+
+
 def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +369,38 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
     weights.write_bytes(content)
     assert everything(run) == kept
     assert train(make_settings(max_steps=2, model_name=str(other_model)), resume="latest").steps == 2
+
+
+@pytest.mark.parametrize("wrong", [{"reward": "nope.py:x"}, {"engine": "vllm"}], ids=str)
+def test_wrong_settings_are_found_before_anything_on_disk_is_touched(
+    wrong: dict[str, Any], make_settings: MakeSettings
+) -> None:
+    run = train(make_settings(max_steps=2, save_steps=1)).run_dir
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    settings = make_settings(**wrong)
+    for how in ({"overwrite": True}, {"resume": str(run / "checkpoint-1")}, {}):
+        with pytest.raises(EmailRLError):
+            train(settings, **how)  # type: ignore[arg-type]
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
+    assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
+
+
+def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_checkpoint(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(max_steps=1)
+    run = train(settings).run_dir
+    kept = everything(run)
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    said: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module, "evaluate", interrupted)
+        train(settings, overwrite=True, progress=said.append)
+    assert said[-1].endswith("the run that was to be replaced is back in its place.")
+    assert everything(run) == kept and not (run / ".replaced").exists()
 
 
 def test_one_rollout_a_question_is_too_few_to_compare(make_settings: MakeSettings) -> None:

@@ -203,7 +203,12 @@ def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeyp
     monkeypatch.setattr(size, "available_memory", lambda: int(500e9))
     with pytest.raises(EmailRLError, match=r"14\.0 billion parameters, 56 GB\) needs a GPU") as caught:
         load_policy(Settings())
-    assert caught.value.exit_code == 1 and "--model nano" in caught.value.hint and "\n" not in str(caught.value)
+    assert (
+        caught.value.exit_code == 1
+        and "--model nano" in caught.value.hint
+        and "EMAILRL_DEVICE=cpu" in caught.value.hint
+        and "\n" not in str(caught.value)
+    )
     # DEVICE=cpu insists; then memory alone decides, and after it the network.
     with pytest.raises(EmailRLError, match="the hub cannot be reached"):
         load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
@@ -242,7 +247,7 @@ def test_devices() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
 def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EmailRLError, match="no usable CUDA GPU"):
+    with pytest.raises(EmailRLError, match=r"no usable CUDA GPU.*Use EMAILRL_DEVICE=auto\."):
         load_policy(settings_for(tiny_model, model={"device": "cuda"}))
     with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
         load_policy(settings_for(tiny_model, model={"load_in_4bit": True}))

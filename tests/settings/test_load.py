@@ -159,6 +159,8 @@ def test_dotenv_reads_what_shells_write(load: Load, tmp_path: Path) -> None:
     [
         ({"MAX_STEPS": "many"}, "MAX_STEPS='many' (environment): should be a valid integer"),
         ({"MAX_STEPS": "0"}, "MAX_STEPS='0' (environment): should be greater than or equal to 1."),
+        ({"SEED": "9" * 26}, "(environment): should be less than or equal to 9223372036854775807."),
+        ({"SEED": "-1"}, "SEED='-1' (environment): should be greater than or equal to 0."),
         ({"TARGET_ACCURACY": "95"}, "TARGET_ACCURACY='95' (environment): should be less than or equal to 1."),
         ({"LEARNING_RATE": "nan"}, "LEARNING_RATE='nan' (environment): should be a finite number."),
         ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),

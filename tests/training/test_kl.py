@@ -61,6 +61,20 @@ def test_adaptive_weight() -> None:
     assert kl.coef == pytest.approx(0.1009596)
 
 
+@pytest.mark.parametrize(
+    ("target", "horizon", "complaint"),
+    [
+        (0.0, 10000, "target must be above 0, got 0.0"),
+        (-0.1, 10000, "target must be above 0, got -0.1"),
+        (math.inf, 10000, "target must be above 0, got inf"),
+        (0.1, 0, "horizon must be above 0, got 0"),
+    ],
+)
+def test_a_weight_that_could_not_move_is_refused(target: float, horizon: float, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AdaptiveKL(0.1, target, horizon)
+
+
 def test_without_target_the_weight_is_fixed_and_a_broken_kl_is_refused() -> None:
     kl = AdaptiveKL(0.1)
     assert kl.update(5.0, 100) == 0.1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -29,8 +30,14 @@ QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range
 class Script:
     """Every part of a run that would need a model: notes what is asked of it, answers as it was told."""
 
-    def __init__(self, rewards: Callable[[int], list[float]], accuracies: list[float], raises: int | None) -> None:
-        self.rewards, self.accuracies, self.raises = rewards, accuracies, raises
+    def __init__(
+        self,
+        rewards: Callable[[int], list[float]],
+        accuracies: list[float],
+        raises: int | None,
+        outages: Mapping[int, int],
+    ) -> None:
+        self.rewards, self.accuracies, self.raises, self.outages = rewards, accuracies, raises, outages
         self.events: list[str] = []
         self.observe: Any = None
         self.base_model, self.lora = "nano", {"rank": 1}
@@ -61,6 +68,8 @@ class Script:
             right = round(self.accuracies.pop(0) * len(groups))
             for group in groups[:right]:
                 group.trajectories[0].rubric["answer_correct"] = True
+            for group in groups[: self.outages.get(step, 0)]:
+                group.trajectories[0].exception = "EmailRLError: the judge is away"
         return groups
 
     def _play(self, scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
@@ -103,6 +112,7 @@ def play(
     rewards: Callable[[int], list[float]] = lambda step: [0.0, 1.5],
     accuracies: tuple[float, ...] = (0.0,) * 9,
     raises: int | None = None,
+    outages: Mapping[int, int] = MappingProxyType({}),
     steps: int = 3,
     **evaluation: Any,
 ) -> Played:
@@ -113,7 +123,7 @@ def play(
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    script, state = Script(rewards, list(accuracies), raises), RunState()
+    script, state = Script(rewards, list(accuracies), raises, outages), RunState()
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
     part: Any = script
     run = Run(
@@ -237,6 +247,33 @@ def test_early_stops(
     played = play(tmp_path, accuracies=accuracies, **evaluation)
     assert len(played.metrics) == steps and played.saved["final"] == steps
     assert f"Done after step {steps}: {reason}." in played.said[-1]
+
+
+def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothing(tmp_path: Path) -> None:
+    # Of 4 answers the judge misses one: 75 % and, at step 0, 0 % would have been the best.
+    played = play(
+        tmp_path, accuracies=(0.0, 0.5, 1.0, 0.25), outages={0: 3, 2: 1}, eval_steps=1, patience=2, target_accuracy=0.7
+    )
+    assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 3}
+    state = played.run.state
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+    said = [line for line in played.said if "could not be scored" in line]
+    assert [line.partition(" answers")[0] for line in said] == ["3 of 4", "1 of 4"]
+    assert not any("Best accuracy so far: 0.0%" in line or "at step None" in line for line in played.said)
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (0.75, 1), (0.25, 0)]
+
+
+def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
+    assert played.saved == {"final": 1}
+    assert played.said[-1] == ("Done after step 1: all steps done. No evaluation was whole: there is no best_model.")
+
+
+def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={2: 4})
+    assert "the first: EmailRLError: the judge is away" in played.said[-1]
+    assert [line["step"] for line in played.metrics] == [1] and played.saved == {"best_model": 0}
 
 
 def test_the_loop_asks_for_no_modes_and_no_algorithms_name() -> None:

@@ -220,6 +220,17 @@ def test_float64_is_kept() -> None:
     assert half.dtype == torch.float32
 
 
+@pytest.mark.parametrize("denominator", [0, -1.0, math.nan, torch.tensor(0)])
+def test_trainable_tokens_are_not_divided_by_nothing(denominator: Any) -> None:
+    x = torch.ones(1, 2)
+    for loss in (policy_loss(x, x, x, x, denominator=2), value_loss(x, x, x, x, denominator=2)):
+        assert loss[0].isfinite()
+    with pytest.raises(ValueError, match="denominator must be above 0 where tokens are trainable"):
+        policy_loss(x, x, x, x, denominator=denominator)
+    with pytest.raises(ValueError, match="denominator must be above 0"):
+        value_loss(x, x, x, x, denominator=denominator)
+
+
 def test_bad_arguments() -> None:
     x, mask = torch.zeros(1, 2), torch.ones(1, 2)
     with pytest.raises(ValueError, match="does not match the loss_mask's"):

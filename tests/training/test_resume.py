@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import OutputSettings, Settings, TrainingSettings, load_settings
+from emailrl.training.directory import discard_replaced, run_directory
 from emailrl.training.resume import (
     base_of,
     check_agrees,
     choose_checkpoint,
     load_state,
     rewind,
-    run_directory,
     save_state,
     seed_generators,
     take_snapshot,
@@ -58,15 +58,87 @@ def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
         assert third == tmp_path / "grpo_rollout"
 
 
-def test_overwriting_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
-    base = tmp_path / "grpo_masked"
+def old_run(base: Path) -> None:
+    """A run, and what its user put beside and into it."""
     write(base / "best_model", "best")
     write(base / "checkpoint-2")
-    (base / "trajectories").mkdir()
-    for name in ("metrics.jsonl", "training.log", "my_notes.md"):
-        (base / name).write_text("x")
+    for name in ("trajectories/step-000001.jsonl", "training/step-000001.jsonl", "policy/v-000001/adapter"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("old")
+    for name in ("metrics.jsonl", "evaluations.jsonl", "training.log"):
+        (base / name).write_text("old")
+    (base / ".git").mkdir()
+    for name in (".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"):
+        (base / name).write_text("mine")
+
+
+def files(base: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+
+
+def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
     with run_directory(settings(tmp_path / "grpo"), None, overwrite=True) as directory:
-        assert sorted(entry.name for entry in directory.iterdir()) == [".lock", "my_notes.md"]
+        assert directory == base
+        (base / "metrics.jsonl").write_text("new")
+        write(base / "checkpoint-1")
+        discard_replaced(base)
+    left = {name for name in files(base) if not name.startswith("checkpoint-1/")}
+    mine = {".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"}
+    assert left == mine | {".lock", "metrics.jsonl"} and not (base / "policy").exists()
+    assert (base / "metrics.jsonl").read_text() == "new" and (base / ".env").read_text() == "mine"
+
+
+def test_a_run_without_a_checkpoint_gives_the_overwritten_one_back(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base)
+    with pytest.raises(OSError, match="no W&B"), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+        assert not list_checkpoints(base)
+        (base / "trajectories" / "eval-000000.jsonl").write_text("new")
+        (base / "metrics.jsonl").write_text("new")
+        raise OSError("no W&B")
+    assert files(base) == before | {".lock": b""}
+
+
+def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    (base / ".replacing").mkdir()
+    (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
+    with pytest.raises(KeyboardInterrupt), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+        assert {item.path.parent.name for item in list_checkpoints(base / ".replaced")} == {".replaced"}
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "training.log").write_text("new")
+    with pytest.raises(KeyboardInterrupt), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+        raise KeyboardInterrupt
+    assert files(base) == before
+
+
+@pytest.mark.parametrize("name", [".git/config", ".env", "training.log", "training/thesis.txt", "checkpoint-5/model"])
+def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    (base / name).parent.mkdir(parents=True)
+    (base / name).write_text("mine")
+    with (
+        pytest.raises(UsageError, match=r"grpo_masked is no run of emailrl.*--output-dir"),
+        run_directory(settings(tmp_path / "grpo"), None, overwrite=True),
+    ):
+        pass
+    assert files(base) == {name: b"mine"}
+
+
+def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("a file")
+    with (
+        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--output-dir"),
+        run_directory(settings(tmp_path / "e" / "x"), None, overwrite=False),
+    ):
+        pass
 
 
 def try_to_hold(base: Path, answer: Any) -> None:
@@ -159,6 +231,7 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
         (tmp_path / "policy" / f"v-{step:06d}").mkdir(parents=True)
     (tmp_path / "policy" / ".v-000005").mkdir()
     (tmp_path / "trajectories" / ".step-000004.jsonl.77").write_text("half")
+    (tmp_path / "training" / "thesis.txt").write_text("mine")
     for step in (2, 4, 6):
         write(tmp_path / f"checkpoint-{step}", step=step)
     write(tmp_path / "final", "final", step=6)
@@ -167,6 +240,7 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
     assert left == [
         "policy/v-000004",
         *(f"training/step-00000{step}.jsonl" for step in (3, 4)),
+        "training/thesis.txt",
         *(f"trajectories/eval-00000{step}.jsonl" for step in (3, 4)),
         *(f"trajectories/step-00000{step}.jsonl" for step in (3, 4)),
     ]

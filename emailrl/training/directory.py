@@ -1,0 +1,143 @@
+"""A run's directory: which one it takes, held against other processes, and what ``--overwrite`` replaces in it.
+
+Overwriting loses nothing before there is something in its place. The old run is moved into a hidden folder beside the
+new one and removed once the new run has its first checkpoint; a run that ends before puts it back:
+
+    .replacing  the old run on its way out, or back; whole together with what still stands in the directory
+    .replaced   the old run, whole
+
+What a dead process left of this is settled by the next that overwrites.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from emailrl.checkpoints import Checkpoint, list_checkpoints
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings, run_root
+
+LOCK = ".lock"
+REPLACED = ".replaced"
+_REPLACING = ".replacing"
+_RECORDS = re.compile(r"\.?(?:(?:step|eval)-\d+\.jsonl(?:\.\d+)?|v-\d+)")
+_FOLDERS = ("trajectories", "training", "policy")
+"""Of these only what a run records in them is its own."""
+_OWN = re.compile(
+    r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
+    r"|wandb|tensorboard|training\.log|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
+)
+"""What else a run puts into its directory."""
+
+
+@contextmanager
+def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrite: bool) -> Iterator[Path]:
+    """The run's directory, held against other processes: the checkpoint's own, or a new one that is free.
+
+    A new run takes ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` gives it the first, whose old run
+    comes back if the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
+    """
+    if checkpoint is not None:
+        directory = checkpoint.path.parent
+    else:
+        base = run_root(settings.output.output_dir, settings.training.mode)
+        directory = base if overwrite else _free_directory(base)
+    if overwrite:
+        check_replaceable(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / LOCK).open("w")
+    except OSError as error:
+        message = f"{directory} cannot be written: {error.strerror}."
+        raise UsageError(message, "Name another place with --output-dir.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.") from None
+        _settle(directory)
+        if not overwrite:
+            yield directory
+            return
+        try:
+            _move(directory, directory / _REPLACING)
+            (directory / _REPLACING).rename(directory / REPLACED)
+            yield directory
+        finally:
+            _settle(directory)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Raise UsageError for a folder that holds something, but no sign that a run made it."""
+    if not directory.is_dir():
+        return
+    entries = {entry.name for entry in directory.iterdir()}
+    recorded = {"metrics.jsonl", "training.log"} <= entries
+    moved = entries & {REPLACED, _REPLACING}
+    if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
+        raise UsageError(
+            f"{directory} is no run of emailrl, so --overwrite leaves it alone.",
+            "Leave --overwrite out, or name another place with --output-dir.",
+        )
+
+
+def discard_replaced(directory: Path) -> None:
+    """Remove the run that the present one replaces; for when this one has a checkpoint."""
+    if (directory / REPLACED).exists():
+        shutil.rmtree(directory / REPLACED)
+
+
+def _settle(directory: Path) -> None:
+    """Finish or undo an overwriting: the old run goes where the new one has a checkpoint, else it comes back."""
+    replaced, replacing = directory / REPLACED, directory / _REPLACING
+    if replaced.exists():
+        if list_checkpoints(directory):
+            shutil.rmtree(replaced)
+            return
+        for path in list(_own(directory)):
+            _remove(path)
+        replaced.rename(replacing)
+    if replacing.exists():
+        _move(replacing, directory)
+        replacing.rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for path in list(_own(source)):
+        goal = target / path.relative_to(source)
+        goal.parent.mkdir(exist_ok=True)
+        path.rename(goal)
+    for folder in (source / name for name in _FOLDERS):
+        with suppress(OSError):  # not there, or something of the user's is in it
+            folder.rmdir()
+
+
+def _own(directory: Path) -> Iterator[Path]:
+    """What a run put into the directory."""
+    for entry in directory.iterdir():
+        if entry.name in _FOLDERS and not entry.is_symlink():
+            yield from (path for path in entry.iterdir() if _RECORDS.fullmatch(path.name))
+        elif entry.name in _FOLDERS or _OWN.fullmatch(entry.name):
+            yield entry
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _free_directory(base: Path) -> Path:
+    number = 1
+    while True:
+        directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+            return directory
+        number += 1
