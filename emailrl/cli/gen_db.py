@@ -91,9 +91,9 @@ def existing_database(db: Path) -> BuildReport:
     from contextlib import closing
 
     from emailrl.store.build import BuildReport
-    from emailrl.store.mailbox import connect
+    from emailrl.store.connection import connect, reading
 
-    with closing(connect(db)) as connection:
+    with reading(db), closing(connect(db)) as connection:
         emails, recipients = (
             connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("emails", "recipients")
         )

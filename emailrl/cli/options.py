@@ -13,9 +13,16 @@ from typing import Annotated
 
 import typer
 
+
+def _path(value: str) -> Path:
+    if not value.strip():  # as a path it would mean the folder one happens to be in
+        raise typer.BadParameter("is empty; name a file.")
+    return Path(value)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]
 Model = Annotated[str | None, typer.Option("--model", help="nano (packaged), a local folder or a hub name.")]
-Db = Annotated[Path | None, typer.Option("--db", help="The mail database.")]
+Db = Annotated[Path | None, typer.Option("--db", parser=_path, metavar="<path>", help="The mail database.")]
 Questions = Annotated[Path | None, typer.Option("--questions", help="A local question file (JSONL).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, transformers, vllm or openai.")]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.errors import UsageError
-from emailrl.store.mailbox import connect
+from emailrl.store.connection import connect, reading
 from emailrl.trajectory import Scenario
 
 _VISIBLE = """
@@ -38,11 +38,12 @@ class Coverage:
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up every source mail of every question; raises UsageError where ``db`` is no mail database."""
+    """Look up every source mail of every question; raises UsageError where ``db`` is no mail database,
+    EmailRLError where it is damaged."""
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
-    with closing(connect(Path(db))) as connection:
+    with reading(db), closing(connect(Path(db))) as connection:
         for scenario in scenarios:
             unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
             for message_id in unseen:

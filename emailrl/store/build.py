@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,10 +18,11 @@ from pathlib import Path
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
-from emailrl.store.mailbox import connect, database_fingerprint
+from emailrl.store.connection import connect, reading
 from emailrl.store.sieve import DATE_FORMAT, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage
+from emailrl.store.target import claim
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase (``read`` or ``index``), the messages done in it, and their number where it is known."""
@@ -62,20 +62,19 @@ def build_database(
     stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is parsed by
     ``workers`` processes beside this one (None: as many as the machine has use for).
 
-    Raises ``UsageError`` where ``db`` exists and neither flag is given, where it cannot be written, or where nothing is
-    left to store; ``EmailRLError`` where the source or the disk fails. An existing database then stays as it was.
+    Raises ``UsageError`` where ``db`` exists and neither flag is given, where it is no database or cannot be written,
+    or where nothing is left to store; ``EmailRLError`` where the source or the disk fails, or another build is writing
+    ``db``. An existing database then stays as it was.
     """
     started = time.monotonic()
     db = Path(db).expanduser()
-    _check_target(db, overwrite=overwrite, append=append)
-    db = db.resolve()  # the file that a link leads to is replaced, not the link
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe)
-    with _beside(db) as (building, staging):
+    with claim(db, overwrite=overwrite, append=append) as target:
         try:
-            with contextlib.closing(Stage(staging, progress)) as stage:
-                if append and db.exists():
-                    for email in stored_emails(db):
+            with contextlib.closing(Stage(target.staging, progress)) as stage:
+                if append and target.db.exists():
+                    for email in stored_emails(target.db):
                         mail = as_mail(email)
                         sieve.remember(mail)
                         stage.add(mail)
@@ -86,12 +85,14 @@ def build_database(
                     raise UsageError(
                         f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written."
                     )
-                stage.write(building)
-            _put_in_place(building, db)
+                stage.write(target.building)
         except sqlite3.Error as error:
-            raise EmailRLError(f"The database {db} cannot be written: {error}.", "It was left as it was.") from error
+            raise EmailRLError(
+                f"The database {target.db} cannot be written: {error}.", "It was left as it was."
+            ) from error
+        target.publish()
     return BuildReport(
-        stage.added, stage.added_recipients, sieve.skipped, time.monotonic() - started, db, sieve.defects
+        stage.added, stage.added_recipients, sieve.skipped, time.monotonic() - started, target.db, sieve.defects
     )
 
 
@@ -121,73 +122,12 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{number:,} {reason}" for reason, number in counts.items()) or "no message was found"
 
 
-def _check_target(db: Path, *, overwrite: bool, append: bool) -> None:
-    if overwrite and append:
-        raise UsageError("Both overwrite and append were asked for.", "Choose one of them.")
-    if db.is_dir():
-        raise UsageError(f"{db} is a folder, not a database file.", "Name a file with --db.")
-    if not db.exists():
-        return
-    if append:
-        database_fingerprint(db)  # raises where it is not a database of ours
-    elif not overwrite:
-        raise UsageError(f"The database {db} exists.", "Replace it with --overwrite, or add to it with --append.")
-
-
-@contextlib.contextmanager
-def _beside(db: Path) -> Iterator[tuple[Path, Path]]:
-    """Two files beside ``db`` to build in, removed at the end whatever happens, as are those of builds that died."""
-    paths = tuple(db.with_name(f"{db.name}.{part}-{os.getpid()}") for part in ("building", "staging"))
-    new_folders = [folder for folder in db.parents if not folder.exists()]
-    try:
-        db.parent.mkdir(parents=True, exist_ok=True)
-        for left in (*db.parent.glob(f"{db.name}.building-*"), *db.parent.glob(f"{db.name}.staging-*")):
-            if not _is_running(left.name.rpartition("-")[2]):
-                left.unlink(missing_ok=True)
-        for path in paths:
-            path.touch()
-    except OSError as error:
-        raise UsageError(f"The database {db} cannot be written: {error.strerror or error}.") from error
-    try:
-        yield paths  # type: ignore[misc]
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        for folder in new_folders if not db.exists() else ():
-            with contextlib.suppress(OSError):  # something else has come to stand in it
-                folder.rmdir()
-
-
-def _is_running(pid: str) -> bool:
-    if not pid.isdigit():
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _put_in_place(building: Path, db: Path) -> None:
-    """Give the finished file its name, once its content is on the disk."""
-    for path in (building, building.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if path == building:
-            os.replace(building, db)
-
-
 def stored_emails(db: Path) -> Iterator[RawEmail]:
     """The mails of a database, oldest first.
 
-    Raises ``UsageError`` where it is none of ours.
+    Raises ``UsageError`` where it is none of ours, ``EmailRLError`` where it is damaged.
     """
-    with contextlib.closing(connect(db)) as connection:
+    with reading(db), contextlib.closing(connect(db)) as connection:
         people = connection.cursor()
         for key, message_id, subject, sender, date, body, file_name in connection.execute(
             "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails ORDER BY id DESC"
@@ -197,5 +137,8 @@ def stored_emails(db: Path) -> Iterator[RawEmail]:
                 "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid", (key,)
             ):
                 lists[kind].append(address)
-            moment = None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
+            try:
+                moment = None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
+            except ValueError as error:
+                raise sqlite3.DataError(f"the date of mail {key} is not as it was written") from error
             yield RawEmail(message_id, subject, sender, lists["to"], lists["cc"], lists["bcc"], moment, body, file_name)

@@ -8,24 +8,18 @@ the last hit asked for. Result sets and snippets are those of ART-E's query, new
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from weakref import WeakValueDictionary
 
-from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.errors import EmailRLError, ToolError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
+from emailrl.store.connection import connect, no_database, reading
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
-SCHEMA_VERSION = 3
-"""Raised whenever a database written before cannot be read any more."""
-
-_REBUILD = "Build it anew with emailrl gen-db --overwrite."
 _LAST_ID = 2**63 - 1
-_TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +50,8 @@ class _Reader:
 
     def __init__(self, db: Path) -> None:
         self.connection = connect(db)
-        row = self.connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone()
+        with reading(db):
+            row = self.connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone()
         self.ids_follow_dates = row is not None
 
     def __del__(self) -> None:
@@ -77,7 +72,7 @@ class _Readers(threading.local):
         try:
             stat = db.stat()
         except OSError:
-            raise _no_database(db) from None
+            raise no_database(db) from None
         key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
         reader = self.by_file.get(key)
         if reader is None:
@@ -87,52 +82,6 @@ class _Readers(threading.local):
 
 
 _readers = _Readers()
-
-
-def connect(db: Path) -> sqlite3.Connection:
-    """A read-only connection to a database that ``gen-db`` wrote.
-
-    Raises ``EmailRLError`` where there is none, ``UsageError`` where it is something else.
-    """
-    if not db.is_file():
-        raise _no_database(db)
-    try:
-        connection = sqlite3.connect(
-            f"file:{quote(str(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-        )
-        connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA mmap_size = 1073741824")
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
-        raise UsageError(f"{db} cannot be read as a mail database: {error}.", _REBUILD) from error
-    if missing := _TABLES - tables:
-        connection.close()
-        what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
-        raise UsageError(f"The database {db} has no {what}.", _REBUILD)
-    version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if version != (str(SCHEMA_VERSION),):
-        connection.close()
-        raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
-    return connection
-
-
-def _no_database(db: Path) -> EmailRLError:
-    return EmailRLError(f"There is no mail database {db}.", "Build one with emailrl gen-db, or name another with --db.")
-
-
-def database_fingerprint(db: Path) -> str:
-    """What tells databases of different content apart, as ``gen-db`` noted it; cheap.
-
-    Raises ``EmailRLError`` where there is no such file, ``UsageError`` where it is no mail database.
-    """
-    connection = connect(db)
-    try:
-        row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
-    finally:
-        connection.close()
-    if row is None:
-        raise UsageError(f"The database {db} has no fingerprint.", _REBUILD)
-    return str(row[0])
 
 
 def open_mailbox(db: Path | str, inbox: str, until: str | None = None) -> Mailbox:
@@ -232,10 +181,8 @@ class Mailbox:
         return self._reader
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        try:
+        with reading(self.db):
             return self._open().connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise EmailRLError(f"The database {self.db} cannot be read: {error}.", _REBUILD) from error
 
     def _number(self, address: str) -> int | None:
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))

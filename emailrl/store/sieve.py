@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from emailrl.settings import StoreSettings
-from emailrl.store.sources.message import RawEmail, Skipped
+from emailrl.store.sources.message import RawEmail, Skipped, made_up_id
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+MAX_HEADER_CHARS = 1000
+"""Longer subjects are cut, longer Message-IDs and addresses not kept: agents read them with every mail."""
 
 
 class Mail(NamedTuple):
@@ -35,14 +38,35 @@ class Mail(NamedTuple):
 
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> Mail | Skipped:
     """Judge a message by itself, in ART-E's order: ``long_body`` (more than ``max_body_chars``), ``many_recipients``
-    (more than ``max_recipients`` in to + cc + bcc, repeats counted)."""
+    (more than ``max_recipients`` in to + cc + bcc, repeats counted). What passes has its long headers mended."""
     if isinstance(email, Skipped):
         return email
     if settings.max_body_chars and len(email.body) > settings.max_body_chars:
         return Skipped("long_body", email.file_name)
     if settings.max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > settings.max_recipients:
         return Skipped("many_recipients", email.file_name)
-    return as_mail(email)
+    return as_mail(_bounded(email))
+
+
+def _bounded(email: RawEmail) -> RawEmail:
+    """The mail without text of more than ``MAX_HEADER_CHARS`` in its headers; each mend is among its defects.
+
+    A cut Message-ID might be another mail's and a cut address another person's: the one is made up, the other left out.
+    """
+    changes: dict[str, Any] = {}
+    defects = []
+    if len(email.subject) > MAX_HEADER_CHARS:
+        changes["subject"] = email.subject[:MAX_HEADER_CHARS]
+        defects.append("long_subject")
+    if len(email.message_id) > MAX_HEADER_CHARS:
+        changes["message_id"] = made_up_id(email.message_id.encode())
+        defects.append("long_message_id")
+    if max(map(len, (email.from_address, *email.to, *email.cc, *email.bcc))) > MAX_HEADER_CHARS:
+        changes["from_address"] = email.from_address if len(email.from_address) <= MAX_HEADER_CHARS else ""
+        for kind in ("to", "cc", "bcc"):
+            changes[kind] = [address for address in getattr(email, kind) if len(address) <= MAX_HEADER_CHARS]
+        defects.append("long_address")
+    return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
 
 
 def as_mail(email: RawEmail) -> Mail:

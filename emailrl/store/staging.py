@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from emailrl import __version__
-from emailrl.store.mailbox import SCHEMA_VERSION
+from emailrl.store.connection import SCHEMA_VERSION
 from emailrl.store.parties import parties_text
 from emailrl.store.schema import create_indexes, create_tables
 from emailrl.store.sieve import Mail
@@ -86,6 +86,8 @@ class Stage:
         try:
             create_tables(connection)
             connection.execute("ATTACH ? AS staging", (str(self.path),))
+            for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # an attached file has its own
+                connection.execute(f"PRAGMA staging.{pragma}")
             connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
             connection.execute("BEGIN")
             connection.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -66,6 +67,27 @@ def test_filters_in_their_order(tmp_path: Path, email: Make) -> None:
     assert report.skipped == {"long_body": 2, "many_recipients": 2, "duplicate": 1, "duplicate_id": 1, "empty": 1}
     assert rows(report.db, "SELECT message_id FROM emails ORDER BY message_id") == [("<1@x>",), ("<5@x>",), ("<8@x>",)]
     assert report.emails == 3
+
+
+def test_headers_without_end_are_mended_and_counted(tmp_path: Path, email: Make) -> None:
+    mails = [
+        email(1, subject="s" * 1000, sender="a" * 1000, to=("b" * 1000,)),
+        email(2, subject="s" * 1000 + "t" * 10_000_000, to=("b@x",)),
+        email(3, sender="a" * 1001, to=("b@x", "c" * 1001), cc=("d" * 1001,), bcc=("e@x",)),
+        *(dataclasses.replace(email(n, to=()), message_id=f"<{'i' * 200_000}{n}@x>") for n in (4, 5)),
+    ]
+    db = tmp_path / "mail.db"
+    report = build_database(mails, db)
+    assert (report.emails, report.skipped) == (5, {})
+    assert report.defects == {"long_subject": 1, "long_address": 1, "long_message_id": 2}
+    stored = {mail.file_name: mail for mail in stored_emails(db)}
+    assert stored["f/1."] == mails[0]
+    assert stored["f/2."].subject == "s" * 1000 and stored["f/2."].to == ["b@x"]
+    third = stored["f/3."]
+    assert (third.from_address, third.to, third.cc, third.bcc) == ("", ["b@x"], [], ["e@x"])
+    made_up = {stored[f"f/{n}."].message_id for n in (4, 5)}
+    assert len(made_up) == 2 and all(len(i) < 60 and i.endswith("@made-up.emailrl>") for i in made_up)
+    assert build_database(mails, db, append=True).emails == 0, "the same mails are cut in the same way"
 
 
 def test_every_filter_is_a_setting(tmp_path: Path, email: Make) -> None:
@@ -224,7 +246,8 @@ def test_a_killed_build_leaves_the_old_database_and_the_next_one_clears_up(tmp_p
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert len(only(tmp_path)) == 3
+    pid = process.pid
+    assert only(tmp_path) == ["mail.db", f"mail.db.building-{pid}", "mail.db.gen-db-lock", f"mail.db.staging-{pid}"]
     assert db.read_bytes() == content
     build_database([email(2)], db, overwrite=True)
     assert only(tmp_path) == ["mail.db"]

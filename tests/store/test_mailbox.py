@@ -13,7 +13,7 @@ import pytest
 from emailrl.errors import EmailRLError, ToolError, UsageError
 from emailrl.store import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.store.build import build_database
-from emailrl.store.mailbox import connect
+from emailrl.store.connection import connect
 
 
 def ids(hits: list[SearchHit]) -> list[str]:

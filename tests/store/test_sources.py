@@ -91,6 +91,15 @@ def test_members_that_are_no_mail_are_counted(tmp_path: Path) -> None:
     assert names(path) == ["not_mail:README", "<1@x>", "empty:empty"]
 
 
+def test_an_archive_within_an_archive_is_no_mail(tmp_path: Path) -> None:
+    mail = b"From: a@x\nTo: b@x\n\nbody"
+    path = tmp_path / "mail.tar"
+    path.write_bytes(make_tar({"inner.tar": make_tar({"2.": mail}), "1.": mail}))
+    first, second = open_source(path)
+    assert first == Skipped("not_mail", "inner.tar")
+    assert isinstance(second, RawEmail)
+
+
 def test_a_large_member_is_passed_over_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emailrl.store.sources.archive.MAX_MESSAGE_BYTES", 4000)
     path = tmp_path / "mail.tar"

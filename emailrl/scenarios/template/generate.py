@@ -20,7 +20,7 @@ from emailrl.scenarios.template.kinds import Finding, Kind
 from emailrl.scenarios.template.mailbox import Mail, Mailbox, MailReader
 from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
 from emailrl.scenarios.template.timeline_kinds import TIMELINE_KINDS
-from emailrl.store.mailbox import connect
+from emailrl.store.connection import connect, reading
 from emailrl.trajectory import Scenario
 
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
@@ -55,10 +55,11 @@ def generate(
     ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
     mails allow. No two splits share an inbox or a source mail. ``progress(done, total)`` is called after
-    each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail.
+    each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for
+    a damaged one.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
-    with closing(connect(Path(db))) as connection:
+    with reading(db), closing(connect(Path(db))) as connection:
         return _generate(MailReader(connection), inboxes, limit, seed, progress)
 
 

@@ -206,9 +206,12 @@ class MailReader:
     def _mail(self, email_id: int) -> Mail:
         mail = self._mails.get(email_id)
         if mail is None:
-            message_id, subject, sender, sent, body = self._connection.execute(
+            row = self._connection.execute(
                 "SELECT message_id, subject, from_address, date, body FROM emails WHERE id = ?", (email_id,)
             ).fetchone()
+            if row is None:
+                raise sqlite3.DatabaseError(f"an index names mail {email_id}, which is not there")
+            message_id, subject, sender, sent, body = row
             fields: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
             named: set[str] = set()
             # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.

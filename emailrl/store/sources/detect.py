@@ -53,6 +53,8 @@ def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:
     Raises ``UsageError`` where the path does not exist, cannot be read or is of no known kind; reading it raises
     ``EmailRLError`` where it breaks off, unless ``allow_truncated``, and where the hub's dataset cannot be had.
     """
+    if not str(source).strip():  # as a path it would mean the folder one happens to be in
+        raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
     if source == "hf":
         return Source(f"the dataset {DATASET}", read_hub())
     path = Path(source).expanduser()

@@ -80,7 +80,11 @@ def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
         return Skipped("empty", file_name)
     if not _MAIL_HEADER.search(raw.partition(b"\n\n")[0]):
         return Skipped("not_mail", file_name)
+    from emailrl.store.sources.archive import BLOCK, is_tar_header
     from emailrl.store.sources.mime import parse_mime
+
+    if is_tar_header(raw[:BLOCK]):  # the headers found are those of a mail in it
+        return Skipped("not_mail", file_name)
 
     return parse_mime(raw, file_name)
 
@@ -183,6 +187,7 @@ def made_up_id(content: bytes) -> str:
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
 )
+_DAY_MINUTES = 24 * 60
 _MONTHS = {
     name: i + 1
     for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
@@ -190,15 +195,20 @@ _MONTHS = {
 
 
 def parse_date(value: str) -> datetime | None:
-    """A Date header as an aware time in UTC; None where it cannot be read. A time without a zone is taken as UTC."""
+    """A Date header as an aware time in UTC; None where it cannot be read or its zone is a day or more off. A time
+    without a zone is taken as UTC."""
     try:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
             day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
             offset = int(zone_hours) * 60 + int(zone_minutes)
+            if offset >= _DAY_MINUTES:
+                return None
             local = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
             return local - timedelta(minutes=offset if sign == "+" else -offset)
         fields = parsedate_tz(value)
-        return None if fields is None else datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
+        if fields is None or abs(fields[9] or 0) >= _DAY_MINUTES * 60:
+            return None
+        return datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
     except (
         ValueError,
         OverflowError,

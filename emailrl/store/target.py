@@ -1,0 +1,184 @@
+"""The file that a build is to become: who may write it, where it is built, how it gets its name.
+
+One build at a time holds a lock on a file beside the target, from before it looks at what is there until its own file
+stands in its place: two at once would each work from the same old database, and the mails of one would be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.store.connection import OTHER_FILE, check_header, database_fingerprint
+
+_LEFT = r"\.(?:building|staging)-(\d+)(?:-journal)?"
+"""What follows the target's name in those of a build's own files: the process, and SQLite's journal of one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A database file claimed by this build; nobody else builds it meanwhile."""
+
+    db: Path
+    """Where it will stand; links followed."""
+    building: Path
+    staging: Path
+    replaces: bool
+    """Whether ``publish`` may take the place of a file."""
+
+    def publish(self) -> None:
+        """Give the finished file its name, once its content is on the disk.
+
+        Raises ``UsageError`` where a file has come to stand there that this build may not replace; ``EmailRLError``
+        where the disk fails.
+        """
+        try:
+            _sync(self.building)
+            if not self.replaces:
+                os.close(os.open(self.db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.replace(self.building, self.db)
+            _sync(self.db.parent)
+        except FileExistsError as error:
+            raise _exists(self.db) from error
+        except OSError as error:
+            raise EmailRLError(f"The database {self.db} cannot be written: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def claim(db: Path, *, overwrite: bool, append: bool) -> Iterator[Target]:
+    """Lock the target and make the files to build in, all removed at the end whatever happens.
+
+    Raises ``UsageError`` where the file there may not be replaced or nothing can be written; ``EmailRLError`` where
+    another build holds it.
+    """
+    _check(db, overwrite=overwrite, append=append)
+    with _errors_of(db):
+        db = db.resolve()  # the file that a link leads to is replaced, not the link
+        new_folders = [folder for folder in db.parents if not folder.exists()]
+    try:
+        with _errors_of(db):
+            db.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(db):
+            _check(db, overwrite=overwrite, append=append)
+            replaces = overwrite or (append and db.exists())
+            with _files_beside(db) as (building, staging):
+                yield Target(db, building, staging, replaces)
+    finally:
+        for folder in new_folders if not db.exists() else ():
+            with contextlib.suppress(OSError):  # something else has come to stand in it
+                folder.rmdir()
+
+
+def _check(db: Path, *, overwrite: bool, append: bool) -> None:
+    if overwrite and append:
+        raise UsageError("Both overwrite and append were asked for.", "Choose one of them.")
+    try:
+        mode = db.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise _unwritable(db, error.strerror or str(error)) from error
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{db} is a folder, not a database file.", "Name a file with --db.")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{db} is no regular file.", OTHER_FILE)
+    check_header(db)
+    if append:
+        database_fingerprint(db)  # raises where it is not a database of ours
+    elif not overwrite:
+        raise _exists(db)
+
+
+def _exists(db: Path) -> UsageError:
+    return UsageError(f"The database {db} exists.", "Replace it with --overwrite, or add to it with --append.")
+
+
+def _unwritable(db: Path, reason: str) -> UsageError:
+    return UsageError(f"The database {db} cannot be written: {reason}.", OTHER_FILE)
+
+
+@contextlib.contextmanager
+def _errors_of(db: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:  # a folder cannot be made where a file stands
+        raise _unwritable(db, f"{error.filename} is no folder") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
+        raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(db: Path) -> Iterator[None]:
+    path = db.with_name(f"{db.name}.gen-db-lock")
+    with _errors_of(db):
+        descriptor = _lock(path)
+    if descriptor is None:
+        raise EmailRLError(f"Another gen-db is writing {db}.", "Wait until it has ended, or name another --db.")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is still locked: who opened it before sees that it is gone
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a file that still bears its name; None where another process has."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _files_beside(db: Path) -> Iterator[tuple[Path, Path]]:
+    """Two empty files to build in; those of builds that died are removed."""
+    building, staging = (db.with_name(f"{db.name}.{part}-{os.getpid()}") for part in ("building", "staging"))
+    with _errors_of(db):
+        for path in list(db.parent.iterdir()):
+            left = re.fullmatch(re.escape(db.name) + _LEFT, path.name)
+            if left and not _is_running(int(left[1])):
+                path.unlink(missing_ok=True)
+    try:
+        with _errors_of(db):
+            building.touch()
+            staging.touch()
+        yield building, staging
+    finally:
+        for path in (building, staging):
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
