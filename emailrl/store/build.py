@@ -20,7 +20,7 @@ from pathlib import Path
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.mailbox import connect, database_fingerprint
-from emailrl.store.sieve import DATE_FORMAT, Mail, Sieve, as_mail, sift
+from emailrl.store.sieve import DATE_FORMAT, Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage
 
@@ -55,12 +55,14 @@ def build_database(
     limit: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
 
     ``append`` keeps the mails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit``
     stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is parsed by
-    ``workers`` processes beside this one (None: as many as the machine has use for).
+    ``workers`` processes beside this one (None: as many as the machine has use for). ``listing`` hears of every message
+    skipped or mended.
 
     Raises ``UsageError`` where ``db`` exists and neither flag is given, where it cannot be written, or where nothing is
     left to store; ``EmailRLError`` where the source or the disk fails. An existing database then stays as it was.
@@ -70,7 +72,7 @@ def build_database(
     _check_target(db, overwrite=overwrite, append=append)
     db = db.resolve()  # the file that a link leads to is replaced, not the link
     settings = settings or StoreSettings()
-    sieve = Sieve(dedupe=settings.dedupe)
+    sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     with _beside(db) as (building, staging):
         try:
             with contextlib.closing(Stage(staging, progress)) as stage:

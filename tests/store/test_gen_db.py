@@ -147,3 +147,21 @@ def test_ctrl_c_ends_with_130_and_no_rest(tmp_path: Path) -> None:
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert not list(tmp_path.glob("mail.db*"))
+
+
+def test_verbose_lists_messages_without_their_control_characters(maildir: Path, tmp_path: Path) -> None:
+    (maildir / "od\x1b[31md").write_text("no mail either")
+    (maildir / "mended").write_text("Subject: [bold]alone\n\ntext")
+    done = gen_db("--source", maildir, "--db", "mail.db", "--verbose", "--json", cwd=tmp_path)
+    assert object_of(done)["skipped"] == {"not_mail": 2}
+    lines = done.stderr.splitlines()
+    for line in ("skipped not_mail: README", "skipped not_mail: od [31md", "mended no_date: mended"):
+        assert line in lines, done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_max_message_bytes_is_a_setting(maildir: Path, tmp_path: Path) -> None:
+    (maildir / "large").write_text("From: a@x\nTo: b@x\n\n" + "x" * 2000)
+    (tmp_path / "emailrl.toml").write_text("[store]\nmax_message_bytes = 2000\n")
+    value = object_of(gen_db("--source", maildir, "--db", "mail.db", "--json", cwd=tmp_path))
+    assert (value["emails"], value["skipped"]) == (3, {"not_mail": 1, "too_large": 1})
