@@ -99,7 +99,7 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         name = clean_text(row.get("file_name") or name)
         to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
         date, defects = _utc(row["date"]), []
-        text = {key: row[key] or "" for key in ("message_id", "subject", "from", "body")}
+        text = {key: "" if row[key] is None else row[key] for key in ("message_id", "subject", "from", "body")}
         nul = any("\0" in value for value in text.values())
         text = {key: clean_text(value) for key, value in text.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
