@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Db, Json, Limit, Overwrite
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import one_line, print_json, progress_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.console import Console
     from rich.progress import TaskID
 
     from emailrl.store.build import BuildReport
     from emailrl.store.build import Progress as Report
+    from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
 
 
@@ -40,19 +42,24 @@ def gen_db(
             min=0, help="Processes that parse beside this one; 0: none. By default one for each core, up to 4."
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every message skipped or mended, and why, on stderr.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Build the searchable mail database from a mailbox.
 
-    A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, Kaggle's
-    emails.csv or a dataset folder. Every message is stored, or counted as skipped by its reason. Without --source a
-    database that is already there is kept. The demo's questions are written beside it.
+    A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
+    or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
+    stored, or counted as skipped by its reason. Without --source a database that is already there is kept. The demo's
+    questions are written beside it.
 
     Examples:
 
     \b
       emailrl gen-db --source demo
       emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
+      emailrl gen-db --source takeout.mbox.gz --db data/mine.db --verbose
       emailrl gen-db --source more_mail/ --append --json
     """
     from emailrl.settings import load_settings
@@ -75,11 +82,13 @@ def gen_db(
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
-        opened = open_source(settings.source, allow_truncated=allow_truncated)
-        with _progress_bar(opened) as progress:
+        opened = open_source(
+            settings.source, allow_truncated=allow_truncated, max_message_bytes=settings.max_message_bytes
+        )
+        with _progress_bar(opened) as (progress, console):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
-                workers=workers, progress=progress,
+                workers=workers, progress=progress, listing=_listing(console) if verbose else None,
             )  # fmt: skip
         _print_summary(report)
     if json:
@@ -101,8 +110,8 @@ def existing_database(db: Path) -> BuildReport:
 
 
 @contextmanager
-def _progress_bar(source: Source) -> Iterator[Report]:
-    """A bar with rate and time left on stderr: reading first, then indexing."""
+def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
+    """A bar with rate and time left on stderr: reading first, then indexing; and the console to print above it."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -128,10 +137,19 @@ def _progress_bar(source: Source) -> Iterator[Report]:
         )  # fmt: skip
 
     try:
-        yield show
+        yield show, bar.console
     finally:
         if tasks:
             bar.stop()
+
+
+def _listing(console: Console) -> Listing:
+    """Prints a line for every message skipped or mended."""
+
+    def show(what: str, reason: str, name: str) -> None:
+        console.print(one_line(f"{what} {reason}: {name or '(no name)'}"), markup=False, soft_wrap=True)
+
+    return show
 
 
 def _print_summary(report: BuildReport) -> None:

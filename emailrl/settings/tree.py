@@ -64,6 +64,8 @@ class StoreSettings(Section):
     """Mails with more to + cc + bcc are skipped by gen-db (ART-E); 0 keeps all."""
     dedupe: bool = True
     """Skip a mail whose subject, body and sender were seen before."""
+    max_message_bytes: Positive = 100 * 1024 * 1024
+    """Larger messages are skipped by gen-db before they are parsed."""
 
 
 class DataSettings(Section):

@@ -19,7 +19,7 @@ from pathlib import Path
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.connection import connect, reading
-from emailrl.store.sieve import DATE_FORMAT, Mail, Sieve, as_mail, sift
+from emailrl.store.sieve import DATE_FORMAT, Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage
 from emailrl.store.target import claim
@@ -55,12 +55,14 @@ def build_database(
     limit: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
 
     ``append`` keeps the mails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit``
     stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is parsed by
-    ``workers`` processes beside this one (None: as many as the machine has use for).
+    ``workers`` processes beside this one (None: as many as the machine has use for). ``listing`` hears of every message
+    skipped or mended.
 
     Raises ``UsageError`` where ``db`` exists and neither flag is given, where it is no database or cannot be written,
     or where nothing is left to store; ``EmailRLError`` where the source or the disk fails, or another build is writing
@@ -69,7 +71,7 @@ def build_database(
     started = time.monotonic()
     db = Path(db).expanduser()
     settings = settings or StoreSettings()
-    sieve = Sieve(dedupe=settings.dedupe)
+    sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     with claim(db, overwrite=overwrite, append=append) as target:
         try:
             with contextlib.closing(Stage(target.staging, progress)) as stage:

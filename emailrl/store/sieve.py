@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
@@ -12,6 +13,9 @@ from emailrl.store.sources.message import RawEmail, Skipped, made_up_id
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000
 """Longer subjects are cut, longer Message-IDs and addresses not kept: agents read them with every mail."""
+
+Listing = Callable[[str, str, str], None]
+"""Called for every message skipped or mended: which of the two, why, its name in the source."""
 
 
 class Mail(NamedTuple):
@@ -91,12 +95,13 @@ class Sieve:
     ``dedupe``), then ``duplicate_id`` (the Message-ID of a mail before, which its unique column has no room for).
     """
 
-    def __init__(self, *, dedupe: bool) -> None:
+    def __init__(self, *, dedupe: bool, listing: Listing | None = None) -> None:
         self.skipped: dict[str, int] = {}
         """Messages turned away, by reason."""
         self.defects: dict[str, int] = {}
         """Messages let through that had something wrong, by kind."""
         self._dedupe = dedupe
+        self._listing = listing
         self._contents: set[bytes] = set()
         self._ids: set[bytes] = set()
 
@@ -112,8 +117,12 @@ class Sieve:
             self.remember(mail)
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
+                if self._listing:
+                    self._listing("mended", defect, mail.file_name)
             return True
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if self._listing:
+            self._listing("skipped", reason, mail.file_name)
         return False
 
     def remember(self, mail: Mail) -> None:

@@ -188,11 +188,6 @@ def test_an_mbox_envelope_line_is_no_header() -> None:
     assert parsed(b"From ann Mon May 14 2001\n" + PLAIN) == parsed(PLAIN)
 
 
-def test_too_large_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.store.sources.message.MAX_MESSAGE_BYTES", 10)
-    assert parse_message(PLAIN, "f") == Skipped("too_large", "f")
-
-
 def test_huge_headers_take_no_huge_time() -> None:
     many = b"To: " + b"name <a@b.c>, " * 20_000 + b"\x01"
     long = b"Subject: " + b"x " * 500_000

@@ -12,19 +12,20 @@ import tarfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.sources import RawEmail, Skipped, open_source
-from emailrl.store.sources.hub import COLUMNS, row_to_email
+from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 
 def text(number: int, size: int = 10) -> bytes:
     return f"Message-ID: <{number}@x>\nFrom: ann@x.org\nTo: bob@x.org\nSubject: s{number}\n\n{'b' * size}".encode()
 
 
-def names(source: Path, **options: bool) -> list[str]:
+def names(source: Path, **options: Any) -> list[str]:
     """The ids of the mails, ``reason:name`` for what is skipped, in order."""
     return [
         email.message_id if isinstance(email, RawEmail) else f"{email.reason}:{email.file_name}"
@@ -100,11 +101,10 @@ def test_an_archive_within_an_archive_is_no_mail(tmp_path: Path) -> None:
     assert isinstance(second, RawEmail)
 
 
-def test_a_large_member_is_passed_over_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.store.sources.archive.MAX_MESSAGE_BYTES", 4000)
+def test_a_large_member_is_passed_over_unread(tmp_path: Path) -> None:
     path = tmp_path / "mail.tar"
     path.write_bytes(make_tar(MEMBERS))
-    assert names(path) == ["<1@x>", "<2@x>", "too_large:m/b/3.", "<4@x>"]
+    assert names(path, max_message_bytes=4000) == ["<1@x>", "<2@x>", "too_large:m/b/3.", "<4@x>"]
 
 
 def cut_points() -> list[tuple[str, bytes, int]]:
@@ -208,7 +208,7 @@ def check_dataset(path: Path) -> None:
     assert (first.from_address, first.to, first.date and first.date.isoformat()) == (
         "ann@x.org", ["bob@x.org"], "2001-05-14T23:39:00+00:00",
     )  # fmt: skip
-    assert (second.body, second.cc, second.defects) == ("", [], ("no_date",))
+    assert (second.body, second.cc, second.defects) == ("", [], ("no_date", "no_sender"))
 
 
 def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:

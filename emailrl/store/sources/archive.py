@@ -6,20 +6,15 @@ takes, and which takes an archive that breaks off between two members for a whol
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO
 
-from emailrl.errors import EmailRLError
-from emailrl.store.sources.message import MAX_MESSAGE_BYTES, Skipped
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer as Buffer
+from emailrl.store.sources.mbox import is_mbox, messages_of
+from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
 
 BLOCK = 512
 _END = bytes(BLOCK)
@@ -27,39 +22,6 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they speak of the member after them
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_EXTENSION = 1024 * 1024
-BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
-"""What reading a compressed file raises where it breaks off or is damaged."""
-
-
-_COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
-
-
-class _AsItComes(io.RawIOBase):
-    """Decompressed data as soon as there is any: reading ahead must not lose what stands before a break."""
-
-    def __init__(self, stream: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        data = self._stream.read1(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-
-def decompressed(file: IO[bytes]) -> IO[bytes]:
-    """The content of a file compressed by gzip, xz or bzip2 (told by its first bytes), or the file itself."""
-    magic = file.read(6)
-    file.seek(0)
-    for start, opener in _COMPRESSED.items():
-        if magic.startswith(start):
-            return io.BufferedReader(_AsItComes(opener(file, "rb")), 1 << 20)
-    return file
-
-
 _Header = tuple[str, int, bytes]
 """Name, size in bytes, kind of member."""
 
@@ -159,14 +121,18 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
         name, size = None, None
 
 
-def _members(stream: IO[bytes]) -> Iterator[tuple[str, bytes] | Skipped]:
+def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     for name, size, kind in _headers(stream):
         if kind in _REGULAR and not name.endswith("/"):
-            if size > MAX_MESSAGE_BYTES:
+            if size > largest:
                 _skip(stream, _padded(size))
                 yield Skipped("too_large", name)
+                continue
+            data = _read(stream, _padded(size))[:size]
+            if is_mbox(data):
+                yield from messages_of(io.BytesIO(data), name, largest)
             else:
-                yield name, _read(stream, _padded(size))[:size]
+                yield name, data
         else:
             if kind not in _WITHOUT_DATA:
                 _skip(stream, _padded(size))
@@ -174,22 +140,19 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, bytes] | Skipped]:
                 yield Skipped("not_a_file", name)
 
 
-def read_archive(path: Path, file: IO[bytes], *, allow_truncated: bool) -> Iterator[tuple[str, bytes] | Skipped]:
-    """The messages of an archive in its order, as (name, bytes).
+def read_archive(path: Path, file: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
+    """The messages of an archive in its order, as (name, bytes); a member that is an mbox gives all of its own.
 
     Raises ``EmailRLError`` where the archive breaks off or is damaged; with ``allow_truncated`` that ends the messages,
     the broken one as ``Skipped("truncated")``.
     """
     seen = 0
     try:
-        for member in _members(decompressed(file)):
+        for member in _members(decompressed(file), reading.max_message_bytes):
             yield member
             seen += 1
     except (_Damage, *BROKEN) as error:
-        if not allow_truncated:
+        if not reading.allow_truncated:
             read, size = file.tell(), path.stat().st_size
-            raise EmailRLError(
-                f"{path} breaks off or is damaged after {seen:,} whole messages ({read:,} of its {size:,} bytes read).",
-                "Nothing was written. Get the file again, or keep what can be read with --allow-truncated.",
-            ) from error
+            raise broken_off(path, f"{seen:,} whole messages ({read:,} of its {size:,} bytes read)") from error
         yield Skipped("truncated")

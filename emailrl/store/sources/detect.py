@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from emailrl.errors import UsageError
-from emailrl.store.sources.archive import BLOCK, BROKEN, decompressed, is_tar_header, read_archive
+from emailrl.store.sources.files import START_BYTES, open_file
 from emailrl.store.sources.folder import read_folder
 from emailrl.store.sources.hub import DATASET, is_dataset_folder, read_dataset_folder, read_hub
-from emailrl.store.sources.message import RawEmail, Skipped
+from emailrl.store.sources.message import RawEmail, Reading, Skipped
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
-from emailrl.store.sources.table import is_mail_table, read_table
+from emailrl.store.sources.streams import start_of
 
 _KINDS = (
-    "Known are a folder tree of mails, a tar / tar.gz / tar.xz of one, an emails.csv (columns file, message) "
-    "and a dataset folder."
+    "Known are a folder tree of mails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv (columns file, message), "
+    "JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and file_name, a folder of "
+    "these, and a saved dataset."
 )
-_START_BYTES = 4096
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ class Source:
     items: Iterator[Item]
     fraction: Callable[[], float | None] = lambda: None
     """How much of it has been read, 0 to 1; None where that cannot be told."""
+    reading: Reading = field(default_factory=Reading)
 
     def __iter__(self) -> Iterator[RawEmail | Skipped]:
         """Every message, parsed in this process."""
@@ -40,14 +41,20 @@ class Source:
     def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Iterator[T]:
         """What ``judge`` makes of every message, in order; parsing and ``judge`` run in ``workers`` processes beside
         this one (None: as many as the machine has use for; 0: in this one)."""
-        return parse_all(self.items, judge, default_workers() if workers is None else workers)
+        workers = default_workers() if workers is None else workers
+        return parse_all(self.items, judge, workers, self.reading.max_message_bytes)
 
 
 def _unchanged(email: RawEmail | Skipped) -> RawEmail | Skipped:
     return email
 
 
-def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:
+def open_source(
+    source: str | Path,
+    *,
+    allow_truncated: bool = False,
+    max_message_bytes: int = Reading.max_message_bytes,
+) -> Source:
     """Open ``hf`` (the hub's dataset) or a path of any known kind.
 
     Raises ``UsageError`` where the path does not exist, cannot be read or is of no known kind; reading it raises
@@ -55,14 +62,15 @@ def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:
     """
     if not str(source).strip():  # as a path it would mean the folder one happens to be in
         raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
+    reading = Reading(allow_truncated, max_message_bytes)
     if source == "hf":
-        return Source(f"the dataset {DATASET}", read_hub())
+        return Source(f"the dataset {DATASET}", read_hub(), reading=reading)
     path = Path(source).expanduser()
     try:
         if path.is_dir():
-            return _open_folder(path)
+            return _open_folder(path, reading)
         if path.is_file():
-            return _open_file(path, allow_truncated)
+            return _open_file(path, reading)
         exists = path.exists()
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
@@ -71,45 +79,35 @@ def open_source(source: str | Path, *, allow_truncated: bool = False) -> Source:
     raise UsageError(f"There is no file or folder {path}.", "Name an existing one, or use --source demo or hf.")
 
 
-def _open_folder(path: Path) -> Source:
+def _open_folder(path: Path, reading: Reading) -> Source:
     if is_dataset_folder(path):
-        return Source(f"the dataset in {path}", read_dataset_folder(path))
+        return Source(f"the dataset in {path}", read_dataset_folder(path), reading=reading)
     if next(path.iterdir(), None) is None:
         raise UsageError(f"The folder {path} is empty.", _KINDS)
-    return Source(f"the folder {path}", read_folder(path))
+    return Source(f"the folder {path}", read_folder(path, reading), reading=reading)
 
 
-def _open_file(path: Path, allow_truncated: bool) -> Source:
+def _open_file(path: Path, reading: Reading) -> Source:
     size = path.stat().st_size
     if size == 0:
         raise UsageError(f"{path} is empty.", _KINDS)
-    file = path.open("rb")
+    opened = open_file(path, path.name, reading)
+    if opened is None:
+        raise _no_source(path)
+    file = opened.file
 
-    def fraction() -> float:
-        return 1.0 if file.closed else min(file.tell() / size, 1.0)
+    def fraction() -> float | None:
+        if file.closed:
+            return 1.0
+        return min(file.tell() / size, 1.0) or None  # pyarrow reads Parquet by a file of its own
 
-    start = _start(path)
-    if is_tar_header(start[:BLOCK]):
-        return Source(f"the archive {path}", read_archive(path, file, allow_truncated=allow_truncated), fraction)
-    if is_mail_table(start):
-        stream = decompressed(file)
-        return Source(f"the table {path}", read_table(path, stream, allow_truncated=allow_truncated), fraction)
-    file.close()
+    return Source(f"the {opened.kind} {path}", opened.items, fraction, reading)
+
+
+def _no_source(path: Path) -> UsageError:
+    start = start_of(path, START_BYTES)
     if not start:
-        raise UsageError(f"{path} breaks off or is damaged before its first message.", "Get the file again.")
+        return UsageError(f"{path} breaks off or is damaged before its first message.", "Get the file again.")
     if not start.strip(b"\0"):
-        raise UsageError(f"The archive {path} is empty.", _KINDS)
-    raise UsageError(f"{path} is no mail archive.", _KINDS)
-
-
-def _start(path: Path) -> bytes:
-    """The first bytes of a file's decompressed content; fewer where it is damaged."""
-    start = b""
-    with path.open("rb") as file:
-        try:
-            stream = decompressed(file)
-            while len(start) < _START_BYTES and (piece := stream.read(BLOCK)):
-                start += piece
-        except BROKEN:
-            return start
-    return start
+        return UsageError(f"The archive {path} is empty.", _KINDS)
+    return UsageError(f"{path} is no mail archive.", _KINDS)

@@ -1,4 +1,4 @@
-"""A folder tree of mail, one file a message, as in the CMU Enron release or a Maildir."""
+"""A folder tree of mail: one file a message, as in the CMU Enron release or a Maildir, or files that hold many."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from emailrl.store.sources.message import Skipped
+from emailrl.store.sources.archive import BLOCK
+from emailrl.store.sources.files import may_hold_many, open_file, under
+from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.parallel import Item
 
 
-def read_folder(root: Path) -> Iterator[tuple[str, Path] | Skipped]:
-    """The files under ``root`` in a fixed order, named by their path below it; links and devices are not followed."""
+def read_folder(root: Path, reading: Reading) -> Iterator[Item]:
+    """The messages under ``root`` in a fixed order of files, named by their path below it; links and devices are not
+    followed. A file that holds many messages gives all of them; any other is taken for one."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -22,7 +26,26 @@ def read_folder(root: Path) -> Iterator[tuple[str, Path] | Skipped]:
             continue
         for entry in listed:
             if entry.is_file(follow_symlinks=False):
-                yield os.path.relpath(entry.path, root), Path(entry.path)
+                yield from _read_file(entry.path, os.path.relpath(entry.path, root), reading)
             elif not entry.is_dir(follow_symlinks=False):
                 yield Skipped("not_a_file", os.path.relpath(entry.path, root))
         folders += [Path(entry.path) for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
+
+
+def _read_file(path: str, name: str, reading: Reading) -> Iterator[Item]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            start = os.read(descriptor, BLOCK)
+        finally:
+            os.close(descriptor)
+        opened = open_file(Path(path), name, reading) if may_hold_many(start) else None
+    except OSError:
+        yield Skipped("unreadable", name)
+        return
+    if opened is None:
+        yield name, Path(path)
+    elif opened.kind in ("archive", "table"):
+        yield from under(name, opened.items)
+    else:
+        yield from opened.items

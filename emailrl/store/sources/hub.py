@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.store.parties import clean_text
-from emailrl.store.sources.message import RawEmail, Skipped, made_up_id
+from emailrl.store.sources.message import RawEmail, Skipped
+from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 DATASET = "corbt/enron-emails"
-COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
 _ALTERNATIVES = (
-    "Use --source demo, or --source PATH with a local copy (maildir tree, tar archive, emails.csv or dataset folder)."
+    "Use --source demo, or --source PATH with a local copy "
+    "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
 )
 
 
 def is_dataset_folder(path: Path) -> bool:
-    """Whether a folder holds a dataset: saved by ``save_to_disk``, or Parquet / JSONL files as the hub stores them."""
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return True
-    return any(next(path.glob(pattern), None) for pattern in ("*.parquet", "data/*.parquet", "*.jsonl", "data/*.jsonl"))
+    """Whether ``save_to_disk`` wrote a folder; the hub's Parquet and JSONL files are read one by one."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def read_hub() -> Iterator[RawEmail | Skipped]:
@@ -45,15 +42,14 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
-    """The mails of a local dataset folder with ART-E's columns, all its splits.
+    """The mails of a dataset with ART-E's columns that ``save_to_disk`` wrote, all its splits.
 
     Raises ``UsageError`` where it cannot be loaded or lacks a column.
     """
-    from datasets import Dataset, load_dataset, load_from_disk
+    from datasets import Dataset, load_from_disk
 
-    saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try:
-        loaded = load_from_disk(str(path)) if saved else load_dataset(str(path))
+        loaded = load_from_disk(str(path))
     except Exception as error:  # as in read_hub
         raise UsageError(f"{path} cannot be loaded as a dataset: {' '.join(str(error).split())[:200]}.") from error
     splits = [loaded] if isinstance(loaded, Dataset) else list(loaded.values())
@@ -79,41 +75,3 @@ def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
         for batch in split.select_columns(list(COLUMNS)).iter(batch_size=1000):
             for values in zip(*(batch[name] for name in COLUMNS), strict=True):
                 yield row_to_email(dict(zip(COLUMNS, values, strict=True)))
-
-
-def row_to_email(row: Mapping[str, Any]) -> RawEmail | Skipped:
-    """One row with ART-E's columns as a mail; ``Skipped("bad_row")`` where a value has the wrong type."""
-    name = clean_text(str(row["file_name"] or ""))
-    try:
-        to, cc, bcc = (_bare_list(row[kind]) for kind in ("to", "cc", "bcc"))
-        date, defects = _utc(row["date"]), []
-        if date is None:
-            defects.append("no_date")
-        text = {key: clean_text(row[key] or "") for key in ("message_id", "subject", "from", "body")}
-    except (AttributeError, TypeError, ValueError):
-        return Skipped("bad_row", name)
-    if not text["message_id"]:
-        text["message_id"] = made_up_id(repr(sorted(row.items())).encode())
-        defects.append("no_message_id")
-    return RawEmail(
-        text["message_id"], text["subject"], _bare(text["from"]), to, cc, bcc, date, text["body"], name,
-        tuple(defects),
-    )  # fmt: skip
-
-
-def _bare(address: str) -> str:
-    return "".join(clean_text(address).lower().split())
-
-
-def _bare_list(addresses: Sequence[str] | None) -> list[str]:
-    if isinstance(addresses, str):
-        raise TypeError("one text in place of a list of addresses")
-    return [_bare(address) for address in addresses or () if address]
-
-
-def _utc(value: datetime | str | None) -> datetime | None:
-    """A timestamp in UTC; without a zone it already is."""
-    if value is None or value == "":
-        return None
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

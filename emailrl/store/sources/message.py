@@ -17,10 +17,17 @@ from email.utils import parsedate_tz
 
 from emailrl.store.parties import clean_text
 
-MAX_MESSAGE_BYTES = 100 * 1024 * 1024
-"""Larger messages are skipped, unread."""
-
 PEOPLE = ("from", "to", "cc", "bcc")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is to be read."""
+
+    allow_truncated: bool = False
+    """A file that breaks off ends there, and is no error."""
+    max_message_bytes: int = 100 * 1024 * 1024
+    """Larger messages are skipped as ``too_large``."""
 
 
 @dataclass(slots=True)
@@ -53,13 +60,11 @@ class Skipped:
 
 
 def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
-    """Read one message; ``Skipped`` where the bytes are none, too many, or no mail.
+    """Read one message; ``Skipped`` where the bytes are none or no mail.
 
     A message without Message-ID gets one made from the hash of its bytes; one without a readable date has none; each is
     listed in ``defects``.
     """
-    if len(raw) > MAX_MESSAGE_BYTES:
-        return Skipped("too_large", file_name)
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if raw[:5] == b"From ":  # the envelope line of an mbox

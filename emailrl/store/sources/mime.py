@@ -9,9 +9,9 @@ from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import Message
 from email.utils import getaddresses
-from html.parser import HTMLParser
 
 from emailrl.store.parties import clean_text
+from emailrl.store.sources.markup import html_to_text
 from emailrl.store.sources.message import PEOPLE, RawEmail, Skipped, assemble
 
 # Newer patch releases give up on a whole header over one odd name unless told not to; older ones know no such option.
@@ -89,40 +89,4 @@ def _body(message: Message, defects: list[str]) -> str:
     if plain or not html:
         return "\n".join(plain)
     defects.append("html_only")
-    return "\n".join(html_to_text(text) for text in html)
-
-
-class _TextOfHtml(HTMLParser):
-    _BLOCKS = frozenset(
-        ["p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "blockquote", "pre", "hr"]
-    )
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.pieces: list[str] = []
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("script", "style"):
-            self._hidden += 1
-        elif tag in self._BLOCKS:
-            self.pieces.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("script", "style"):
-            self._hidden = max(0, self._hidden - 1)
-        elif tag in self._BLOCKS:
-            self.pieces.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.pieces.append(re.sub(r"\s+", " ", data))
-
-
-def html_to_text(html: str) -> str:
-    """The visible text of an HTML mail, a line for each block."""
-    parser = _TextOfHtml()
-    parser.feed(html)
-    parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.pieces).split("\n"))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return "\n".join(html_to_text(text, defects) for text in html)

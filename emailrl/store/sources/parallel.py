@@ -17,10 +17,12 @@ from typing import TypeVar
 
 from emailrl.errors import EmailRLError
 from emailrl.store.parties import clean_text
-from emailrl.store.sources.message import MAX_MESSAGE_BYTES, RawEmail, Skipped, parse_message
+from emailrl.store.sources.message import RawEmail, Skipped, parse_message
+from emailrl.store.sources.rows import JsonLine, parse_line
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes or the file that holds them."""
+"""A message not yet parsed: its name in the source, and its bytes (a ``JsonLine`` where it is a row of columns) or the
+file that holds them."""
 
 Item = Unread | RawEmail | Skipped
 
@@ -38,7 +40,9 @@ def default_workers() -> int:
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
-def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], workers: int) -> Iterator[T]:
+def parse_all(
+    items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], workers: int, max_message_bytes: int
+) -> Iterator[T]:
     """What ``judge`` makes of every item's ``RawEmail`` or ``Skipped``, in order; by ``workers`` processes, 0: here.
 
     A few batches per worker are under way at any time, so memory stays flat however large the source.
@@ -48,7 +52,7 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
     batches = chain(first, batches)
     if workers < 1 or len(first) < 2:
         for batch in batches:
-            yield from _parse_batch(batch, judge)
+            yield from _parse_batch(batch, judge, max_message_bytes)
         return
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
@@ -57,7 +61,7 @@ def parse_all(items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], w
         with _interrupts_held():
             pool.submit(int)  # any work makes the pool fork its workers
         for batch in batches:
-            pending.append(pool.submit(_parse_batch, batch, judge))
+            pending.append(pool.submit(_parse_batch, batch, judge, max_message_bytes))
             if len(pending) > 2 * workers + 1:
                 yield from pending.popleft().result()
         while pending:
@@ -107,17 +111,19 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T]) -> list[T]:
-    return [judge(_parse(item) if isinstance(item, tuple) else item) for item in batch]
+def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int) -> list[T]:
+    return [judge(_parse(item, largest) if isinstance(item, tuple) else item) for item in batch]
 
 
-def _parse(item: Unread) -> RawEmail | Skipped:
+def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
     name, content = clean_text(item[0]), item[1]
     if isinstance(content, Path):
         try:
-            if content.stat().st_size > MAX_MESSAGE_BYTES:
+            if content.stat().st_size > largest:
                 return Skipped("too_large", name)
             content = content.read_bytes()
         except OSError:
             return Skipped("unreadable", name)
-    return parse_message(content, name)
+    if len(content) > largest:
+        return Skipped("too_large", name)
+    return parse_line(content, name) if isinstance(content, JsonLine) else parse_message(content, name)

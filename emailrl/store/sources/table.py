@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from emailrl.errors import EmailRLError
-from emailrl.store.sources.message import MAX_MESSAGE_BYTES, Skipped
+from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.streams import BROKEN, broken_off
 
 COLUMNS = ("file", "message")
+_LARGEST_FIELD = 2**31 - 1  # the size of a message is judged where it is parsed
 
 
 def is_mail_table(start: bytes) -> bool:
@@ -23,13 +24,13 @@ def is_mail_table(start: bytes) -> bool:
         return False
 
 
-def read_table(path: Path, stream: IO[bytes], *, allow_truncated: bool) -> Iterator[tuple[str, bytes] | Skipped]:
+def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
     """The messages of the table as (file, bytes).
 
     Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the messages, the
     broken one as ``Skipped("truncated")``.
     """
-    csv.field_size_limit(MAX_MESSAGE_BYTES)
+    csv.field_size_limit(_LARGEST_FIELD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(text, strict=True)
     seen = 0
@@ -42,10 +43,7 @@ def read_table(path: Path, stream: IO[bytes], *, allow_truncated: bool) -> Itera
             elif row:
                 yield Skipped("bad_row", f"row {seen + 1}")
             seen += bool(row)
-    except (csv.Error, EOFError, OSError) as error:
-        if not allow_truncated:
-            raise EmailRLError(
-                f"{path} breaks off or is damaged after {seen:,} whole rows ({error}).",
-                "Nothing was written. Get the file again, or keep what can be read with --allow-truncated.",
-            ) from error
+    except (csv.Error, *BROKEN) as error:
+        if not reading.allow_truncated:
+            raise broken_off(path, f"{seen:,} whole rows ({error})") from error
         yield Skipped("truncated")

@@ -1,0 +1,110 @@
+"""An mbox, read as a stream: messages one after another, each under an envelope line ``From sender date`` (RFC 4155).
+
+Where a message ends is not certain in the wild: bodies hold lines that begin with ``From `` too. A line is an envelope
+here if it ends in a date and the line after it is a header; every other stays in the body. The empty line before,
+which RFC 4155 asks for, is not required, since some writers forget it. One ``>`` is taken off lines such as ``>From``
+(mboxrd).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
+
+_READ_BYTES = 1 << 20
+_TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
+_ZONE = rb"(?: +(?:[A-Z]{1,5}|[+-]\d{4}))"
+_MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+# asctime, with a zone before or after the year as some write it, or a date as in mail headers.
+_DATE = (
+    rb"(?:" + _MONTH + rb" +\d{1,2}" + _TIME + _ZONE + rb"{0,2} +\d{4}" + _ZONE + rb"?"
+    rb"|\d{1,2} +" + _MONTH + rb" +\d{4}" + _TIME + _ZONE + rb"{0,2})"
+)  # fmt: skip
+_ENVELOPE = re.compile(
+    rb"From [^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
+    + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n"
+    rb"(?:>?From |[!-9;-~]{1,200}[ \t]{0,9}:)"
+)  # fmt: skip
+_ENVELOPE_BYTES = 2048
+"""No match of ``_ENVELOPE`` is longer."""
+_QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
+
+
+def is_mbox(start: bytes) -> bool:
+    """Whether content that starts so is an mbox: an envelope line and a header."""
+    return _ENVELOPE.match(start) is not None
+
+
+def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
+    """The messages of an mbox, plain or compressed, as (``name#number``, bytes).
+
+    Raises ``EmailRLError`` where a compressed file breaks off; with ``allow_truncated`` that ends the messages, the
+    broken one as ``Skipped("truncated")``. A plain one that breaks off has a shorter last message: nothing tells.
+    """
+    seen = 0
+    try:
+        for message in messages_of(decompressed(file), name, reading.max_message_bytes):
+            yield message
+            seen += 1
+    except BROKEN as error:
+        if not reading.allow_truncated:
+            raise broken_off(path, f"{seen:,} whole messages ({error})") from error
+        yield Skipped("truncated", f"{name}#{seen + 1}")
+
+
+def messages_of(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """The messages of a decompressed mbox; those of more than ``largest`` bytes as ``Skipped("too_large")``."""
+    for number, piece in enumerate(_pieces(stream, largest), 1):
+        if piece is None:
+            yield Skipped("too_large", f"{name}#{number}")
+        else:
+            yield f"{name}#{number}", _message(piece)
+
+
+def _pieces(stream: IO[bytes], largest: int) -> Iterator[bytes | None]:
+    """What stands from one envelope line to the next, None where that is more than ``largest`` bytes.
+
+    Raises what the stream raises where it breaks off, after every piece that is whole. Holds ``largest`` bytes and a
+    block at most.
+    """
+    buffer = bytearray()
+    looked = 0  # no envelope begins before it, save the first
+    dropped = False  # whether bytes of the first message in the buffer were thrown away
+    ended, broken = False, None
+    while not ended:
+        try:
+            block = stream.read1(_READ_BYTES)  # type: ignore[attr-defined]
+        except BROKEN as error:
+            block, broken = b"", error
+        ended = not block
+        buffer += block
+        last = len(buffer) if ended else max(len(buffer) - _ENVELOPE_BYTES, 0)
+        start = 0
+        while (at := buffer.find(b"\nFrom ", looked, last)) >= 0:
+            looked = at + 1
+            if _ENVELOPE.match(buffer, looked):
+                yield None if dropped or looked - start > largest else bytes(buffer[start:looked])
+                start, dropped = looked, False
+        looked = max(looked, last - 5, 0)  # the line end and "From" may stand astride
+        if looked - start > largest:
+            start, dropped = looked, True
+        del buffer[:start]
+        looked -= start
+    if broken is not None:
+        raise broken
+    yield None if dropped or len(buffer) > largest else bytes(buffer)
+
+
+def _message(piece: bytes) -> bytes:
+    """The message below its envelope line, without the empty line that ends it, ``>From`` unquoted."""
+    message = piece.partition(b"\n")[2]
+    for ending in (b"\r\n\r\n", b"\n\n"):
+        if message.endswith(ending):
+            message = message[: -len(ending) // 2]
+            break
+    return _QUOTED_FROM.sub(rb"\1", message) if b">From " in message else message

@@ -1,0 +1,53 @@
+"""A Parquet file with ART-E's columns, read a few rows at a time by ``pyarrow``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from emailrl.store.sources.message import RawEmail, Reading, Skipped
+from emailrl.store.sources.rows import COLUMNS, has_mail_columns, row_to_email
+from emailrl.store.sources.streams import broken_off
+
+MAGIC = b"PAR1"
+_BATCH_ROWS = 500
+_BUFFER_BYTES = 1 << 20
+
+
+def is_mail_parquet(path: Path) -> bool:
+    """Whether a Parquet file has the columns of mail; a broken one, whose columns are lost with its end, may have."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as table:
+            return has_mail_columns(table.schema_arrow.names)
+    except (ArrowException, OSError):
+        return True
+
+
+def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[RawEmail | Skipped]:
+    """The rows as mails, named by their own ``file_name`` or else ``name#row``.
+
+    Raises ``EmailRLError`` where the file breaks off (its index stands at its end, so no row is left) or is damaged;
+    with ``allow_truncated`` that ends the rows, the broken one as ``Skipped("truncated")``.
+    """
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    seen = 0
+    try:
+        # Pages as they are needed, not row groups, which may be most of the file.
+        with ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+            columns = [column for column in COLUMNS if column in table.schema_arrow.names]
+            for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                for row in batch.to_pylist():
+                    seen += 1
+                    email = row_to_email(row, f"{name}#{seen}")
+                    if isinstance(email, RawEmail) and len(email.body) > reading.max_message_bytes:
+                        email = Skipped("too_large", email.file_name)
+                    yield email
+    except (ArrowException, OSError) as error:
+        if not reading.allow_truncated:
+            raise broken_off(path, f"{seen:,} whole rows ({' '.join(str(error).split())[:200]})") from error
+        yield Skipped("truncated", f"{name}#{seen + 1}")

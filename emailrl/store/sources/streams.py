@@ -1,0 +1,69 @@
+"""Files as they lie on the disk: plain or compressed, whole or broken off."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from emailrl.errors import EmailRLError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
+
+BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
+"""What reading a compressed file raises where it breaks off or is damaged."""
+
+COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+
+
+class _AsItComes(io.RawIOBase):
+    """Decompressed data as soon as there is any: reading ahead must not lose what stands before a break."""
+
+    def __init__(self, stream: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        data = self._stream.read1(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def decompressed(file: IO[bytes]) -> IO[bytes]:
+    """The content of a file compressed by gzip, xz or bzip2 (told by its first bytes), or the file itself."""
+    magic = file.read(6)
+    file.seek(0)
+    for start, opener in COMPRESSED.items():
+        if magic.startswith(start):
+            return io.BufferedReader(_AsItComes(opener(file, "rb")), 1 << 20)
+    return file
+
+
+def start_of(path: Path, size: int) -> bytes:
+    """The first bytes of a file's decompressed content; fewer where it is shorter or damaged."""
+    start = b""
+    with path.open("rb") as file:
+        try:
+            stream = decompressed(file)
+            while len(start) < size and (piece := stream.read(min(512, size - len(start)))):
+                start += piece
+        except BROKEN:
+            return start
+    return start
+
+
+def broken_off(path: Path, where: str) -> EmailRLError:
+    """The error for a file that breaks off or is damaged, ``where`` saying how far it was read."""
+    return EmailRLError(
+        f"{path} breaks off or is damaged after {where}.",
+        "Nothing was written. Get the file again, or keep what can be read with --allow-truncated.",
+    )

@@ -1,0 +1,61 @@
+"""HTML mail as text: what is seen, a line a block; hostile markup takes no huge time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emailrl.store.sources.markup import MAX_HTML_CHARS, html_to_text
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>Gas &amp; oil</p><p>caf&eacute;<br>two</p>", "Gas & oil\n\ncafé\ntwo"),
+        ("<head><style>p {}</style><script>if (a<b) x()</script></head><body>seen", "seen"),
+        ("a<!-- hidden -->b<!-- <p>never closed", "ab"),
+        ("one<DIV\nclass=x>two</DIV>three", "one\ntwo\nthree"),
+        ("<table><tr><td>Pay</td><td>5 $</td></tr><tr><td>to<td>Ann</table>", "Pay 5 $\n\nto Ann"),
+        ("<b>bo</b>ld <a href='http://x'>a\n link</a>", "bold a link"),
+        ("<![if !supportEmptyParas]>&nbsp;<![endif]>office", "office"),
+        ("5 < 6 and a <b", "5 < 6 and a <b"),
+        ("&#0;&#x110000;x\0y", "\ufffd\ufffdxy"),
+        ("", ""),
+    ],
+)
+def test_visible_text(html: str, text: str) -> None:
+    defects: list[str] = []
+    assert html_to_text(html, defects) == text
+    assert defects == []
+
+
+def test_too_much_of_it_is_cut_and_noted() -> None:
+    defects: list[str] = []
+    assert len(html_to_text("x" * (MAX_HTML_CHARS + 5), defects)) == MAX_HTML_CHARS
+    assert defects == ["html_cut"]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<!--", "<a ", "<a href='", "<p>", "<div>x", "<td>", "</p>", "<![CDATA[", "<script>", "<style><", "&#", "<?"],
+)
+@pytest.mark.parametrize("end", ["", "\"'>-->]]>"])
+def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
+    started = time.process_time()
+    html_to_text(piece * (100_000 // len(piece)) + end, [])
+    assert time.process_time() - started < 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<", ">", "!", "[", "]", "--", "p", " ", "a=", '"', "'", "&", ";", "/", "script", "?", "\n", "x"]
+        )
+    )
+)
+def test_any_markup_gives_text(pieces: list[str]) -> None:
+    assert isinstance(html_to_text("".join(pieces), []), str)
