@@ -92,7 +92,8 @@ class Run:
         self.engine.load_adapter(directory, name)
         self._loaded_version = name
         for old in sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS]:
-            shutil.rmtree(old)
+            # Hidden first: killed halfway, what is left must not pass for a version that a resumed run still needs.
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
 
     def collect(self, questions: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """Roll out the questions and record what came; raises EmailRLError where every rollout raised."""
