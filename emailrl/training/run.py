@@ -93,7 +93,7 @@ class Run:
         self._loaded_version = name
         for old in sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS]:
             # Hidden first: killed halfway, what is left must not pass for a version that a resumed run still needs.
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
+            shutil.rmtree(old.rename(old.parent / f".{old.parts[-1]}"))
 
     def collect(self, questions: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """Roll out the questions and record what came; raises EmailRLError where every rollout raised."""
