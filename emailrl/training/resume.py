@@ -34,7 +34,7 @@ from emailrl.settings import Settings
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
-_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?)?")
+_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash)?")
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emailrl.checkpoints import Checkpoint, Metadata, prune, write_checkpoint
+from emailrl.checkpoints import Checkpoint, Metadata, prune, remove_checkpoints, write_checkpoint
 from emailrl.engines import PolicyEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
@@ -91,9 +90,8 @@ class Run:
             beside.rename(directory)
         self.engine.load_adapter(directory, name)
         self._loaded_version = name
-        for old in sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS]:
-            # Hidden first: killed halfway, what is left must not pass for a version that a resumed run still needs.
-            shutil.rmtree(old.rename(old.parent / f".{old.parts[-1]}"))
+        # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
+        remove_checkpoints(sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS])
 
     def collect(self, questions: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """Roll out the questions and record what came; raises EmailRLError where every rollout raised."""
