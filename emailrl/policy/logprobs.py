@@ -28,6 +28,8 @@ class TokenLogprobs:
     """Natural logarithm, after temperature, before top-p / top-k; float32 (float64 for a float64 model)."""
     entropy: Tensor | None
     """Of the distribution each token was drawn from, in nats."""
+    values: Tensor | None = None
+    """The critic's expectation of what is still to come, just before each token is sampled."""
 
 
 def token_logprobs(
@@ -38,12 +40,14 @@ def token_logprobs(
     temperature: float = 1.0,
     entropy: bool = False,
     entropy_grad: bool = False,
+    value_head: Callable[[Tensor], Tensor] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenLogprobs:
     """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
 
     Padding needs no attention mask: it stands on the right, and a causal model looks left only. ``temperature`` 0
     (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
+    ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
     Raises ValueError where the first token of a row is in the mask, since nothing predicts it.
     """
     trainable = loss_mask.bool()
@@ -72,7 +76,12 @@ def token_logprobs(
     return TokenLogprobs(
         logprobs=blank.index_put((rows, columns), flat),
         entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
+        values=None if value_head is None else _spread(value_head(hidden), rows, columns, loss_mask.shape),
     )
+
+
+def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
+    return flat.new_zeros(shape).index_put((rows, columns), flat)
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
