@@ -83,6 +83,29 @@ class DataSettings(Section):
     """Accept an inbox in several splits (every table then says so)."""
 
 
+class GenerationSettings(Section):
+    """The model that `gen-questions --generator llm` asks; mail is sent to its server."""
+
+    generator_model: str = "openai/gpt-4.1"
+    """The model's name at its server (ART-E's questions were made by GPT-4.1)."""
+    generator_base_url: str = "https://openrouter.ai/api/v1"
+    """Any OpenAI-compatible server."""
+    generator_api_key: SecretStr | None = None
+    """The server's key; at OpenRouter, OPENROUTER_API_KEY serves where this is not set."""
+    generator_price_in: Annotated[float, Field(ge=0)] | None = None
+    """Dollars for a million tokens read; None is unknown (nothing for a server on this machine)."""
+    generator_price_out: Annotated[float, Field(ge=0)] | None = None
+    """Dollars for a million tokens written; None is unknown (nothing for a server on this machine)."""
+    generator_cache: Path = Path("outputs/generator_cache.sqlite")
+    """Replies on disk: the same prompt is never paid for twice."""
+    generator_concurrency: Positive = 10
+    """Most prompts in flight at once."""
+    generator_retries: NonNegative = 5
+    """Times a failed prompt is sent again, waiting 1, 2, 4, … seconds between, or as long as the server says."""
+    generator_max_tokens: Positive = 4096
+    """Most tokens of one reply; give a model that thinks aloud more."""
+
+
 class AgentSettings(Section):
     max_turns: Positive = 10
     """Most assistant turns of a rollout."""
@@ -196,6 +219,7 @@ class Settings(Section):
     lora: LoraSettings = LoraSettings()
     store: StoreSettings = StoreSettings()
     data: DataSettings = DataSettings()
+    generation: GenerationSettings = GenerationSettings()
     agent: AgentSettings = AgentSettings()
     rewards: RewardSettings = RewardSettings()
     reward_weights: RewardWeightSettings = RewardWeightSettings()
