@@ -73,6 +73,22 @@ class AlgorithmSettings(Section):
     """The KL that an adaptive weight steers to; None keeps the weight at BETA."""
     kl_horizon: Positive = 10000
     """Trajectories over which an adaptive KL weight moves."""
+    dynamic_filtering: bool | None = None
+    """Train only on questions that are neither too hard nor too easy, and ask others in place of those dropped."""
+    filter_on: Literal["accuracy", "reward"] = "accuracy"
+    """What dynamic filtering takes a group's mean of: the answer's 0 or 1, or the reward."""
+    filter_low: float = 0.0
+    """Groups whose mean is not above it are too hard."""
+    filter_high: float = 1.0
+    """Groups whose mean is not below it are too easy."""
+    max_refill_rounds: NonNegative = 10
+    """Times in a step that dynamic filtering asks further questions in place of those dropped."""
+    overlong_buffer: NonNegative | None = None
+    """Tokens before MAX_TOKENS over which a long completion is charged more and more; 0 is off."""
+    overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
+    """What a completion of MAX_TOKENS loses of its trajectory's reward."""
+    truncated_trajectories: Literal["train", "mask"] = "train"
+    """mask: a trajectory cut off at the token limit counts in its group's statistics, but none of its tokens train."""
 
 
 class EvaluationSettings(Section):
