@@ -29,6 +29,10 @@ class Algorithm:
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    dynamic_filtering: bool = False
+    """Train only on groups with a mean inside a range, and ask further questions in place of the others."""
+    overlong_share: float = 0.0
+    """Share of MAX_TOKENS before its end over which a long completion is charged more and more; 0 is off."""
 
     @property
     def min_group_size(self) -> int:
@@ -41,7 +45,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for algorithm in (
         Algorithm("grpo", advantage="group_norm"),
         Algorithm("dr_grpo", advantage="dr_grpo", aggregation="constant"),
-        Algorithm("dapo", advantage="group_norm", clip_high=0.28),
+        Algorithm("dapo", advantage="group_norm", clip_high=0.28, dynamic_filtering=True, overlong_share=0.2),
         Algorithm(
             "gspo",
             advantage="group_norm",
@@ -74,5 +78,6 @@ def resolve(settings: Settings) -> Algorithm:
         "dual_clip": wanted.dual_clip,
         "kl_estimator": wanted.kl_estimator,
         "aggregation": wanted.loss_aggregation,
+        "dynamic_filtering": wanted.dynamic_filtering,
     }
     return replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
