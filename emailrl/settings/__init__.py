@@ -1,5 +1,6 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
+from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.load import load_settings
@@ -34,6 +35,7 @@ __all__ = [
     "LoraSettings",
     "ModelSettings",
     "NonNegative",
+    "OpenAISettings",
     "OutputSettings",
     "Positive",
     "RewardSettings",
@@ -43,6 +45,7 @@ __all__ = [
     "StoreSettings",
     "TrackingSettings",
     "TrainingSettings",
+    "VllmSettings",
     "load_settings",
     "run_root",
     "without_credentials",

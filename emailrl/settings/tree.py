@@ -14,15 +14,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr
 
+from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
+_SECRET_PARAMETER: Final = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|password|signature)[^=&#\s]*=)[^&#\s]+")
 
 
 def without_credentials(text: str) -> str:
-    """The text with `user:password@` taken out of every URL in it."""
-    return _CREDENTIALS.sub("//", text)
+    """The text with `user:password@`, and the values of parameters that name a key, taken out of every URL in it."""
+    return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("//", text))
 
 
 class ModelSettings(Section):
@@ -129,7 +131,15 @@ class AgentSettings(Section):
 
 class RewardSettings(Section):
     reward: str = "art_e"
-    """A named reward: art_e, simple (1 if right), or `module:attribute` / path.py:attribute."""
+    """A named reward: art_e, simple (1 if right), or your own: `module:attribute`, path.py:attribute, http(s)://…"""
+    reward_batch_size: Positive = 32
+    """Trajectories in one request to a reward's server."""
+    reward_timeout: Annotated[float, Field(gt=0)] = 180
+    """Seconds to wait for a reward's server."""
+    reward_retries: NonNegative = 3
+    """Times a failed request to a reward's server is made again, waiting 1, 2, 4, … seconds between."""
+    reward_api_key: SecretStr | None = None
+    """The key of a reward's server, sent as a bearer token; kept out of logs, dumps and metadata."""
     judge: Literal["auto", "llm", "offline"] = "auto"
     """auto asks an LLM when OPENROUTER_API_KEY is set, else matches offline."""
     judge_model: str = "google/gemini-2.0-flash-001"
@@ -221,6 +231,8 @@ class Settings(Section):
     data: DataSettings = DataSettings()
     generation: GenerationSettings = GenerationSettings()
     agent: AgentSettings = AgentSettings()
+    openai: OpenAISettings = OpenAISettings()
+    vllm: VllmSettings = VllmSettings()
     rewards: RewardSettings = RewardSettings()
     reward_weights: RewardWeightSettings = RewardWeightSettings()
     training: TrainingSettings = TrainingSettings()
