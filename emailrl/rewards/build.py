@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from emailrl.errors import UsageError
 from emailrl.rewards.custom import load_reward
 from emailrl.rewards.heuristic import heuristic_reward
+from emailrl.rewards.http_reward import HttpReward, is_url
 from emailrl.rewards.judge import LLMJudge
+from emailrl.rewards.overlong import with_overlong_charge
 from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
-from emailrl.rewards.scorer import AnswerCheck, OfflineMatcher, Scorer
+from emailrl.rewards.scorer import AnswerCheck, BatchReward, OfflineMatcher, Scorer
 from emailrl.settings import Settings
 
 
-def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
-    """The scorer that ``settings.rewards`` asks for; ``reward`` overrides its reward (mode simple: ``heuristic``)."""
-    return Scorer(_answer_check(settings), _reward(settings, reward or settings.rewards.reward))
+def build_scorer(settings: Settings, *, reward: str | None = None, overlong_buffer: int = 0) -> Scorer:
+    """The scorer that ``settings.rewards`` asks for; ``reward`` overrides its reward (mode simple: ``heuristic``).
+
+    ``overlong_buffer``: tokens before MAX_TOKENS over which a completion is charged (`overlong`); 0 charges nothing.
+    """
+    terms = _reward(settings, reward or settings.rewards.reward)
+    max_tokens = settings.agent.max_tokens
+    if overlong_buffer > max_tokens:
+        raise UsageError(
+            f"OVERLONG_BUFFER={overlong_buffer} is more than MAX_TOKENS={max_tokens}.", "Give a smaller buffer."
+        )
+    if overlong_buffer:
+        penalty = settings.algorithm.overlong_penalty
+        terms = with_overlong_charge(terms, max_tokens=max_tokens, buffer=overlong_buffer, penalty=penalty)
+    return Scorer(_answer_check(settings), terms)
 
 
 def _answer_check(settings: Settings) -> AnswerCheck:
@@ -23,11 +38,13 @@ def _answer_check(settings: Settings) -> AnswerCheck:
     return OfflineMatcher()
 
 
-def _reward(settings: Settings, name: str) -> Reward:
+def _reward(settings: Settings, name: str) -> Reward | BatchReward:
     if name == "art_e":
         return art_e_reward(settings.reward_weights, settings.agent.max_turns)
     if name == "simple":
         return simple_reward
     if name == "heuristic":
         return heuristic_reward(settings.agent.max_tokens)
+    if is_url(name):
+        return HttpReward(name, settings.rewards, concurrency=settings.agent.rollout_concurrency)
     return load_reward(name)

@@ -1,70 +1,78 @@
-"""Rewards of the user's own: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+"""Rewards of the user's own, by Python path (``emailrl.custom``).
 
 The attribute is called with a finished ``Trajectory`` (its ``rubric["answer_correct"]`` is known) and returns a number,
-or a dict of named numbers that are added up.
+or a dict of named numbers that are added up. One that takes ``queries, prompts, labels`` is an OpenRLHF
+``reward_func``: it is called with lists, and its dict is read as a remote scorer's reply is (``http_protocol``).
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import math
-from pathlib import Path
-from types import ModuleType
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
+from emailrl.custom import Part, is_path, load_part
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.rewards.http_protocol import read_reply, read_terms, request_body
 from emailrl.rewards.rubric import Reward
+from emailrl.rewards.scorer import BatchReward, Terms
 from emailrl.trajectory import Trajectory
 
+_OPENRLHF = ["queries", "prompts", "labels"]
 
-def load_reward(name: str) -> Reward:
-    """The reward behind a Python path; raises ``UsageError`` where there is none."""
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise UsageError(
-            f"Unknown reward: {name!r}.",
-            "Named rewards are art_e, simple and heuristic; your own is module:attribute or path.py:attribute.",
-        )
-    function = getattr(_load_module(place), attribute, None)
-    if not callable(function):
-        raise UsageError(f"{place} has no function {attribute!r} to use as the reward.")
+
+def load_reward(name: str) -> Reward | BatchReward:
+    """The reward behind a Python path; raises ``UsageError`` where there is none, or where it cannot be loaded.
+
+    Called, the reward raises ``EmailRLError`` where the user's code raises or returns what is no reward.
+    """
+    if not is_path(name):
+        hint = "Named rewards are art_e, simple and heuristic; your own: module:attribute, path.py:attribute or a URL."
+        raise UsageError(f"Unknown reward: {name!r}.", hint)
+    part = load_part(name, "reward")
+    if _parameters(part) == _OPENRLHF:
+        return OpenRLHFReward(part)
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
-        try:
-            value = function(trajectory)
-        except Exception as error:
-            raise EmailRLError(f"The reward {name} raised {type(error).__name__}: {error}") from error
-        return _terms(name, attribute, value)
+        return read_terms(_call(part, trajectory), part.attribute, f"The reward {name}")
 
     return reward
 
 
-def _load_module(place: str) -> ModuleType:
+class OpenRLHFReward:
+    """A function of OpenRLHF's signature ``(queries, prompts, labels)``, called once for all trajectories of a step."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
+        """One dict of terms a trajectory; the same error for all where the function failed."""
+        body = request_body(trajectories)
+        try:
+            reply = _call(self._part, body["query"], body["prompts"], body["labels"])
+            if isinstance(reply, dict):
+                reply = {name: _plain(value) for name, value in reply.items()}
+            return [*read_reply(reply, trajectories, f"The reward {self._part.name}")]
+        except EmailRLError as error:
+            return [error] * len(trajectories)
+
+
+def _call(part: Part, *arguments: object) -> Any:
     try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        path = Path(place).expanduser()
-        if not path.is_file():
-            raise UsageError(f"There is no file {path} to take the reward from.")
-        spec = importlib.util.spec_from_file_location(f"emailrl_custom_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise UsageError(f"{path} cannot be loaded as Python.")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except EmailRLError:
-        raise
+        return part.call(*arguments)
     except Exception as error:
-        raise UsageError(f"Loading {place} raised {type(error).__name__}: {error}") from error
+        raise EmailRLError(f"The reward {part.name} raised: {part.blame(error)}") from error
 
 
-def _terms(name: str, attribute: str, value: Any) -> dict[str, float]:
-    values = value if isinstance(value, dict) else {attribute: value}
+def _parameters(part: Part) -> list[str]:
     try:
-        terms = {str(term): float(number) for term, number in values.items()}
-    except (TypeError, ValueError):
-        raise EmailRLError(f"The reward {name} returned {value!r}.", "Return a number, or a dict of numbers.") from None
-    if not all(math.isfinite(number) for number in terms.values()):
-        raise EmailRLError(f"The reward {name} returned {value!r}.", "Rewards must be finite.")
-    return terms
+        return [name for name in inspect.signature(part.call).parameters if name != "kwargs"]
+    except (TypeError, ValueError):  # a callable written in C has no signature to read
+        return []
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as lists, dicts of them too."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -43,8 +43,8 @@ def test_by_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "message"),
     [
         ("art_f", "Unknown reward: 'art_f'"),
-        ("{path}:missing", "has no function 'missing'"),
-        ("{path}:number", "has no function 'number'"),
+        ("{path}:missing", "has no function or class 'missing'"),
+        ("{path}:number", "has no function or class 'number'"),
         ("{path}x.py:length", "There is no file"),
         ("no_such_module_here:length", "ModuleNotFoundError"),
     ],
@@ -62,7 +62,11 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("text", "returned 'much'"), ("endless", "must be finite"), ("breaks", "raised ZeroDivisionError")],
+    [
+        ("text", "returned 'much'"),
+        ("endless", "must be finite"),
+        ("breaks", r"raised: .*my_rewards.py, line 6: ZeroDivisionError: division by zero"),
+    ],
 )
 def test_what_a_reward_must_not_do(path: Path, name: str, message: str) -> None:
     with pytest.raises(EmailRLError, match=message):

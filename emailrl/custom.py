@@ -1,0 +1,109 @@
+"""Parts of the user's own, by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+
+A module is looked for where Python looks and, last, in the working directory; a file may import its neighbours. Loading
+runs the user's code: a part comes from their own settings, never from data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from emailrl.errors import EmailRLError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A callable of the user's, the name it was asked for by, and the file it is written in."""
+
+    name: str
+    attribute: str
+    call: Callable[..., Any]
+    file: str | None
+
+    def blame(self, error: BaseException) -> str:
+        """``file, line N: Type: message``, the line being the last one of the user's file that led to the error."""
+        return blame(error, self.file)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name has the form ``place:attribute``."""
+    place, _, attribute = name.rpartition(":")
+    return bool(place) and attribute.isidentifier()
+
+
+def load_part(name: str, use: str) -> Part:
+    """Load the callable that ``name`` points to; ``use`` says what for (``reward``), in errors.
+
+    Raises UsageError where there is no such module, file or callable, or where loading it raises; it names the line.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not is_path(name):
+        raise UsageError(f"{name!r} is no Python path of a {use}.", "Write module:attribute or path.py:attribute.")
+    file = Path(place).expanduser().absolute() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise UsageError(f"There is no file {file} to take the {use} from.")
+    try:
+        module = _import_name(place) if file is None else _import_file(file)
+    except EmailRLError:
+        raise
+    except Exception as error:
+        raise UsageError(f"The {use} {name} does not load: {blame(error, file and str(file))}") from error
+    call = getattr(module, attribute, None)
+    if not callable(call):
+        raise UsageError(f"{place} has no function or class {attribute!r} to use as the {use}.")
+    return Part(name, attribute, call, getattr(module, "__file__", None))
+
+
+def blame(error: BaseException, file: str | None) -> str:
+    """What went wrong, with the file and line of the user's code where it did."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    # Where loading fails before the user's code runs (no such module), the machinery's own frames say nothing.
+    if file is None:
+        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {told}" if own else told
+
+
+def _import_name(name: str) -> ModuleType:
+    _search(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The module in a file: once for each content, so that a reward and an environment of one file share its state."""
+    source = path.read_bytes()
+    digest = hashlib.sha256(bytes(path) + b"\0" + source).hexdigest()[:16]
+    name = f"emailrl_custom_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be loaded as Python.")
+    _search(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name while it is still being run.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _search(folder: Path) -> None:
+    """Let imports find the folder's modules, after all others: it hides nothing that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -1,0 +1,121 @@
+"""A reward computed by a server: in batches, retried, timed out, and never guessed where it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+from typing import Any
+
+import httpx
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.rewards.http_protocol import read_reply, request_body
+from emailrl.rewards.scorer import Terms
+from emailrl.settings import RewardSettings, without_credentials
+from emailrl.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT = 30.0
+"""Seconds; the back-off doubles from one second up to this."""
+_WORTH_RETRYING = (408, 409, 425, 429)
+
+
+def is_url(name: str) -> bool:
+    """Whether a reward's name is the address of a server."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+class HttpReward:
+    """Posts trajectories to ``url`` (``http_protocol`` says what goes each way).
+
+    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is tried
+    again after 1, 2, 4, … seconds where the server is away, busy or failing, ``REWARD_RETRIES`` times; what then is
+    left, and any reply that is not one finite reward for each trajectory, is an error of that batch's trajectories.
+    """
+
+    def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"The reward's address cannot be read: {error}.", "Write http://host:port/path.") from None
+        if not parsed.host:
+            raise UsageError("The reward's address names no host.", "Write http://host:port/path.")
+        key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
+        self._settings = settings
+        self._concurrency = concurrency
+        self._secrets = [secret for secret in (key, parsed.password, parsed.userinfo.decode()) if secret]
+        # httpx logs the address it posts to: the name and password go beside it.
+        self._url = parsed.copy_with(userinfo=b"")
+        self._shown = without_credentials(url)
+        self._client = httpx.Client(
+            auth=(parsed.username, parsed.password) if parsed.userinfo else None,
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {key}"} if key and not parsed.userinfo else {}),
+            timeout=settings.reward_timeout,
+        )
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
+        """One dict of terms a trajectory, in their order, or the error that stands for it."""
+        size = self._settings.reward_batch_size
+        batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        if len(batches) <= 1:
+            return [terms for batch in batches for terms in self._score(batch)]
+        with ThreadPoolExecutor(min(self._concurrency, len(batches)), thread_name_prefix="reward") as pool:
+            return [terms for scored in pool.map(self._score, batches) for terms in scored]
+
+    def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
+        try:
+            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}")]
+        except EmailRLError as error:
+            told = EmailRLError(self._redact(error.message), error.hint)
+            logger.warning("%d trajectories got no reward: %s", len(batch), told)
+            return [told] * len(batch)
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        """The reply's JSON; raises EmailRLError when there is none after the last try."""
+        # ASCII alone: what stands in a mail need not be encodable.
+        content, failure = json.dumps(body).encode(), ""
+        for attempt in range(self._settings.reward_retries + 1):
+            if attempt:
+                sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 1)))
+            try:
+                response = self._exchange(content)
+            except httpx.HTTPError as error:
+                failure = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                return _json(response, self._shown)
+            failure = f"HTTP {response.status_code}: {response.text[:200]}"
+            if response.status_code not in _WORTH_RETRYING and response.status_code < 500:
+                break
+        # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
+        raise EmailRLError(f"The scorer {self._shown} gave no rewards: {failure}", "Check the server and its address.")
+
+    def _exchange(self, content: bytes) -> httpx.Response:
+        """One request; the whole of it is bounded, as a server that drips a byte at a time never reads as silent."""
+        deadline = time.monotonic() + self._settings.reward_timeout
+        with self._client.stream("POST", self._url, content=content) as response:
+            chunks = []
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("the reply took too long")
+            return httpx.Response(response.status_code, content=b"".join(chunks))
+
+    def _redact(self, text: str) -> str:
+        """The text on one line without the key or the password, should a server repeat them."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return " ".join(without_credentials(text).split())[:500]
+
+
+def _json(response: httpx.Response, shown: str) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise EmailRLError(f"The scorer {shown} replied with what is not JSON: {response.text[:80]!r}") from None
