@@ -45,7 +45,9 @@ class TrainingSettings(Section):
     update_epochs: Positive = 1
     """Passes over the trajectories of one step."""
     max_tokens_per_micro_batch: Positive | None = None
-    """Tokens of one forward pass, padding included; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
+    """Tokens of one forward pass; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
+    packing: bool = True
+    """Train without padding: samples in one row, attention confined to each. Needs SDPA and no sliding window."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 
@@ -56,13 +58,23 @@ class AlgorithmSettings(Section):
     beta: Annotated[float, Field(ge=0), Env("BETA")] = 0.01
     """Weight of the KL to the reference policy; 0 computes no reference."""
     min_group_std: Annotated[float, Field(ge=0)] = 0.05
-    """Groups whose rewards vary less are dropped and counted."""
+    """Groups whose rewards vary less are dropped and counted, where the estimator compares the rewards of a group."""
+    advantage_estimator: Literal["group_norm", "dr_grpo", "reinforce_baseline", "rloo", "reinforce", "gae"] | None = (
+        None
+    )
+    """What an action is worth: rewards compared in a group, the reward itself, or gae (PPO, with a critic)."""
+    whiten_advantages: bool | None = None
+    """Shift and scale the advantages to mean 0 and variance 1 over the tokens of a step."""
+    ratio_level: Literal["token", "sequence"] | None = None
+    """Whether each token has a ratio to the old policy, or each sequence one (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] | None = None
     """The ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] | None = None
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound on the loss of bad actions whose ratio grew."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """Whether the KL is added to the loss or taken from the reward, token by token."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """How the KL is estimated from two log-probabilities."""
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
@@ -73,10 +85,34 @@ class AlgorithmSettings(Section):
     """The KL that an adaptive weight steers to; None keeps the weight at BETA."""
     kl_horizon: Positive = 10000
     """Trajectories over which an adaptive KL weight moves."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the policy's entropy in the objective; 0 is off."""
+    reward_clip_low: float | None = None
+    """A lower reward, its group baseline subtracted, counts as this; None is off."""
+    reward_clip_high: float | None = None
+    """A higher reward, its group baseline subtracted, counts as this; None is off."""
+    importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] = "off"
+    """Weighs tokens by trainer over sampler probability: clamped, zeroed outside bounds, or whole sequences zeroed."""
+    correction_low: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of an importance weight."""
+    correction_high: Annotated[float, Field(gt=0)] = 5.0
+    """Upper bound of an importance weight."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount from one trained token to the next (gae and reinforce)."""
+    gae_lambda: Fraction = 1.0
+    """gae's trade of bias (0) against variance (1)."""
+    value_clip: Annotated[float, Field(gt=0)] | None = None
+    """How far a value may move from the old one before its error counts as clipped (gae)."""
+    value_coef: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the critic's loss, which also moves the adapter (gae)."""
+    critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Peak learning rate of the critic's head (gae)."""
+    critic_warmup_steps: NonNegative = 0
+    """First steps of a run in which the critic's head alone learns (gae)."""
     dynamic_filtering: bool | None = None
     """Train only on questions that are neither too hard nor too easy, and ask others in place of those dropped."""
-    filter_on: Literal["accuracy", "reward"] = "accuracy"
-    """What dynamic filtering takes a group's mean of: the answer's 0 or 1, or the reward."""
+    filter_on: Literal["accuracy", "reward"] | None = None
+    """What dynamic filtering takes a group's mean of: the answer as 0 or 1 (mode simple: the reward), or the reward."""
     filter_low: float = 0.0
     """Groups whose mean is not above it are too hard."""
     filter_high: float = 1.0
