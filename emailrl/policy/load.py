@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
 from emailrl.policy.logprobs import check_projection, output_embeddings
+from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.size import check_fits
 from emailrl.recording import share_files
 from emailrl.settings import Settings
 
+LOG = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -45,6 +48,11 @@ class Policy:
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+    @property
+    def packs(self) -> bool:
+        """Whether batches are trained without their padding."""
+        return takes_packed(self.model)
 
     @contextmanager
     def reference(self) -> Iterator[Any]:
@@ -115,6 +123,8 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         if settings.training.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_projection(model)
+        if settings.training.packing and settings.model.backend == "transformers" and not enable_packing(model):
+            LOG.info("%s trains with padding: it does not take packed rows", settings.model.name)
     return Policy(
         model=model,
         tokenizer=tokenizer,

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, without ever computing the logits of a token that is not trained.
 
-The backbone runs on the whole batch; hidden states are gathered at the positions that predict a trainable token, and
+The backbone runs on the whole batch, without its padding where the model takes packed rows; hidden states are gathered at the positions that predict a trainable token, and
 only these reach the vocabulary projection, in chunks. On agent trajectories that is a quarter of the tokens.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.packing import pack, packed_inputs, takes_packed
 
 CHUNK_ELEMENTS = 2**25
 """Most logits held at once (128 MiB of float32); what takes more is projected in chunks, recomputed in the backward."""
@@ -54,7 +55,7 @@ def token_logprobs(
     if trainable[:, :1].any():
         raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
     rows, columns = trainable.nonzero(as_tuple=True)
-    hidden = hidden_states(model, token_ids)[rows, columns - 1]
+    hidden = _predicting_states(model, token_ids, trainable)
     labels = token_ids[rows, columns]
     project = projection(model)
     tau = temperature if temperature > 0 else 1.0
@@ -82,6 +83,16 @@ def token_logprobs(
 
 def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
     return flat.new_zeros(shape).index_put((rows, columns), flat)
+
+
+def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor) -> Tensor:
+    """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
+    if len(token_ids) > 1 and takes_packed(model) and trainable.any():
+        packed = pack(token_ids, trainable)
+        hidden: Tensor = _causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
+        return hidden[packed.gather]
+    rows, columns = trainable.nonzero(as_tuple=True)
+    return hidden_states(model, token_ids)[rows, columns - 1]
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From samples to padded tensors: micro-batches of bounded size, mini-batches in a seeded order."""
+"""From samples to padded tensors (packed only inside the forward pass): micro-batches of bounded size, mini-batches in a seeded order."""
 
 from __future__ import annotations
 
@@ -34,21 +34,60 @@ class MicroBatch:
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample], max_tokens: int, *, pad_id: int = 0, device: torch.device | str = "cpu"
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    *,
+    pad_id: int = 0,
+    device: torch.device | str = "cpu",
+    packing: bool = False,
 ) -> list[MicroBatch]:
-    """Split ``samples`` into batches of at most ``max_tokens`` padded tokens (rows x longest), longest first.
+    """Split ``samples`` into batches of at most ``max_tokens`` tokens, a batch's rows longest first.
 
-    Sorting by length leaves little padding; ties keep their order, so that the same samples always give the same
-    batches. A sample longer than ``max_tokens`` gets a batch of its own.
+    Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
+    for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. A sample longer
+    than ``max_tokens`` gets a batch of its own. The same samples always give the same batches.
     """
     by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+    lengths = {i: len(samples[i].token_ids) for i in by_length}
+    rows = _packed(lengths, max_tokens) if packing else _padded(lengths, max_tokens)
+    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device) for indices in rows]
+
+
+def _padded(lengths: dict[int, int], max_tokens: int) -> list[list[int]]:
+    """Cut the samples, longest first, wherever one more row would not fit."""
     rows: list[list[int]] = []
-    for i in by_length:
-        if rows and len(samples[rows[-1][0]].token_ids) * (len(rows[-1]) + 1) <= max_tokens:
+    for i in lengths:
+        if rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
             rows[-1].append(i)
         else:
             rows.append([i])
-    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device) for indices in rows]
+    return rows
+
+
+def _packed(lengths: dict[int, int], max_tokens: int) -> list[list[int]]:
+    """Deal the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
+    fitted: list[list[int]] = []
+    room: list[int] = []
+    for i, length in lengths.items():
+        place = next((n for n, left in enumerate(room) if length <= left), len(room))
+        if place == len(room):
+            fitted.append([])
+            room.append(max_tokens)
+        fitted[place].append(i)
+        room[place] -= length
+    # One that is over the cap stays alone; the rest is dealt again, to even it out.
+    alone = [rows for rows in fitted if lengths[rows[0]] > max_tokens]
+    num = len(fitted) - len(alone)
+    even: list[list[int]] = [[] for _ in range(num)]
+    filled = [0] * num
+    for i, length in lengths.items():
+        if length <= max_tokens:
+            place = min(range(num), key=filled.__getitem__)
+            even[place].append(i)
+            filled[place] += length
+    if max(filled, default=0) > max_tokens:  # first-fit packs tighter than dealing does
+        return fitted
+    return alone + even
 
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[TrainingSample]]:

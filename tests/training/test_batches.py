@@ -34,6 +34,32 @@ def test_cap_counts_padding_and_the_longest_come_first() -> None:
     assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (1, 9), (2, 5), (2, 4)]
 
 
+def test_packed_cap_counts_tokens_alone_and_batches_are_even() -> None:
+    lengths = [3, 9, 5, 5, 4, 20]
+    batches = micro_batches([sample(length) for length in lengths], 14, packing=True)
+    # 20 is over the cap; of the 26 others first-fit makes 9 + 5 and 5 + 4 + 3; dealt evenly: 9 + 4 and 5 + 5 + 3.
+    assert [batch.indices for batch in batches] == [(5,), (1, 4), (2, 3, 0)]
+    assert [batch.num_tokens for batch in batches] == [20, 13, 13]
+    assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (2, 9), (3, 5)]
+    # Dealt out, 7 + 4 + 2 would not fit beside 6 + 5: first-fit's 7 + 5 and 6 + 4 + 2 stays.
+    tight = micro_batches([sample(length) for length in (7, 6, 5, 4, 2)], 12, packing=True)
+    assert [batch.indices for batch in tight] == [(0, 2), (1, 3, 4)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
+def test_packed_batches_hold_every_sample_once_in_few_batches(lengths: list[int], cap: int) -> None:
+    batches = micro_batches([sample(length) for length in lengths], cap, packing=True)
+    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
+    assert all(batch.num_tokens <= cap or len(batch.indices) == 1 for batch in batches)
+    over = sum(length > cap for length in lengths)
+    within = sum(length for length in lengths if length <= cap)
+    # First-fit leaves at most one batch half empty.
+    assert len(batches) - over <= 2 * within / cap + 1
+    padded = micro_batches([sample(length) for length in lengths], cap)
+    assert len(batches) <= len(padded)
+
+
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
 def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) -> None:
