@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
+from emailrl.training.mix import check_mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Algorithm:
 
     name: str
     advantage: str
-    """A key of ``advantages.ESTIMATORS``."""
+    """A key of ``advantages.ESTIMATORS``, or ``gae``: of each token, by a critic."""
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all trainable tokens of the step."""
     clip_low: float = 0.2
@@ -29,15 +30,27 @@ class Algorithm:
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    value_clip: float | None = None
+    """How far a value may move from the old one before its error counts as clipped."""
     dynamic_filtering: bool = False
     """Train only on groups with a mean inside a range, and ask further questions in place of the others."""
     overlong_share: float = 0.0
     """Share of MAX_TOKENS before its end over which a long completion is charged more and more; 0 is off."""
 
     @property
+    def has_critic(self) -> bool:
+        """Whether a value head estimates what is to come."""
+        return self.advantage == "gae"
+
+    @property
+    def compares_rollouts(self) -> bool:
+        """Whether a reward counts against the others of its group: then equal rewards teach nothing."""
+        return self.advantage not in ("reinforce", "gae")
+
+    @property
     def min_group_size(self) -> int:
         """Fewest rollouts of one question that its advantage is defined for."""
-        return 1 if self.advantage == "reinforce" else 2
+        return 2 if self.compares_rollouts else 1
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -57,6 +70,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("rloo", advantage="rloo", kl_estimator="k1", kl_in="reward"),
         Algorithm("reinforce_pp", advantage="reinforce", whiten=True, kl_estimator="k1", kl_in="reward"),
         Algorithm("reinforce_pp_baseline", advantage="reinforce_baseline", whiten=True, kl_estimator="k2"),
+        Algorithm("ppo", advantage="gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
     )
 }
 
@@ -64,7 +78,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 def resolve(settings: Settings) -> Algorithm:
     """Take the algorithm that ``settings.training.algorithm`` names, with the overrides of ``settings.algorithm``.
 
-    Raises UsageError for an unknown name, with the nearest known one.
+    Raises UsageError for an unknown name, with the nearest known one, and for settings that cannot work together.
     """
     name = settings.training.algorithm
     if name not in ALGORITHMS:
@@ -73,11 +87,20 @@ def resolve(settings: Settings) -> Algorithm:
         raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
     wanted = settings.algorithm
     overrides: dict[str, Any] = {
+        "advantage": wanted.advantage_estimator,
+        "whiten": wanted.whiten_advantages,
         "clip_low": wanted.clip_low,
         "clip_high": wanted.clip_high,
         "dual_clip": wanted.dual_clip,
-        "kl_estimator": wanted.kl_estimator,
+        "ratio_level": wanted.ratio_level,
         "aggregation": wanted.loss_aggregation,
+        "kl_estimator": wanted.kl_estimator,
+        "kl_in": wanted.kl_in,
+        "value_clip": wanted.value_clip,
         "dynamic_filtering": wanted.dynamic_filtering,
     }
-    return replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
+    algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
+    if not algorithm.has_critic and wanted.value_clip is None:
+        algorithm = replace(algorithm, value_clip=None)
+    check_mix(algorithm, settings)
+    return algorithm

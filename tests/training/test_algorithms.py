@@ -26,7 +26,7 @@ def test_default_is_grpo_with_k3_in_the_loss_and_token_mean() -> None:
 
 def test_every_row_names_an_estimator_and_itself() -> None:
     for name, algorithm in ALGORITHMS.items():
-        assert algorithm.name == name and algorithm.advantage in ESTIMATORS
+        assert algorithm.name == name and algorithm.advantage in {*ESTIMATORS, "gae"}
     with pytest.raises(FrozenInstanceError):
         ALGORITHMS["grpo"].clip_low = 0.5  # type: ignore[misc]
 
@@ -55,9 +55,11 @@ def test_overrides_win_and_zero_counts_as_given() -> None:
     assert ALGORITHMS["dapo"].clip_high == 0.28
 
 
-def test_only_reinforce_takes_single_rollouts() -> None:
+def test_those_that_compare_no_rollouts_take_single_ones() -> None:
     singles = [name for name, algorithm in ALGORITHMS.items() if algorithm.min_group_size == 1]
-    assert singles == ["reinforce_pp"]
+    assert singles == ["reinforce_pp", "ppo"]
+    assert singles == [name for name, algorithm in ALGORITHMS.items() if not algorithm.compares_rollouts]
+    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.has_critic] == ["ppo"]
 
 
 def test_unknown_name() -> None:

@@ -1,0 +1,150 @@
+"""Which settings of an algorithm cannot work together, and which seldom do what they seem to.
+
+A setting that another one makes idle is an error as well: a run must not look as if it had an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from emailrl.errors import UsageError
+from emailrl.settings import AlgorithmSettings, Settings
+
+if TYPE_CHECKING:
+    from emailrl.training.algorithms import Algorithm
+
+Problem = tuple[str, str]
+"""What does not go together, naming both settings; and what to change."""
+
+CRITIC_SETTINGS = ("value_clip", "value_coef", "critic_learning_rate", "critic_warmup_steps", "gae_lambda")
+_DEFAULTS = AlgorithmSettings()
+
+
+def check_mix(algorithm: Algorithm, settings: Settings) -> None:
+    """Raise UsageError for the first pair of settings that cannot work together."""
+    for check in (_idle, _ratio, _bounds, _rollouts):
+        for message, hint in check(algorithm, settings):
+            raise UsageError(message, hint)
+
+
+def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
+    """What to say of settings that work together, but seldom as meant; for the head of a run."""
+    said, wanted = [], settings.algorithm
+    if wanted.beta and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        said.append(
+            "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0 on average: k2 or k3 hold the policy back"
+        )
+    if wanted.beta and algorithm.kl_in == "reward" and algorithm.kl_estimator != "k1":
+        said.append(
+            f"KL_ESTIMATOR={algorithm.kl_estimator} with KL_IN=reward does not follow the gradient of the KL: k1 does"
+        )
+    if algorithm.ratio_level == "sequence" and max(algorithm.clip_low, algorithm.clip_high) > 0.1:
+        said.append(
+            f"RATIO_LEVEL=sequence averages over tokens: CLIP_LOW={algorithm.clip_low:g} and"
+            f" CLIP_HIGH={algorithm.clip_high:g} will hardly ever clip (GSPO's are 3e-4 and 4e-4)"
+        )
+    if not algorithm.compares_rollouts and not algorithm.has_critic and not algorithm.whiten:
+        said.append(f"{_estimator(algorithm, settings)} without WHITEN_ADVANTAGES has no baseline at all")
+    return said
+
+
+def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    wanted, estimator = settings.algorithm, _estimator(algorithm, settings)
+    for name in CRITIC_SETTINGS if not algorithm.has_critic else ():
+        if getattr(wanted, name) != getattr(_DEFAULTS, name):
+            yield (
+                f"{_given(wanted, name)} is a critic's, and {estimator} has none.",
+                f"Use --algorithm ppo or ADVANTAGE_ESTIMATOR=gae, or leave {name.upper()} out.",
+            )
+    if wanted.gamma != 1 and algorithm.compares_rollouts:
+        yield (
+            f"{_given(wanted, 'gamma')} discounts from token to token, but {estimator} gives a sequence one advantage.",
+            "Use ADVANTAGE_ESTIMATOR=gae or reinforce, or GAMMA=1.",
+        )
+    if wanted.constant_length is not None and algorithm.aggregation != "constant":
+        yield (
+            f"{_given(wanted, 'constant_length')} is idle under LOSS_AGGREGATION={algorithm.aggregation}.",
+            "Use LOSS_AGGREGATION=constant, or leave CONSTANT_LENGTH out.",
+        )
+    if wanted.kl_target is not None and not wanted.beta:
+        yield (
+            f"{_given(wanted, 'kl_target')} adapts a weight that starts at BETA=0 and stays there.",
+            "Give BETA a value above 0, or leave KL_TARGET out.",
+        )
+    for name in ("correction_low", "correction_high") if wanted.importance_correction == "off" else ():
+        if getattr(wanted, name) != getattr(_DEFAULTS, name):
+            yield (
+                f"{_given(wanted, name)} is idle under IMPORTANCE_CORRECTION=off.",
+                f"Use IMPORTANCE_CORRECTION=tis, icepop or sequence_mask, or leave {name.upper()} out.",
+            )
+
+
+def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    """One ratio a sequence needs one advantage a sequence."""
+    if algorithm.ratio_level != "sequence":
+        return
+    wanted, fix = settings.algorithm, "or RATIO_LEVEL=token."
+    if algorithm.has_critic:
+        estimator = _estimator(algorithm, settings)
+        yield (
+            f"RATIO_LEVEL=sequence needs one advantage a sequence, and {estimator} gives one a token.",
+            f"Use ADVANTAGE_ESTIMATOR=group_norm, {fix}",
+        )
+    if algorithm.kl_in == "reward" and wanted.beta:
+        yield (
+            "RATIO_LEVEL=sequence needs one advantage a sequence, and KL_IN=reward charges each token its own.",
+            f"Use KL_IN=loss, BETA=0, {fix}",
+        )
+    if wanted.gamma != 1:
+        yield (
+            f"RATIO_LEVEL=sequence needs one advantage a sequence, and {_given(wanted, 'gamma')} gives one a token.",
+            f"Use GAMMA=1, {fix}",
+        )
+
+
+def _bounds(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    wanted, steps = settings.algorithm, settings.training.max_steps
+    if wanted.importance_correction != "off" and wanted.correction_low >= wanted.correction_high:
+        yield (
+            f"No weight lies between {_given(wanted, 'correction_low')} and {_given(wanted, 'correction_high')}.",
+            "Give a lower bound below the upper one; 1 should lie between them.",
+        )
+    low, high = wanted.reward_clip_low, wanted.reward_clip_high
+    if low is not None and high is not None and low >= high:
+        yield (
+            f"No reward lies between {_given(wanted, 'reward_clip_low')} and {_given(wanted, 'reward_clip_high')}.",
+            "Give a lower bound below the upper one.",
+        )
+    if algorithm.has_critic and wanted.critic_warmup_steps >= steps:
+        yield (
+            f"{_given(wanted, 'critic_warmup_steps')} leaves none of MAX_STEPS={steps} to the policy.",
+            "Lower CRITIC_WARMUP_STEPS or raise MAX_STEPS.",
+        )
+
+
+def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    if settings.training.num_generations < algorithm.min_group_size:
+        yield (
+            f"NUM_GENERATIONS={settings.training.num_generations} is too few for {algorithm.name}, which compares the"
+            f" rollouts of one question ({_estimator(algorithm, settings)}).",
+            f"Use at least {algorithm.min_group_size}, or ADVANTAGE_ESTIMATOR=reinforce or gae.",
+        )
+    correction = settings.algorithm.importance_correction
+    if correction != "off" and settings.agent.engine == "openai":
+        yield (
+            f"IMPORTANCE_CORRECTION={correction} needs the sampler's log-probabilities, which EMAILRL_ENGINE=openai"
+            " does not return.",
+            "Train with EMAILRL_ENGINE=transformers or vllm.",
+        )
+
+
+def _given(wanted: AlgorithmSettings, name: str) -> str:
+    value = getattr(wanted, name)
+    return f"{name.upper()}={value:g}" if isinstance(value, float) else f"{name.upper()}={value}"
+
+
+def _estimator(algorithm: Algorithm, settings: Settings) -> str:
+    """The advantage estimator under its setting's name, and where it came from if not from the setting."""
+    source = "" if settings.algorithm.advantage_estimator else f" (--algorithm {algorithm.name})"
+    return f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}"
