@@ -43,6 +43,11 @@ class Algorithm:
         return self.advantage == "gae"
 
     @property
+    def group_estimator(self) -> str:
+        """What makes one number a trajectory of a group's rewards; for a critic, the reward itself."""
+        return "reinforce" if self.has_critic else self.advantage
+
+    @property
     def compares_rollouts(self) -> bool:
         """Whether a reward counts against the others of its group: then equal rewards teach nothing."""
         return self.advantage not in ("reinforce", "gae")
