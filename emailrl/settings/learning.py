@@ -97,7 +97,7 @@ class AlgorithmSettings(Section):
     """Lower bound of an importance weight."""
     correction_high: Annotated[float, Field(gt=0)] = 5.0
     """Upper bound of an importance weight."""
-    gamma: Annotated[float, Field(gt=0, le=1), Env("GAMMA")] = 1.0
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount from one trained token to the next (gae and reinforce)."""
     gae_lambda: Fraction = 1.0
     """gae's trade of bias (0) against variance (1)."""

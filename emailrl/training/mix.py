@@ -60,7 +60,7 @@ def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     if wanted.gamma != 1 and algorithm.compares_rollouts:
         yield (
             f"{_given(wanted, 'gamma')} discounts from token to token, but {estimator} gives a sequence one advantage.",
-            "Use ADVANTAGE_ESTIMATOR=gae or reinforce, or GAMMA=1.",
+            "Use ADVANTAGE_ESTIMATOR=gae or reinforce, or EMAILRL_GAMMA=1.",
         )
     if wanted.constant_length is not None and algorithm.aggregation != "constant":
         yield (
@@ -99,7 +99,7 @@ def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     if wanted.gamma != 1:
         yield (
             f"RATIO_LEVEL=sequence needs one advantage a sequence, and {_given(wanted, 'gamma')} gives one a token.",
-            f"Use GAMMA=1, {fix}",
+            f"Use EMAILRL_GAMMA=1, {fix}",
         )
 
 
@@ -140,8 +140,8 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 
 
 def _given(wanted: AlgorithmSettings, name: str) -> str:
-    value = getattr(wanted, name)
-    return f"{name.upper()}={value:g}" if isinstance(value, float) else f"{name.upper()}={value}"
+    value, label = getattr(wanted, name), name.upper() if "_" in name else f"EMAILRL_{name.upper()}"
+    return f"{label}={value:g}" if isinstance(value, float) else f"{label}={value}"
 
 
 def _estimator(algorithm: Algorithm, settings: Settings) -> str:
