@@ -82,6 +82,13 @@ class Turn:
     seconds: float = 0.0
     tool_seconds: float = 0.0
     prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Sampled tokens, counted by the server where it hands back text only."""
+    cost: float | None = None
+    """US dollars; None for engines without a price."""
+    policy_version: str = ""
+    adapter_sha256: str | None = None
+    """Which weights sampled this span: the version, and the hash of its adapter (None: the bare base model)."""
 
 
 @dataclass(slots=True)

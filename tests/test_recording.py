@@ -41,7 +41,7 @@ def make_trajectory(**changes: object) -> Trajectory:
             Message("assistant", "<tool_call>…</tool_call>", [call]),
             Message("tool", "[]", name="search_emails"),
         ],
-        "turns": [Turn([7, 8], [-0.5, -0.25], "stop", "search_emails", {"keywords": ["room"]}, "[]", 0.5, 0.001, 3)],
+        "turns": [Turn([7, 8], [-0.5, -0.25], "stop", "search_emails", {"keywords": ["room"]}, "[]", 0.5, 0.001, 3, 2)],
         "samples": [TokenSample([1, 2, 3, 7, 8, 4], [0, 0, 0, 1, 1, 0], [None, None, None, -0.5, -0.25, None])],
         "reward": 0.2,
         "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
@@ -77,7 +77,8 @@ def test_a_trajectory_line_holds_the_contract_literally() -> None:
         "turns": [{
             "completion_ids": [7, 8], "logprobs": [-0.5, -0.25], "finish_reason": "stop",
             "tool_name": "search_emails", "tool_args": {"keywords": ["room"]}, "tool_result": "[]",
-            "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3,
+            "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3, "completion_tokens": 2, "cost": None,
+            "policy_version": "", "adapter_sha256": None,
         }],
         "token_ids": [1, 2, 3, 7, 8, 4],
         "loss_mask": [0, 0, 0, 1, 1, 0],

@@ -52,10 +52,13 @@ class Completion:
     """``stop``, ``length``, or ``error`` (then ``error`` says what happened)."""
     seconds: float = 0.0
     prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    """As a chat server counted them; None: those in ``token_ids``."""
     message: Message | None = None
     """Set by chat engines: the assistant message as the server parsed it."""
     error: str | None = None
     cost: float | None = None
+    """US dollars; None for engines without a price."""
     policy_version: str = ""
     """Which weights sampled it: the ``version`` given to ``load_adapter``."""
     adapter_sha256: str | None = None

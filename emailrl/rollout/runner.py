@@ -32,7 +32,7 @@ class Step(Protocol):
 
 
 class Environment(Protocol):
-    """One scenario to be played once. Its ``rubric`` (a dataclass), ``final_answer``
+    """One scenario to be played once. Its ``rubric`` (a dict or a dataclass), ``final_answer``
     and ``final_sources`` are read if it has them."""
 
     scenario: Scenario
@@ -148,6 +148,12 @@ class _Rollout:
             completion.finish_reason,
             seconds=completion.seconds,
             prompt_tokens=completion.prompt_tokens,
+            completion_tokens=len(completion.token_ids)
+            if completion.completion_tokens is None
+            else completion.completion_tokens,
+            cost=completion.cost,
+            policy_version=completion.policy_version,
+            adapter_sha256=completion.adapter_sha256,
         )
         trajectory.turns.append(turn)
         message = self._read(completion)
@@ -212,10 +218,10 @@ class _Rollout:
     def _finish(self) -> None:
         """Copy the environment's verdict and hand the trajectory over."""
         trajectory = self.trajectory
-        rubric = getattr(self.environment, "rubric", None)
-        trajectory.rubric = {} if rubric is None else asdict(rubric)
+        rubric = getattr(self.environment, "rubric", None) or {}
+        trajectory.rubric = dict(rubric) if isinstance(rubric, dict) else asdict(rubric)
         trajectory.rubric["prompt_tokens"] = sum(turn.prompt_tokens for turn in trajectory.turns)
-        trajectory.rubric["completion_tokens"] = sum(len(turn.completion_ids) for turn in trajectory.turns)
+        trajectory.rubric["completion_tokens"] = sum(turn.completion_tokens for turn in trajectory.turns)
         trajectory.final_answer = getattr(self.environment, "final_answer", None)
         trajectory.final_sources = list(getattr(self.environment, "final_sources", ()))
         # Its own time: what it waited for a free row of the engine says nothing about the policy.
