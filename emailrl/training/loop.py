@@ -14,7 +14,7 @@ from emailrl.settings import Settings
 from emailrl.training.assemble import open_run
 from emailrl.training.metrics import Clock, evaluation_metrics, rollout_metrics, update_metrics
 from emailrl.training.run import Run
-from emailrl.training.samples import keep_groups, make_samples, trajectory_advantages
+from emailrl.training.samples import make_samples, trajectory_advantages
 from emailrl.training.tracking import step_line
 
 
@@ -59,29 +59,25 @@ def train(
 
 
 def loop(run: Run) -> None:
-    """Refresh the engine, collect, keep groups, advantages, samples, update, evaluate, log, checkpoint; and again."""
+    """Refresh the engine, collect groups, advantages, samples, update, evaluate, log, checkpoint; and again."""
     settings, state, droppable = run.settings, run.state, run.interrupts.droppable
     with droppable():
         evaluated = run.evaluate_if_due()
     if evaluated:
         run.end_step()
-    while (reason := state.stop_reason(settings.evaluation, run.total_steps)) is None:
+    while (reason := state.stop_reason(settings.evaluation, run.total_steps, run.epochs)) is None:
         clock = Clock()
-        questions, cursor = run.next_questions()
         with droppable(), clock.phase("rollout"):
             run.refresh_engine()
-            groups = run.collect(questions)
-        kept, dropped = keep_groups(
-            groups,
-            min_group_std=settings.algorithm.min_group_std,
-            min_group_size=run.algorithm.min_group_size,
+            collected, cursor = run.collect()
+        advantages = trajectory_advantages(collected.kept, run.algorithm)
+        samples, counts = make_samples(
+            collected.kept, advantages, run.mode.loss_mask, mask_truncated=run.mask_truncated
         )
-        advantages = trajectory_advantages(kept, run.algorithm)
-        samples, counts = make_samples(kept, advantages, run.mode.loss_mask)
         with clock.phase("update"):
             update, noted = run.update(samples)
-        run.record_training(groups, kept, advantages, noted)
-        rollouts = rollout_metrics(groups)
+        run.record_training(collected, advantages, noted)
+        rollouts = rollout_metrics(collected)
         state.end_step(cursor, rollouts["accuracy"])
         with clock.phase("evaluation"):
             evaluation = run.evaluate_if_due()
@@ -91,7 +87,7 @@ def loop(run: Run) -> None:
             | rollouts
             | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
             | evaluation_metrics(evaluation)
-            | {"dropped": dropped | counts, "seconds": clock.seconds()}
+            | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
         )
         run.tracker.step(metrics)
         run.tracker.say(step_line(metrics, run.total_steps))

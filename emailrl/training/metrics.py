@@ -11,8 +11,9 @@ from typing import Any
 
 from emailrl.evaluation import Evaluation, is_correct, mean, rubric_means
 from emailrl.recording import Record
-from emailrl.training.samples import TrainingSample
-from emailrl.trajectory import Trajectory, TrajectoryGroup
+from emailrl.training.filtering import Collected
+from emailrl.training.samples import TrainingSample, is_truncated
+from emailrl.trajectory import Trajectory
 
 UPDATE_METRICS = ("loss", "policy_loss", "kl", "kl_coef", "clip_fraction", "entropy", "grad_norm", "learning_rate")
 """Null in a step without an update."""
@@ -39,9 +40,12 @@ class Clock:
         return self._phases | {"total": time.perf_counter() - self._begun}
 
 
-def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
-    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over all."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+def rollout_metrics(collected: Collected) -> dict[str, Any]:
+    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over all.
+
+    Groups that were dropped count as the others do: what is kept says what was asked for, not how good the policy is.
+    """
+    trajectories = [trajectory for group in collected.groups for trajectory in group.trajectories]
     whole = [trajectory for trajectory in trajectories if trajectory.exception is None]
     rewards = [trajectory.reward for trajectory in whole]
     rubric = rubric_means(whole)
@@ -56,6 +60,9 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
         "sources_correct": rubric.get("sources_correct"),
         "num_turns": rubric.get("num_turns"),
         "num_trajectories": len(trajectories),
+        "groups_kept": len(collected.kept),
+        "refill_rounds": collected.refill_rounds,
+        "trajectories_broken": sum(len(trajectory.samples) > 1 for trajectory in trajectories),
         "exceptions": len(trajectories) - len(whole),
         "duration": mean([trajectory.seconds for trajectory in whole]),
     }
@@ -75,25 +82,28 @@ def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
 
 
 def training_records(
-    groups: Sequence[TrajectoryGroup],
-    kept: Sequence[TrajectoryGroup],
+    collected: Collected,
     advantages: Mapping[str, float],
     noted: Mapping[str, Sequence[Record]],
+    *,
+    mask_truncated: bool,
 ) -> Iterator[Record]:
     """What training adds to each trajectory of a step, under the same ids: its advantage or why it was dropped.
 
     ``noted`` has the trained samples' lists by trajectory id (see ``sample_record``).
     """
-    kept_ids = {group.id for group in kept}
-    for group in groups:
-        sound = sum(trajectory.exception is None for trajectory in group.trajectories)
+    for group in collected.groups:
         for trajectory in group.trajectories:
-            dropped = None if group.id in kept_ids else "group_low_std" if sound > 1 else "group_too_small"
+            dropped: str | None = collected.reasons.get(group.id)
+            if trajectory.exception is not None:
+                dropped = "exception"
+            elif dropped is None and mask_truncated and is_truncated(trajectory):
+                dropped = "truncated"
             yield {
                 "id": trajectory.id,
                 "group_id": group.id,
                 "advantage": advantages.get(trajectory.id),
-                "dropped": "exception" if trajectory.exception is not None else dropped,
+                "dropped": dropped,
                 "samples": list(noted.get(trajectory.id, ())),
             }
 

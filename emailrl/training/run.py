@@ -16,13 +16,14 @@ from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.directory import REPLACED, discard_replaced
+from emailrl.training.filtering import Collected, Filter, collect_groups
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.metrics import first_exception, sample_record, training_records
 from emailrl.training.modes import Mode
 from emailrl.training.provenance import git_commit, versions
 from emailrl.training.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.samples import TrainingSample
-from emailrl.training.state import Cursor, RunState, next_questions, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, questions_per_step
 from emailrl.training.tracking import Tracker, evaluation_block
 from emailrl.training.update import Updater
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
@@ -61,7 +62,10 @@ class Run:
     updater: Updater
     tracker: Tracker
     interrupts: Interrupts
+    filter: Filter
     total_steps: int
+    epochs: int | None
+    """Passes over the questions that end the run; None where only ``total_steps`` does."""
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
@@ -69,13 +73,12 @@ class Run:
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
 
-    # -- rollouts and evaluation
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether trajectories cut off at the token limit are left out of the loss."""
+        return self.settings.algorithm.truncated_trajectories == "mask"
 
-    def next_questions(self) -> tuple[list[Scenario], Cursor]:
-        """The next step's questions and the cursor behind them."""
-        training = self.settings.training
-        count = questions_per_step(training)
-        return next_questions(self.data.train, self.state.cursor, count, training.seed)
+    # -- rollouts and evaluation
 
     def refresh_engine(self) -> None:
         """Let the engine sample from the policy as it is now, out of a directory that is never written again."""
@@ -93,18 +96,32 @@ class Run:
         # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
         remove_checkpoints(sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS])
 
-    def collect(self, questions: Sequence[Scenario]) -> list[TrajectoryGroup]:
-        """Roll out the questions and record what came; raises EmailRLError where every rollout raised."""
+    def collect(self) -> tuple[Collected, Cursor]:
+        """Roll out the next step's questions, others in place of those dropped, and record all that came.
+
+        Returns it with the cursor behind the questions; raises EmailRLError where every rollout raised.
+        """
         training, step = self.settings.training, self.state.step + 1
-        groups = self.collector.collect(questions, training.num_generations, step=step, seed=training.seed)
+        questions = StepQuestions(self.data.train, self.state.cursor, training.seed, epochs=self.epochs)
+        played: list[Trajectory] = []
+
+        def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+            label = f"refill-{refill}" if refill else "train"
+            groups = self.collector.collect(
+                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label
+            )
+            played.extend(trajectory for group in groups for trajectory in group.trajectories)
+            self._record(f"step-{step:06d}.jsonl", played)
+            return groups
+
+        collected = collect_groups(questions.take, play, self.filter, count=questions_per_step(training))
         self.engine.release()
-        self._record(f"step-{step:06d}.jsonl", [trajectory for group in groups for trajectory in group.trajectories])
-        return groups
+        return collected, questions.cursor
 
     def evaluate_if_due(self) -> Evaluation | None:
         """Evaluate at step 0, every EVAL_STEPS and after the last step, unless that was done already."""
         state, wanted = self.state, self.settings.evaluation
-        due = state.step % wanted.eval_steps == 0 or state.step >= self.total_steps
+        due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.epochs)
         if not due or state.last_evaluated == state.step:
             return None
         self.refresh_engine()
@@ -146,7 +163,7 @@ class Run:
         if not samples:
             self.state.steps_without_update += 1
             self.tracker.say(
-                f"Step {step}: no group is left to learn from, no update"
+                f"Step {step}: nothing is left to learn from, no update"
                 f" ({self.state.steps_without_update} such steps so far)."
             )
             return {}, {}
@@ -164,15 +181,11 @@ class Run:
         return metrics, noted
 
     def record_training(
-        self,
-        groups: Sequence[TrajectoryGroup],
-        kept: Sequence[TrajectoryGroup],
-        advantages: Mapping[str, float],
-        noted: Mapping[str, Sequence[Record]],
+        self, collected: Collected, advantages: Mapping[str, float], noted: Mapping[str, Sequence[Record]]
     ) -> None:
         """Write what training adds to the trajectories of the step under way."""
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
-        write_records(path, training_records(groups, kept, advantages, noted))
+        write_records(path, training_records(collected, advantages, noted, mask_truncated=self.mask_truncated))
 
     def end_step(self) -> None:
         """Take the run as it is for done: keep what is due on disk."""

@@ -1,11 +1,11 @@
-"""From trajectory groups to training samples: what is dropped (and counted), what is trained, with which advantage."""
+"""From the groups a step keeps to training samples: which tokens are trained, with which advantage."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from emailrl.errors import EmailRLError
 from emailrl.training.advantages import ESTIMATORS
 from emailrl.training.algorithms import Algorithm
-from emailrl.trajectory import TokenSample, Trajectory, TrajectoryGroup
+from emailrl.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 LossMask = Literal["sampled", "after_prompt", "completion"]
 """Which tokens a mode trains: the sampled ones (masked), every one after the prompt, tool results included
@@ -38,34 +38,12 @@ class TrainingSample:
         return sum(self.loss_mask)
 
 
-def keep_groups(
-    groups: Sequence[TrajectoryGroup], *, min_group_std: float, min_group_size: int = 2
-) -> tuple[list[TrajectoryGroup], dict[str, int]]:
-    """Drop trajectories that raised, groups left too small, and groups whose rewards hardly differ.
-
-    "Hardly" is a *sample* standard deviation (n - 1) below ``min_group_std``; a group of one has none and passes.
-    Returns what is left and the counts ``trajectories_exception``, ``groups_too_small``, ``groups_low_std``.
-    """
-    dropped = {"trajectories_exception": 0, "groups_too_small": 0, "groups_low_std": 0}
-    kept = []
-    for group in groups:
-        sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
-        dropped["trajectories_exception"] += len(group.trajectories) - len(sound)
-        if len(sound) < max(min_group_size, 1):
-            dropped["groups_too_small"] += 1
-        elif len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < min_group_std:
-            dropped["groups_low_std"] += 1
-        else:
-            kept.append(replace(group, trajectories=sound))
-    return kept, dropped
-
-
 def trajectory_advantages(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
     """Estimate one advantage a trajectory, by its id; groups may differ in size.
 
     Raises EmailRLError where a reward is not a finite number, ValueError for a group too small to compare.
     """
-    estimator = ESTIMATORS[algorithm.advantage]
+    estimator = ESTIMATORS[algorithm.group_estimator]
     advantages: dict[str, float] = {}
     for group in groups:
         for trajectory in group.trajectories:
@@ -78,27 +56,39 @@ def trajectory_advantages(groups: Sequence[TrajectoryGroup], algorithm: Algorith
 
 
 def make_samples(
-    groups: Sequence[TrajectoryGroup], advantages: Mapping[str, float], loss_mask: LossMask
+    groups: Sequence[TrajectoryGroup],
+    advantages: Mapping[str, float],
+    loss_mask: LossMask,
+    *,
+    mask_truncated: bool = False,
 ) -> tuple[list[TrainingSample], dict[str, int]]:
     """Turn kept groups into samples; a trajectory broken into several gives each of them its advantage.
 
-    Each sample is cut after its last trained token: under causal attention what follows changes nothing. Returns the
-    samples and the counts ``samples_nothing_trainable`` (left out) and ``trajectories_broken`` (more than one sample).
+    Each sample is cut after its last trained token: under causal attention what follows changes nothing. With
+    ``mask_truncated`` a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counted in its
+    group's advantages, and in no denominator. Returns the samples and how many were left out: the counts
+    ``trajectories_truncated`` and ``samples_nothing_trainable``.
     Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
     """
     samples: list[TrainingSample] = []
-    counts = Counter(samples_nothing_trainable=0, trajectories_broken=0)
-    for group in groups:
-        for trajectory in group.trajectories:
-            _check_tokens(trajectory)
-            counts["trajectories_broken"] += len(trajectory.samples) > 1
-            for tokens in trajectory.samples:
-                sample = _training_sample(trajectory, tokens, advantages[trajectory.id], loss_mask)
-                if sample is None:
-                    counts["samples_nothing_trainable"] += 1
-                else:
-                    samples.append(sample)
+    counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        _check_tokens(trajectory)
+        if mask_truncated and is_truncated(trajectory):
+            counts["trajectories_truncated"] += 1
+            continue
+        for tokens in trajectory.samples:
+            sample = _training_sample(trajectory, tokens, advantages[trajectory.id], loss_mask)
+            if sample is None:
+                counts["samples_nothing_trainable"] += 1
+            else:
+                samples.append(sample)
     return samples, dict(counts)
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether the token limit, not the policy, ended it; running out of turns is an end the policy was told of."""
+    return trajectory.stop_reason is StopReason.TRUNCATED
 
 
 def _training_sample(
@@ -140,8 +130,3 @@ def _check_tokens(trajectory: Trajectory) -> None:
         for is_sampled, logprob in zip(tokens.loss_mask, tokens.sampler_logprobs, strict=True):
             if is_sampled and (logprob is None or not math.isfinite(logprob)):
                 refuse(f"a sampled token has log-probability {logprob}")
-
-
-def _sample_std(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -21,6 +21,8 @@ class Cursor:
 
     epoch: int = 0
     position: int = 0
+    last: tuple[str, ...] = ()
+    """Ids that come last in this epoch: the step that began it had met them already in the epoch before."""
 
 
 @dataclass(slots=True)
@@ -61,13 +63,19 @@ class RunState:
         """Mean accuracy of the rollouts of the last ``MOVING_STEPS`` steps; 0 before the first."""
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
-    def stop_reason(self, evaluation: EvaluationSettings, total_steps: int) -> str | None:
+    def is_last(self, total_steps: int, epochs: int | None) -> bool:
+        """Whether no step follows: all steps are done, or all the epochs (None: no bound) are passed."""
+        return self.step >= total_steps or (epochs is not None and self.cursor.epoch >= epochs)
+
+    def stop_reason(self, evaluation: EvaluationSettings, total_steps: int, epochs: int | None = None) -> str | None:
         """Why training ends here, or None while it goes on."""
         if self.best_accuracy is not None and self.best_accuracy >= evaluation.target_accuracy:
             return f"target accuracy {evaluation.target_accuracy:.1%} reached"
         if self.evaluations_without_better >= evaluation.patience:
             return f"no better accuracy in {evaluation.patience} evaluations"
-        return "all steps done" if self.step >= total_steps else None
+        if self.is_last(total_steps, epochs):
+            return "all steps done" if self.step >= total_steps else f"all {epochs} epochs done"
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -76,7 +84,8 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The inverse of ``to_dict``."""
-        return cls(**(values | {"cursor": Cursor(**values["cursor"])}))
+        cursor = values["cursor"]
+        return cls(**(values | {"cursor": Cursor(**(cursor | {"last": tuple(cursor.get("last", ()))}))}))
 
 
 def next_questions(
@@ -89,9 +98,35 @@ def next_questions(
     """
     order = list(scenarios)
     random.Random(f"{seed}/questions/{cursor.epoch}").shuffle(order)
+    order.sort(key=lambda scenario: scenario.id in cursor.last)  # stable
     batch = order[cursor.position : cursor.position + count]
     behind = cursor.position + len(batch)
     return batch, (Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind))
+
+
+class StepQuestions:
+    """The questions of one step, none of them twice; ``cursor`` stands behind those that were taken.
+
+    A step that goes on asking beyond the end of an epoch finds those it has met at the end of the next: every epoch
+    still goes through all questions once.
+    """
+
+    def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
+        """``epochs``: take nothing beyond so many; None goes on for ever."""
+        self.cursor = cursor
+        self._scenarios, self._seed, self._epochs = scenarios, seed, epochs
+        self._met: list[str] = []
+
+    def take(self, count: int) -> list[Scenario]:
+        """The next ``count`` questions; fewer at the end of an epoch, none where all were met or no epoch follows."""
+        if self._epochs is not None and self.cursor.epoch >= self._epochs:
+            return []
+        if self._met and self.cursor.position == 0:
+            self.cursor = replace(self.cursor, last=tuple(self._met))
+        count = min(count, len(self._scenarios) - len(self._met))
+        questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
+        self._met += [question.id for question in questions]
+        return questions
 
 
 def questions_per_step(training: TrainingSettings) -> int:
@@ -100,5 +135,8 @@ def questions_per_step(training: TrainingSettings) -> int:
 
 
 def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
-    """Steps of the whole run: MAX_STEPS, or fewer where the mode's epochs end before (``epochs`` None: no bound)."""
+    """Most steps of the run: MAX_STEPS, or fewer where the mode's epochs end before (``epochs`` None: no bound).
+
+    A refill passes through the questions faster; then the epochs end before these steps do.
+    """
     return max_steps if epochs is None else min(max_steps, epochs * math.ceil(num_questions / per_step))

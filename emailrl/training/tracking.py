@@ -127,19 +127,20 @@ def step_line(metrics: Mapping[str, Any], total: int) -> str:
         value = metrics.get(name)
         return "-" if value is None else format(value, form)
 
-    return " | ".join(
-        (
-            f"Step {metrics['step']}/{total}",
-            f"Loss {shown('loss', '.4f')}",
-            f"Policy {shown('policy_loss', '.4f')}",
-            f"KL {shown('kl', '.4f')}",
-            f"Reward {shown('reward_mean', '.3f')}",
-            f"Acc {shown('accuracy', '.1%')}",
-            f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
-            f" ({shown('trainable_share', '.1%')})",
-            f"{metrics['seconds']['total']:.1f} s",
-        )
-    )
+    parts = [
+        f"Step {metrics['step']}/{total}",
+        f"Loss {shown('loss', '.4f')}",
+        f"Policy {shown('policy_loss', '.4f')}",
+        f"KL {shown('kl', '.4f')}",
+        f"Reward {shown('reward_mean', '.3f')}",
+        f"Acc {shown('accuracy', '.1%')}",
+        f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
+        f" ({shown('trainable_share', '.1%')})",
+        f"{metrics['seconds']['total']:.1f} s",
+    ]
+    if dropped := {reason: count for reason, count in metrics["dropped"].items() if count}:
+        parts.append("Dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.items()))
+    return " | ".join(parts)
 
 
 def evaluation_block(

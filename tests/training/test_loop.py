@@ -15,6 +15,7 @@ from emailrl.errors import EmailRLError
 from emailrl.recording import read_records
 from emailrl.settings import EvaluationSettings, OutputSettings, Settings, TrackingSettings, TrainingSettings
 from emailrl.training.algorithms import resolve
+from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.loop import loop
 from emailrl.training.modes import MODES
@@ -142,7 +143,9 @@ def play(
         updater=part,
         tracker=tracker,
         interrupts=Interrupts(said.append),
+        filter=make_filter(resolve(settings), settings.algorithm, answers=True),
         total_steps=steps,
+        epochs=None,
         snapshot=take_snapshot(state),
     )
     try:
@@ -209,7 +212,7 @@ def test_a_step_without_a_group_left_is_said_and_counted_and_changes_nothing(tmp
     assert [line["dropped"]["groups_low_std"] for line in played.metrics] == [2, 2, 0]
     assert [line["loss"] for line in played.metrics] == [None, None, 0.5]
     assert [line["trainable_tokens"] for line in played.metrics] == [0, 0, 4]
-    said = [line for line in played.said if "no group is left" in line]
+    said = [line for line in played.said if "nothing is left" in line]
     assert said[1].startswith("Step 2: ") and "2 such steps so far" in said[1]
 
 

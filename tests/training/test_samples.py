@@ -9,7 +9,7 @@ import pytest
 
 from emailrl.errors import EmailRLError
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.samples import keep_groups, make_samples, trajectory_advantages
+from emailrl.training.samples import make_samples, trajectory_advantages
 from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
@@ -61,7 +61,7 @@ def test_loss_masks(loss_mask: Any, token_ids: list[int], trained: list[int], sa
     assert (sample.token_ids, sample.loss_mask, sample.sampler_logprobs) == (token_ids, trained, sampler)
     assert (sample.trajectory_id, sample.group_id, sample.advantage) == ("g0", "g", 0.5)
     assert sample.num_trainable == sum(trained)
-    assert counts == {"samples_nothing_trainable": 0, "trajectories_broken": 0}
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
 
 
 def test_a_completion_is_its_sampled_tokens() -> None:
@@ -79,28 +79,7 @@ def test_a_broken_trajectory_gives_its_advantage_to_each_sample() -> None:
         [group(1.0, samples=[two_turns(), two_turns(), prompt_only])], {"g0": -0.25}, "sampled"
     )
     assert [sample.advantage for sample in samples] == [-0.25, -0.25]
-    assert counts == {"samples_nothing_trainable": 1, "trajectories_broken": 1}
-
-
-def test_drops_are_counted() -> None:
-    groups = [
-        group(0.0, 1.0, name="good"),
-        group(0.0, 1.0, 0.5, name="one_raised", exceptions=(2,)),
-        group(0.0, 1.0, name="left_alone", exceptions=(0,)),
-        group(0.5, 0.5, 0.5, name="equal"),
-        group(0.5, 0.57, name="close"),  # sample std 0.0495, population std 0.035
-        group(0.5, 0.58, name="apart"),  # sample std 0.0566, population std 0.04: kept only by the sample std
-    ]
-    kept, dropped = keep_groups(groups, min_group_std=0.05)
-    assert [one.id for one in kept] == ["good", "one_raised", "apart"]
-    assert [len(one.trajectories) for one in kept] == [2, 2, 2]
-    assert dropped == {"trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 2}
-    assert len(groups[1].trajectories) == 3  # the group given is left as it was
-
-
-def test_single_rollouts_pass_where_the_algorithm_takes_them() -> None:
-    kept, dropped = keep_groups([group(1.0), group(1.0, exceptions=(0,))], min_group_std=0.05, min_group_size=1)
-    assert len(kept) == 1 and dropped["groups_too_small"] == 1
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 1}
 
 
 def test_advantages_by_trajectory_over_groups_of_different_sizes() -> None:

@@ -54,11 +54,14 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
     metrics = {
         "step": 1, "loss": 0.12345, "policy_loss": 0.1, "kl": 0.02, "reward_mean": 0.25, "accuracy": 0.5,
         "trainable_tokens": 1234, "total_tokens": 5678, "trainable_share": 1234 / 5678, "seconds": {"total": 12.34},
+        "dropped": {"groups_low_std": 0, "trajectories_exception": 0},
     }  # fmt: skip
     assert step_line(metrics, 200) == (
         "Step 1/200 | Loss 0.1235 | Policy 0.1000 | KL 0.0200 | Reward 0.250 | Acc 50.0%"
         " | Trainable tokens: 1234/5678 (21.7%) | 12.3 s"
     )
+    some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
+    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
     nothing = metrics | {"loss": None, "policy_loss": None, "kl": None, "trainable_tokens": 0, "total_tokens": 0}
     line = step_line(nothing | {"trainable_share": None}, 200)
     assert "Loss - | Policy - | KL - | Reward 0.250" in line and "Trainable tokens: 0/0 (-)" in line

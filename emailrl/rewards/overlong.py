@@ -1,0 +1,53 @@
+"""A charge for completions that come near the token limit, so that being cut off is no cliff.
+
+DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4; OpenRLHF's ``overlong_buffer_len``): with ``expected =
+max_tokens - buffer`` a completion of ``length`` tokens costs ``min(length - expected, buffer) / buffer * penalty``, and
+nothing up to ``expected``. In a conversation the limit holds for each completion, and so does the charge: ``length`` is
+that of the longest one. Departure from OpenRLHF, whose length is that of all turns together, tool results included,
+against the limit of one generation: there an agent pays for reading long mails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emailrl.errors import UsageError
+from emailrl.rewards.scorer import Scorer
+from emailrl.trajectory import Trajectory
+
+TERM = "overlong"
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongScorer:
+    """A scorer whose rewards have one more term, ``overlong``, between ``-penalty`` and 0."""
+
+    scorer: Scorer
+    max_tokens: int
+    """Most tokens of one completion."""
+    buffer: int
+    """Tokens before ``max_tokens`` over which the charge rises."""
+    penalty: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= self.max_tokens:
+            raise UsageError(
+                f"OVERLONG_BUFFER={self.buffer} does not fit into MAX_TOKENS={self.max_tokens}.",
+                "Give a smaller buffer, or 0 for none.",
+            )
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly."""
+        self.scorer.score(trajectories)
+        for trajectory in trajectories:
+            if trajectory.exception is None:
+                terms = trajectory.reward_terms
+                trajectory.reward_terms = terms | {TERM: terms.get(TERM, 0.0) - self.charge(trajectory)}
+                trajectory.reward = sum(trajectory.reward_terms.values())
+
+    def charge(self, trajectory: Trajectory) -> float:
+        """What the trajectory's longest completion costs, 0 to ``penalty``; sampled tokens alone count."""
+        longest = max((len(turn.completion_ids) for turn in trajectory.turns), default=0)
+        over = longest - (self.max_tokens - self.buffer)
+        return min(over, self.buffer) / self.buffer * self.penalty if over > 0 else 0.0

@@ -1,0 +1,168 @@
+"""Which groups are kept, what is asked in place of the others, and what is charged for length: literal cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from emailrl.errors import UsageError
+from emailrl.settings import AlgorithmSettings
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.filtering import Collected, Filter, collect_groups, make_filter
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+
+def scenario(name: str) -> Scenario:
+    return Scenario(name, "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
+
+
+def group(
+    *rewards: float, name: str = "g", right: tuple[int, ...] = (), exceptions: tuple[int, ...] = ()
+) -> TrajectoryGroup:
+    asked = scenario(name)
+    members = [
+        Trajectory(
+            f"{name}-{i}", name, asked, reward=reward, rubric={"answer_correct": i in right},
+            exception="Oops: broken" if i in exceptions else None,
+        )
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return TrajectoryGroup(name, asked, members)
+
+
+def sift(groups: Sequence[TrajectoryGroup], wanted: Filter) -> Collected:
+    collected = Collected()
+    collected.add(groups, wanted)
+    return collected
+
+
+def test_drops_are_counted_by_reason() -> None:
+    groups = [
+        group(0.0, 1.0, name="good"),
+        group(0.0, 1.0, 0.5, name="one_raised", exceptions=(2,)),
+        group(0.0, 1.0, name="left_alone", exceptions=(0,)),
+        group(0.5, 0.5, 0.5, name="equal"),
+        group(0.5, 0.57, name="close"),  # sample std 0.0495, population std 0.035
+        group(0.5, 0.58, name="apart"),  # sample std 0.0566, population std 0.04: kept only by the sample std
+    ]
+    collected = sift(groups, Filter(min_group_std=0.05))
+    assert [one.id for one in collected.kept] == ["good", "one_raised", "apart"]
+    assert [len(one.trajectories) for one in collected.kept] == [2, 2, 2]
+    assert collected.reasons == {"left_alone": "group_too_small", "equal": "group_low_std", "close": "group_low_std"}
+    assert collected.dropped() == {
+        "trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 2,
+        "groups_below_range": 0, "groups_above_range": 0,
+    }  # fmt: skip
+    assert collected.groups == groups and len(groups[1].trajectories) == 3  # the group given is left as it was
+
+
+def test_single_rollouts_pass_where_the_algorithm_takes_them() -> None:
+    collected = sift([group(1.0), group(1.0, name="h", exceptions=(0,))], Filter(1, min_group_std=0.05))
+    assert [one.id for one in collected.kept] == ["g"] and collected.reasons == {"h": "group_too_small"}
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [
+        ((0.0, 1.0), ["quarter", "half"]),  # strictly inside: 0 and 1 are out
+        ((0.25, 0.75), ["half"]),  # and so are the bounds themselves
+        ((-0.1, 0.5), ["none", "quarter"]),
+        ((0.5, 1.1), ["all"]),
+    ],
+)
+def test_the_mean_answer_lies_strictly_inside_the_range(between: tuple[float, float], kept: list[str]) -> None:
+    groups = [
+        group(0, 1, 2, 3, name="none"),
+        group(0, 1, 2, 3, name="quarter", right=(3,)),
+        group(0, 1, 2, 3, name="half", right=(0, 1)),
+        group(0, 1, 2, 3, name="all", right=(0, 1, 2, 3)),
+    ]
+    assert [one.id for one in sift(groups, Filter(between=between)).kept] == kept
+
+
+def test_the_mean_reward_is_that_of_the_members_that_did_not_raise() -> None:
+    below, inside, above = (
+        group(-1.0, 0.5),
+        group(-1.0, 1.5, -9.0, name="h", exceptions=(2,)),
+        group(0.5, 2.5, name="i"),
+    )
+    collected = sift([below, inside, above], Filter(between=(-0.25, 1.5), mean_of="reward"))
+    assert [one.id for one in collected.kept] == ["h"]  # the means are -0.25, 0.25, 1.5
+    assert collected.reasons == {"g": "group_below_range", "i": "group_above_range"}
+
+
+def test_equal_rewards_are_dropped_whatever_their_mean() -> None:
+    assert sift([group(1, 1, right=(0,))], Filter(min_group_std=0.05, between=(0, 1))).reasons == {"g": "group_low_std"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers", "expected"),
+    [
+        ({}, True, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
+        ({}, False, Filter(2, 0.05, (0.0, 1.0), "reward", 10)),
+        ({"filter_on": "accuracy"}, False, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
+        (
+            {"filter_on": "reward", "filter_low": -1, "filter_high": 0.5, "max_refill_rounds": 3, "min_group_std": 0},
+            True,
+            Filter(2, 0.0, (-1.0, 0.5), "reward", 3),
+        ),
+    ],
+)
+def test_the_filter_of_dapo(settings: dict[str, Any], answers: bool, expected: Filter) -> None:
+    assert make_filter(ALGORITHMS["dapo"], AlgorithmSettings(**settings), answers=answers) == expected
+
+
+def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
+    wanted = AlgorithmSettings(filter_low=0.4, filter_high=0.2, max_refill_rounds=3)  # an empty range nobody asked for
+    assert make_filter(ALGORITHMS["grpo"], wanted, answers=True) == Filter(2, 0.05)
+    with pytest.raises(UsageError, match=r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"):
+        make_filter(ALGORITHMS["dapo"], wanted, answers=True)
+
+
+class Game:
+    """Questions 0, 1, 2, …; the group of each is kept if ``good`` says so."""
+
+    def __init__(self, good: set[int], last: int = 99) -> None:
+        self.good, self.left, self.asked = good, list(range(last + 1)), list[int]()
+        self.rounds: list[tuple[int, list[int]]] = []
+
+    def ask(self, count: int) -> list[Scenario]:
+        self.asked.append(count)
+        taken, self.left = self.left[:count], self.left[count:]
+        return [scenario(str(number)) for number in taken]
+
+    def play(self, scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+        numbers = [int(one.id) for one in scenarios]
+        self.rounds.append((refill, numbers))
+        return [group(0, 1, name=str(n), right=(1,) if n in self.good else ()) for n in numbers]
+
+    def collect(self, rounds: int, count: int = 3) -> Collected:
+        return collect_groups(self.ask, self.play, Filter(between=(0, 1), max_refill_rounds=rounds), count=count)
+
+
+def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full() -> None:
+    game = Game(good={1, 4, 6})
+    collected = game.collect(rounds=9)
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5]), (3, [6])]
+    assert [one.id for one in collected.kept] == ["1", "4", "6"]
+    assert [one.id for one in collected.groups] == ["0", "1", "2", "3", "4", "5", "6"]
+    assert collected.refill_rounds == 3 and collected.dropped()["groups_below_range"] == 4
+
+
+def test_a_refill_ends_after_its_rounds_and_where_the_questions_do() -> None:
+    game = Game(good={1})
+    assert [one.id for one in game.collect(rounds=2).kept] == ["1"]
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5, 6])]
+    game = Game(good={1}, last=3)
+    assert game.collect(rounds=9).refill_rounds == 1
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3])]
+    game = Game(good=set())
+    assert game.collect(rounds=0).kept == [] and game.rounds == [(0, [0, 1, 2])]
+
+
+def test_a_full_step_asks_nothing_further() -> None:
+    game = Game(good={0, 1, 2})
+    game.collect(rounds=9)
+    assert game.asked == [3]
