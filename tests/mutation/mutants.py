@@ -1,0 +1,197 @@
+"""Mutants of a module: one small change each to something that its code computes.
+
+Left alone are docstrings and every other text (messages of errors included), annotations, and what a ``raise`` says.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+"""A comparison with its border moved, and turned round."""
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+EXTREMES = {"min": "max", "minimum": "maximum", "amin": "amax", "any": "all"}
+EXTREMES |= {other: name for name, other in EXTREMES.items()}
+MASKS = ("mask", "loss_mask", "trainable")
+"""Names that hold a mask in every function that takes a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change: its kind, the line (from 1), the code before and after, and the whole module with it."""
+
+    kind: str
+    line: int
+    original: str
+    mutated: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node with what it is to its parent, and whether masks are about."""
+
+    node: ast.AST
+    role: str
+    parent: ast.AST
+    masked: bool
+
+
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module's source, in the order of the source."""
+    tree = ast.parse(source)
+    found = [
+        (place.node, kind, instead)
+        for place in _places(_Place(tree, "", tree, masked=False))
+        for kind, instead in _changes(place)
+    ]
+    found.sort(key=lambda change: (change[0].lineno, change[0].col_offset))
+    return [
+        Mutant(kind, node.lineno, ast.unparse(node), text := ast.unparse(instead), _spliced(source, node, text))
+        for node, kind, instead in found
+    ]
+
+
+def _spliced(source: str, node: ast.AST, text: str) -> str:
+    """The source with other text in a node's place."""
+    lines = source.encode().splitlines(keepends=True)  # columns count bytes
+    first, last = node.lineno - 1, node.end_lineno - 1
+    before = b"".join(lines[:first]) + lines[first][: node.col_offset]
+    after = lines[last][node.end_col_offset :] + b"".join(lines[last + 1 :])
+    return (before + (text if isinstance(node, ast.stmt) else f"({text})").encode() + after).decode()
+
+
+def _places(place: _Place) -> Iterator[_Place]:
+    """Every node below that may change, itself included."""
+    node, masked = place.node, place.masked
+    if isinstance(node, ast.Raise | ast.JoinedStr):
+        return
+    yield place
+    if isinstance(node, ast.FunctionDef):
+        arguments = [*node.args.args, *node.args.kwonlyargs]
+        masked = any("Tensor" in ast.unparse(one.annotation) for one in arguments if one.annotation)
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.keyword):  # a part of the call like any other
+                child = child.value
+            if isinstance(child, ast.AST):
+                yield from _places(_Place(child, name, node, masked))
+
+
+def _changes(place: _Place) -> Iterator[tuple[str, ast.AST]]:
+    """What may stand in a node's place, with the kind of change."""
+    node = place.node
+    match node:
+        case ast.Compare():
+            yield from _comparison(node)
+        case ast.BinOp(op=ast.BitAnd()):
+            yield "operator", _with(node, op=ast.BitOr())
+            yield "mask", node.left
+            yield "mask", node.right
+        case ast.BinOp() | ast.AugAssign() if type(node.op) in OPERATORS:
+            yield "operator", _with(node, op=OPERATORS[type(node.op)]())
+        case ast.BoolOp():
+            yield "boolean", _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        case ast.UnaryOp():
+            yield "boolean" if isinstance(node.op, ast.Not) else "sign", node.operand
+        case ast.Constant():
+            yield from _constant(node, is_default=place.role in ("defaults", "kw_defaults"))
+        case ast.Call():
+            yield from _call(node)
+        case ast.Name() if place.masked and node.id in MASKS and _is_used_as_mask(place.parent):
+            yield "mask", _expression(f"torch.ones_like({node.id})")
+    is_condition = place.role in ("test", "ifs") or isinstance(place.parent, ast.BoolOp)
+    if is_condition and isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        yield "boolean", ast.UnaryOp(ast.Not(), node)
+
+
+def _is_used_as_mask(parent: ast.AST) -> bool:
+    is_where = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "torch.where"  # see _where
+    return isinstance(parent, ast.Call | ast.Subscript | ast.BinOp) and not is_where
+
+
+def _comparison(node: ast.Compare) -> Iterator[tuple[str, ast.AST]]:
+    for i, op in enumerate(node.ops):
+        for other in COMPARISONS[type(op)]:
+            yield "comparison", _with(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
+
+
+def _constant(node: ast.Constant, *, is_default: bool) -> Iterator[tuple[str, ast.AST]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield "constant", ast.Constant(not value)
+    elif isinstance(value, int | float):
+        for other in dict.fromkeys((value + 1, value - 1, 0)):
+            if other != value:
+                yield "default" if is_default else "constant", _expression(repr(other))
+    elif is_default and isinstance(value, str | None):
+        yield "default", ast.Constant(f"not {value}" if value else 1)
+
+
+def _call(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
+    function = node.func
+    if isinstance(function, ast.Name) and function.id in EXTREMES:
+        yield "extreme", _with(node, func=ast.Name(EXTREMES[function.id]))
+    if not isinstance(function, ast.Attribute):
+        return
+    if function.attr in EXTREMES:
+        yield "extreme", _with(node, func=_with(function, attr=EXTREMES[function.attr]))
+    is_of_torch = isinstance(function.value, ast.Name) and function.value.id == "torch"
+    operands = node.args if is_of_torch else [function.value, *node.args]  # torch.f(x, y) and x.f(y) alike
+    if function.attr == "clamp":
+        yield from _clamp(operands, node.keywords)
+    elif function.attr == "where":
+        yield from _where(operands if is_of_torch else [operands[1], operands[0], operands[2]])
+    elif function.attr == "bool" and not is_of_torch:
+        yield "mask", _expression(f"{ast.unparse(node)} | True")
+
+
+def _clamp(operands: list[ast.expr], keywords: list[ast.keyword]) -> Iterator[tuple[str, ast.AST]]:
+    """Each bound of a clamp left out."""
+    bounds = [*zip(("min", "max"), operands[1:], strict=False), *((one.arg or "", one.value) for one in keywords)]
+    for left_out, _ in bounds:
+        kept = [ast.keyword(name, value) for name, value in bounds if name != left_out]
+        clamp = ast.Call(ast.Attribute(operands[0], "clamp"), [], kept)
+        yield "clamp", clamp if kept else operands[0]
+
+
+def _where(operands: list[ast.expr]) -> Iterator[tuple[str, ast.AST]]:
+    """The arms swapped, and each arm taken everywhere."""
+    condition, yes, no = operands
+    everywhere = ast.BinOp(condition, ast.BitOr(), ast.Constant(True))
+    nowhere = ast.BinOp(condition, ast.BitAnd(), ast.Constant(False))
+    for arms in ([condition, no, yes], [everywhere, yes, no], [nowhere, yes, no]):
+        yield "mask", ast.Call(_expression("torch.where"), arms, [])
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    return type(node)(**({name: getattr(node, name) for name in node._fields} | fields))
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
