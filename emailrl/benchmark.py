@@ -12,14 +12,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.checkpoints import find_runs
+from emailrl.engines import is_chat
 from emailrl.environment.rubric import Rubric
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, evaluate, is_correct, num_tokens
 from emailrl.policy.adapter import Adapter, find_adapter
 from emailrl.recording import replace_bytes, write_trajectories
@@ -90,7 +92,7 @@ class Report:
             {"model": result.subject.label}
             | unknown
             | result.evaluation.metrics()
-            | {"cost": None, "trajectories": result.trajectories}
+            | {"cost": total_cost(result.evaluation.trajectories), "trajectories": result.trajectories}
             | self.conditions
             | {
                 "base_model": result.subject.model_name,
@@ -105,9 +107,14 @@ class Report:
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
     """The policies to measure: those named, else the newest run's best checkpoint, else the bare model now set.
 
-    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on.
+    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on. A
+    chat server knows models by name only: raises UsageError for a checkpoint with the engine openai.
     """
     output_dir = settings.output.output_dir
+    if is_chat(settings):
+        if checkpoints:
+            raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
+        return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
     if not checkpoints and not models:
         checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])
     found = [find_adapter(which, output_dir) for which in checkpoints]
@@ -158,11 +165,30 @@ def run_benchmark(
 
 def _players(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
     """Yield each subject with a collector that plays it; a base model is loaded once for all its subjects."""
+    play = _on_chat_server if is_chat(settings) else _on_policies
+    yield from play(subjects, settings)
+
+
+def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+    from emailrl.rewards import build_scorer
+    from emailrl.rollout.collect import build_chat_collector
+
+    scorer = build_scorer(settings)
+    for subject in subjects:
+        model = settings.model.model_copy(update={"name": subject.model_name})
+        collector = build_chat_collector(settings.model_copy(update={"model": model}), scorer=scorer)
+        with closing(collector.engine):
+            yield subject, collector
+
+
+def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
     from emailrl.engines import build_engine
+    from emailrl.environment.custom import load_task
     from emailrl.policy.load import load_policy
     from emailrl.rewards import build_scorer
     from emailrl.rollout.collect import build_collector
 
+    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
     scorer = build_scorer(settings)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         model = settings.model.model_copy(update={"name": model_name})
@@ -230,6 +256,12 @@ def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.")[-60:] or "model"
 
 
+def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
+    """US dollars for all completions, those of trajectories that raised included; None where nothing has a price."""
+    costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
+    return math.fsum(costs) if costs else None
+
+
 # -- significance -----------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +314,7 @@ def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
             "reward": trajectory.reward,
             "turns": len(trajectory.turns),
             "tokens": num_tokens(trajectory),
+            "cost": total_cost([trajectory]),
             "seconds": trajectory.seconds,
             "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
             "raised": trajectory.exception is not None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Questions
+from emailrl.cli.options import AllowSharedInbox, Db, Engine, Environment, Json, Limit, Overwrite, Questions
 from emailrl.cli.output import print_json, progress_console
 from emailrl.environment.rubric import Rubric
 
@@ -32,6 +32,8 @@ def benchmark(
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A bare model (nano, folder, hub name); may be repeated.")
     ] = None,
+    engine: Engine = None,
+    environment: Environment = None,
     limit: Limit = None,
     sequential: Annotated[
         bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
@@ -46,13 +48,15 @@ def benchmark(
     """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
 
     Without --checkpoint or --model: the newest run's best checkpoint, else the model itself. Several are compared on
-    the same questions by the exact McNemar test. Ctrl-C keeps the questions finished so far.
+    the same questions by the exact McNemar test. Ctrl-C keeps the questions finished so far. --engine openai measures
+    a model of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
 
     Examples:
 
     \b
       emailrl benchmark --sequential
       emailrl benchmark --checkpoint best --model nano
+      emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
       emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
     """
     from rich.console import Console
@@ -65,6 +69,8 @@ def benchmark(
 
     settings = load_settings(
         {
+            "engine": engine,
+            "environment": environment,
             "db": db,
             "test_set_size": limit,
             "bench_sequential": sequential,
@@ -73,7 +79,7 @@ def benchmark(
     )
     folder = _folder(out, settings, overwrite=overwrite)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
-    if not checkpoint and not model and (note := untrained_note(settings.output.output_dir)):
+    if not checkpoint and not model and settings.agent.engine != "openai" and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
     chosen = load_scenario_set(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data

@@ -26,6 +26,10 @@ Db = Annotated[Path | None, typer.Option("--db", parser=_path, metavar="<path>",
 Questions = Annotated[Path | None, typer.Option("--questions", help="A local question file (JSONL).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, transformers, vllm or openai.")]
+Environment = Annotated[str | None, typer.Option("--environment", help="mail, module:attribute or path.py:attribute.")]
+Reward = Annotated[
+    str | None, typer.Option("--reward", help="art_e, simple, module:attribute, path.py:attribute or http(s)://…")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]
 OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Root of the runs; the mode is appended.")]

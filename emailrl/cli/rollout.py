@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Checkpoint, Db, Engine, Json, Model, Overwrite, Questions, Seed
+from emailrl.cli.options import Checkpoint, Db, Engine, Environment, Json, Model, Overwrite, Questions, Reward, Seed
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import EmailRLError, UsageError
 
@@ -23,6 +23,8 @@ def rollout(
     model: Model = None,
     checkpoint: Checkpoint = None,
     engine: Engine = None,
+    reward: Reward = None,
+    environment: Environment = None,
     num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
@@ -54,6 +56,8 @@ def rollout(
         {
             "model_name": model,
             "engine": engine,
+            "reward": reward,
+            "environment": environment,
             "db": db,
             "questions": questions,
             "temperature": temperature,
@@ -62,6 +66,8 @@ def rollout(
     )
     adapter = None
     if checkpoint is not None:
+        if settings.agent.engine == "openai":
+            raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
         settings, adapter = _with_adapter(settings, checkpoint, model)
     target = _target(out, settings.output.output_dir.parent / "rollouts", overwrite=overwrite)
     scenarios, notes = _scenarios(settings, split, num_scenarios)
@@ -135,18 +141,24 @@ def _with_adapter(settings: Settings, checkpoint: str, model: str | None) -> tup
 
 
 def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
-    """Policy, engine and collector for the settings."""
-    from emailrl.engines import build_engine
+    """Policy, engine and collector for the settings; a chat server needs no policy."""
+    from emailrl.engines import build_engine, is_chat
+    from emailrl.environment.custom import load_task
     from emailrl.policy.load import load_policy
-    from emailrl.rollout.collect import build_collector
+    from emailrl.rewards.build import build_scorer
+    from emailrl.rollout.collect import build_chat_collector, build_collector
 
+    if is_chat(settings):
+        return build_chat_collector(settings)
+    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
+    scorer = build_scorer(settings)
     policy = load_policy(settings)
     engine = build_engine(settings, policy)
     if adapter is None:
         engine.load_adapter(None, policy.base_model)
     else:
         engine.load_adapter(adapter.path, str(adapter.path.absolute()))
-    return build_collector(settings, policy, engine, run_id=adapter.run_id if adapter else "")
+    return build_collector(settings, policy, engine, scorer=scorer, run_id=adapter.run_id if adapter else "")
 
 
 def _play(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from emailrl.errors import EmailRLError
 from emailrl.settings import RewardWeightSettings
 from emailrl.trajectory import StopReason, Trajectory
 
@@ -65,7 +66,10 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
         return weights.reward_wrong
     if rubric["returned_i_dont_know"] or rubric["ran_out_of_turns"]:
         return weights.reward_no_answer
-    raise ValueError(f"trajectory {trajectory.id} has no outcome to reward (stop_reason {trajectory.stop_reason})")
+    raise EmailRLError(
+        f"The reward art_e knows no outcome like this: no answer given, stop_reason {trajectory.stop_reason}.",
+        "Give an environment of your own a reward of its own.",
+    )
 
 
 def _right(rubric: dict[str, Any], weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:

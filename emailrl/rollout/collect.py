@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from emailrl.engines.base import Engine, SamplingParams
-from emailrl.environment.mail_env import MailEnvironment
+from emailrl.environment.custom import MAIL, load_task, mail_agent
 from emailrl.rollout.audit import audit
 from emailrl.rollout.runner import Environment, derive_seed, run
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
-
-
-def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
-    """The mailbox with its tools."""
-    return MailEnvironment(scenario, mailbox, max_turns=settings.agent.max_turns)
 
 
 class Scores(Protocol):
@@ -144,19 +139,37 @@ def build_collector(
     *,
     scorer: Scores | None = None,
     run_id: str = "",
-    make_environment: MakeEnvironment = mail_agent,
+    make_environment: MakeEnvironment | None = None,
 ) -> Collector:
-    """A collector on ``settings.store.db`` that renders with the policy's own tokenizer and template."""
+    """A collector on ``settings.store.db`` that renders with the policy's own tokenizer and template.
+
+    What is played, and with which tools, ``settings.agent.environment`` says; ``make_environment`` takes its place,
+    with the mail tools. Raises UsageError for an environment that cannot be loaded.
+    """
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment.tools import tool_schemas
     from emailrl.rewards.build import build_scorer
 
+    task = load_task(MAIL if make_environment else settings.agent.environment)
     return Collector(
         engine,
-        ChatRenderer(policy.tokenizer, tool_schemas()),
+        ChatRenderer(policy.tokenizer, task.tools),
         settings,
         scorer or build_scorer(settings),
         settings.store.db,
         run_id=run_id,
-        make_environment=make_environment,
+        make_environment=make_environment or task.make,
     )
+
+
+def build_chat_collector(settings: Settings, *, scorer: Scores | None = None) -> Collector:
+    """A collector that plays with the chat server of ``settings.openai``, without a policy; its engine is to be closed.
+
+    Raises UsageError for an environment that cannot be loaded, or a missing key.
+    """
+    from emailrl.engines import build_chat_engine
+    from emailrl.rewards.build import build_scorer
+
+    task = load_task(settings.agent.environment)
+    scorer = scorer or build_scorer(settings)
+    engine = build_chat_engine(settings, task.tools)
+    return Collector(engine, None, settings, scorer, settings.store.db, make_environment=task.make)

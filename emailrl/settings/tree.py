@@ -109,6 +109,8 @@ class GenerationSettings(Section):
 
 
 class AgentSettings(Section):
+    environment: str = "mail"
+    """What is played: mail, or your own: `module:attribute`, path.py:attribute."""
     max_turns: Positive = 10
     """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096

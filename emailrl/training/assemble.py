@@ -7,15 +7,18 @@ from contextlib import closing, contextmanager
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine
+from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
 from emailrl.rewards.build import build_scorer
-from emailrl.rollout.collect import build_collector
+from emailrl.rewards.overlong import OverlongScorer
+from emailrl.rollout.collect import Scores, build_collector
 from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
 from emailrl.settings import Settings, run_root
 from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
 from emailrl.training.directory import check_replaceable, run_directory
+from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.resume import (
@@ -40,11 +43,13 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     check_services(settings)
     _check_group_size(settings, algorithm)
+    _check_environment(settings, mode)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
     if overwrite:
         check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
     settings, said = base_of(checkpoint, settings)
-    scorer, eval_scorer = build_scorer(settings, reward=mode.reward), build_scorer(settings)
+    wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
+    scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
     data = load_data(settings)
     data.notes += said
     if checkpoint:
@@ -85,7 +90,9 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 updater=updater,
                 tracker=tracker,
                 interrupts=Interrupts(tracker.say),
+                filter=wanted,
                 total_steps=total,
+                epochs=_epochs(settings, mode),
                 snapshot=take_snapshot(state),
                 saved_step=state.step if checkpoint else None,
             )
@@ -134,10 +141,34 @@ def _check_group_size(settings: Settings, algorithm: Algorithm) -> None:
         )
 
 
+def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
+    """The mode's reward, less what overlong completions cost; evaluations are scored without that charge."""
+    scorer = build_scorer(settings, reward=mode.reward)
+    wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
+    buffer = wanted.overlong_buffer
+    if buffer is None:
+        buffer = round(algorithm.overlong_share * max_tokens)
+    return OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
+
+
+def _epochs(settings: Settings, mode: Mode) -> int | None:
+    return settings.training.num_train_epochs if mode.epochs_bound else None
+
+
+def _check_environment(settings: Settings, mode: Mode) -> None:
+    """Load the user's environment before a model is; refuse it where the mode plays a prompt of its own."""
+    environment = settings.agent.environment
+    load_task(environment)
+    if environment != MAIL and mode.make_environment is not None:
+        raise UsageError(
+            f"Mode {settings.training.mode} trains on a static mail prompt, not in the environment {environment}.",
+            "Use --mode masked or rollout.",
+        )
+
+
 def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
     training = settings.training
-    epochs = training.num_train_epochs if mode.epochs_bound else None
-    return count_steps(num_questions, questions_per_step(training), training.max_steps, epochs)
+    return count_steps(num_questions, questions_per_step(training), training.max_steps, _epochs(settings, mode))
 
 
 def _parent(checkpoint: Checkpoint | None) -> str | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emailrl.environment.static_prompt import StaticPromptEnvironment
-from emailrl.rollout.collect import MakeEnvironment, mail_agent
+from emailrl.rollout.collect import MakeEnvironment
 from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
 from emailrl.training.samples import LossMask
@@ -35,8 +35,9 @@ class Mode:
     """One way to train; the loop reads these fields and never the name."""
 
     name: str
-    make_environment: MakeEnvironment
     loss_mask: LossMask
+    make_environment: MakeEnvironment | None = None
+    """What is played in place of the settings' environment; None plays theirs."""
     reward: str | None = None
     """A reward's name in place of the settings'; None takes theirs."""
     epochs_bound: bool = False
@@ -51,8 +52,8 @@ def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> E
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode("masked", mail_agent, loss_mask="sampled"),
-        Mode("rollout", mail_agent, loss_mask="after_prompt", epochs_bound=True),
-        Mode("simple", static_prompt, loss_mask="completion", reward="heuristic", epochs_bound=True),
+        Mode("masked", loss_mask="sampled"),
+        Mode("rollout", loss_mask="after_prompt", epochs_bound=True),
+        Mode("simple", loss_mask="completion", make_environment=static_prompt, reward="heuristic", epochs_bound=True),
     )
 }

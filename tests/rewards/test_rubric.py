@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emailrl.environment import Rubric
+from emailrl.errors import EmailRLError
 from emailrl.rewards.rubric import art_e_reward, simple_reward
 from emailrl.settings import RewardWeightSettings
 from emailrl.trajectory import Scenario, StopReason, Trajectory
@@ -94,7 +95,7 @@ def test_weights_are_settings() -> None:
 
 
 def test_no_outcome_is_a_mistake_not_a_zero() -> None:
-    with pytest.raises(ValueError, match="no outcome"):
+    with pytest.raises(EmailRLError, match="no outcome"):
         art_e_reward(RewardWeightSettings(), max_turns=10)(played(StopReason.COMPLETED))
 
 

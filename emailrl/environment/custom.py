@@ -1,0 +1,155 @@
+"""Environments of the user's own, by Python path (``emailrl.custom``), and the one that ``environment`` names.
+
+A maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with ``start()`` →
+first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a
+dataclass) are read if it has them. The maker's attribute ``tools`` (OpenAI function schemas) is what the policy is
+shown; without it, the mail tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from emailrl.custom import Part, load_part
+from emailrl.environment.mail_env import MailEnvironment, StepResult
+from emailrl.environment.rubric import Rubric, is_i_dont_know
+from emailrl.environment.tools import tool_schemas
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.trajectory import Message, Scenario, StopReason
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+    from emailrl.store import Mailbox
+
+MAIL: Final = "mail"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is played: a maker of environments, one a trajectory, and the tools its policy is shown."""
+
+    make: Callable[[Scenario, Mailbox, Settings], MailEnvironment | CustomEnvironment]
+    tools: list[dict[str, Any]]
+
+
+def load_task(name: str) -> Task:
+    """The task that a name stands for: ``mail``, or a Python path; raises UsageError where it cannot be loaded."""
+    if name == MAIL:
+        return Task(mail_agent, tool_schemas())
+    if ":" not in name:
+        raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
+    part = load_part(name, "environment")
+
+    def make(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> CustomEnvironment:
+        return CustomEnvironment(part, scenario, mailbox, settings)
+
+    return Task(make, _tools(part))
+
+
+def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> MailEnvironment:
+    """The mailbox with its tools."""
+    return MailEnvironment(scenario, mailbox, max_turns=settings.agent.max_turns)
+
+
+class CustomEnvironment:
+    """The user's environment for one trajectory, held to what a rollout needs of it.
+
+    It ends after ``max_turns`` turns whether the user's code says so or not. The rubric has all of ART-E's fields,
+    those that do not depend on mail tools filled in, and the user's own over them. Whatever the user's code raises, or
+    returns that it must not, is an EmailRLError from ``start`` or ``step``; one that was raised names file and line.
+    """
+
+    def __init__(self, part: Part, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
+        self.scenario = scenario
+        self.rubric: dict[str, Any] = asdict(Rubric())
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+        self._part = part
+        self._arguments = scenario, mailbox, settings
+        self._inner: Any = None
+        self._num_turns = 0
+
+    def start(self) -> list[Message]:
+        """Make the user's environment; the first messages as it gives them."""
+        self._inner = self._call("making", self._part.call, *self._arguments)
+        for method in ("start", "step"):
+            if not callable(getattr(self._inner, method, None)):
+                raise self._wrong("making", self._inner, f"an object with {method}()")
+        messages = self._call("start() of", self._inner.start)
+        self._check_messages("start() of", messages)
+        if not messages:
+            raise self._wrong("start() of", messages, "at least one Message")
+        return list(messages)
+
+    def step(self, message: Message) -> StepResult:
+        """Play one assistant message; the last allowed turn ends the trajectory."""
+        self._num_turns += 1
+        result = self._call("step() of", self._inner.step, message)
+        if not isinstance(result, StepResult):
+            raise self._wrong("step() of", result, "a StepResult (emailrl.environment)")
+        self._check_messages("step() of", result.messages)
+        self._call("the tool_args of", json.dumps, result.tool_args)
+        ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
+        if ran_out:
+            result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
+        self._call("the rubric of", self._take_verdict, ran_out)
+        if result.done and result.stop_reason is None:
+            result.stop_reason = StopReason.COMPLETED if self.final_answer is None else StopReason.ANSWERED
+        return result
+
+    def _take_verdict(self, ran_out: bool) -> None:
+        """Copy answer, sources and rubric while an error in reading them is still this trajectory's own."""
+        answer = getattr(self._inner, "final_answer", None)
+        self.final_answer = None if answer is None else str(answer)
+        self.final_sources = [str(source) for source in getattr(self._inner, "final_sources", None) or ()]
+        given_up = self.final_answer is not None and is_i_dont_know(self.final_answer)
+        attempted = self.final_answer is not None and not given_up
+        known = Rubric(
+            num_turns=self._num_turns + ran_out,  # one more when out of turns, as the mail environment counts
+            ran_out_of_turns=ran_out,
+            attempted_answer=attempted,
+            returned_i_dont_know=given_up,
+            num_sources=len(set(self.final_sources)),
+            sources_correct=attempted and not set(self.scenario.message_ids).isdisjoint(self.final_sources),
+        )
+        rubric = getattr(self._inner, "rubric", None)
+        own = {} if rubric is None else asdict(rubric) if is_dataclass(rubric) else dict(rubric)
+        for name, value in own.items():
+            if value is not None and not isinstance(value, bool | int | float | str):
+                raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a truth value or a text")
+        self.rubric = asdict(known) | own
+
+    def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise EmailRLError(f"{what} the environment {self._part.name} raised: {self._part.blame(error)}") from error
+
+    def _check_messages(self, what: str, messages: Any) -> None:
+        if not isinstance(messages, list) or not all(
+            isinstance(message, Message) and isinstance(message.content, str) for message in messages
+        ):
+            raise self._wrong(what, messages, "a list of Messages (emailrl.trajectory) with text")
+
+    def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
+        return EmailRLError(f"{what} the environment {self._part.name} gave {_shown(value)}, not {wanted}.")
+
+
+def _tools(part: Part) -> list[dict[str, Any]]:
+    tools = getattr(part.call, "tools", None)
+    if tools is None:
+        return tool_schemas()
+    for tool in tools if isinstance(tools, list) else [tools]:
+        name = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
+        if not isinstance(name, str):
+            hint = 'Each is {"type": "function", "function": {"name": …, "parameters": …}}.'
+            raise UsageError(f"The environment {part.name} has tools that are no function schemas.", hint)
+    return list(tools)
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"
