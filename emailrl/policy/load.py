@@ -21,6 +21,7 @@ from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.size import check_fits
+from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.recording import share_files
 from emailrl.settings import Settings
 
@@ -44,6 +45,8 @@ class Policy:
     trainable: bool = False
     lora: dict[str, Any] = field(default_factory=dict)
     """Rank, alpha, dropout and target modules; empty for a bare base model."""
+    value_head: ValueHead | None = None
+    """The critic, where an algorithm with one trains."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
@@ -67,7 +70,7 @@ class Policy:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
 
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed.
+        its absolute path), so that `nano` is found wherever the package is installed. A critic goes beside the adapter.
         """
         if not self.lora:
             raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
@@ -81,6 +84,8 @@ class Policy:
             for name, value in get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
         }
         save_file(state, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        if self.value_head is not None:
+            self.value_head.save(directory)
         config = self.model.peft_config["default"].to_dict()
         config |= {
             "base_model_name_or_path": base_name(self.base_model),
@@ -134,6 +139,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         dtype=choose_dtype(settings.model.dtype, device),
         trainable=trainable,
         lora=_lora_facts(model),
+        value_head=load_value_head(model, adapter) if trainable and adapter else None,
     )
 
 

@@ -55,3 +55,12 @@ def make_value_head(model: Any) -> ValueHead:
     wide = embedding.dtype == torch.float64
     size = model.config.get_text_config().hidden_size
     return ValueHead(size, device=embedding.device, dtype=torch.float64 if wide else torch.float32)
+
+
+def load_value_head(model: Any, adapter: Path) -> ValueHead | None:
+    """Take the critic beside an adapter; None where its run had none, EmailRLError where it is damaged."""
+    if not (adapter / VALUE_HEAD_FILE).is_file():
+        return None
+    head = make_value_head(model)
+    head.load(adapter)
+    return head
