@@ -13,7 +13,14 @@ import pytest
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
 from emailrl.recording import read_records
-from emailrl.settings import EvaluationSettings, OutputSettings, Settings, TrackingSettings, TrainingSettings
+from emailrl.settings import (
+    AlgorithmSettings,
+    EvaluationSettings,
+    OutputSettings,
+    Settings,
+    TrackingSettings,
+    TrainingSettings,
+)
 from emailrl.training.algorithms import resolve
 from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
@@ -21,9 +28,9 @@ from emailrl.training.loop import loop
 from emailrl.training.modes import MODES
 from emailrl.training.resume import take_snapshot
 from emailrl.training.run import Data, Run
-from emailrl.training.state import RunState
+from emailrl.training.state import Cursor, RunState, next_questions
 from emailrl.training.tracking import Tracker
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
 
@@ -37,9 +44,16 @@ class Script:
         accuracies: list[float],
         raises: int | None,
         outages: Mapping[int, int],
+        right: Callable[[int], set[str]] | None = None,
+        truncated: str | None = None,
     ) -> None:
         self.rewards, self.accuracies, self.raises, self.outages = rewards, accuracies, raises, outages
+        self.right = right
+        """Questions of which the second rollout is right; None goes by the rewards."""
+        self.truncated = truncated
+        """How the ids of trajectories cut off at the token limit end."""
         self.events: list[str] = []
+        self.asked: list[tuple[str, list[str]]] = []
         self.observe: Any = None
         self.base_model, self.lora = "nano", {"rank": 1}
 
@@ -61,9 +75,14 @@ class Script:
         evaluating = how.get("split_label") == "val"
         self.events.append(f"{'evaluate' if evaluating else 'collect'} {step}")
         groups = []
+        if not evaluating:
+            self.asked.append((how["split_label"], [scenario.id for scenario in scenarios]))
         for scenario in scenarios:
             rewards = [0.0] if evaluating else self.rewards(step)
             members = [self._play(scenario, n, step, reward) for n, reward in enumerate(rewards)]
+            if self.right is not None and not evaluating:
+                for member in members:
+                    member.rubric["answer_correct"] = (member.id.endswith("-1")) and scenario.id in self.right(step)
             groups.append(TrajectoryGroup(f"{step}-{scenario.id}", scenario, members))
         if evaluating:
             right = round(self.accuracies.pop(0) * len(groups))
@@ -84,6 +103,7 @@ class Script:
             samples=[sample],
             reward=reward,
             rubric={"answer_correct": reward > 1},
+            stop_reason=StopReason.TRUNCATED if self.truncated and str(number) in self.truncated else None,
             exception=exception,
         )
 
@@ -103,6 +123,7 @@ class Played:
 
     def __init__(self, run: Run, script: Script, said: list[str]) -> None:
         self.run, self.events, self.said, self.directory = run, script.events, said, run.directory
+        self.asked = script.asked
         self.metrics = list(read_records(run.directory / "metrics.jsonl"))
         self.saved = {item.path.name: item.metadata.step for item in list_checkpoints(run.directory)}
 
@@ -115,16 +136,20 @@ def play(
     raises: int | None = None,
     outages: Mapping[int, int] = MappingProxyType({}),
     steps: int = 3,
+    right: Callable[[int], set[str]] | None = None,
+    truncated: str | None = None,
+    algorithm: Mapping[str, Any] = MappingProxyType({}),
     **evaluation: Any,
 ) -> Played:
     settings = Settings(
+        algorithm=AlgorithmSettings(**algorithm),
         training=TrainingSettings(per_device_train_batch_size=2, num_generations=2, max_steps=steps),
         evaluation=EvaluationSettings(**{"eval_steps": 2} | evaluation),
         output=OutputSettings(save_steps=2),
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    script, state = Script(rewards, list(accuracies), raises, outages), RunState()
+    script, state = Script(rewards, list(accuracies), raises, outages, right, truncated), RunState()
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
     part: Any = script
     run = Run(
@@ -214,6 +239,59 @@ def test_a_step_without_a_group_left_is_said_and_counted_and_changes_nothing(tmp
     assert [line["trainable_tokens"] for line in played.metrics] == [0, 0, 4]
     said = [line for line in played.said if "nothing is left" in line]
     assert said[1].startswith("Step 2: ") and "2 such steps so far" in said[1]
+
+
+def test_a_refill_asks_further_questions_in_place_of_those_dropped_and_records_every_round(tmp_path: Path) -> None:
+    order = [question.id for question in next_questions(QUESTIONS, Cursor(), 4, 42)[0]]
+    played = play(
+        tmp_path,
+        steps=2,
+        eval_steps=9,
+        right=lambda step: {order[1], order[3]} if step == 1 else set(order),  # one of two members right: 0.5
+        algorithm={"dynamic_filtering": True},
+    )
+    assert played.asked[:3] == [("train", order[:2]), ("refill-1", order[2:3]), ("refill-2", order[3:])]
+    assert [label for label, _ in played.asked[3:]] == ["train"]  # the next step is full at once
+    first, second = played.metrics
+    assert (first["refill_rounds"], first["groups_kept"], first["num_trajectories"]) == (2, 2, 8)
+    assert (second["refill_rounds"], second["groups_kept"], second["num_trajectories"]) == (0, 2, 4)
+    assert first["dropped"]["groups_below_range"] == 2 and first["trainable_tokens"] == 4
+    assert first["accuracy"] == 0.25  # over all that was played, not over what was kept
+    recorded = list(read_records(tmp_path / "trajectories/step-000001.jsonl"))
+    assert [record["scenario"]["id"] for record in recorded] == [name for name in order for _ in range(2)]
+    notes = {note["id"]: note["dropped"] for note in read_records(tmp_path / "training/step-000001.jsonl")}
+    assert notes == {
+        f"1-{name}-{n}": None if name in (order[1], order[3]) else "group_below_range" for name in order for n in (0, 1)
+    }
+    assert (first["epoch"], second["epoch"]) == (1, 1)
+    assert sum(event == "release" for event in played.events if event == "release") == 2 + 2  # a rollout, not a round
+
+
+def test_a_step_that_no_refill_can_fill_is_skipped_and_said(tmp_path: Path) -> None:
+    played = play(tmp_path, steps=1, right=lambda step: set(), algorithm={"dynamic_filtering": True})
+    assert not [event for event in played.events if event.startswith("update")]
+    assert played.metrics[0]["dropped"]["groups_below_range"] == 4 == len(QUESTIONS)
+    assert any("Step 1: nothing is left to learn from, no update" in line for line in played.said)
+    assert any("Dropped: 4 groups_below_range" in line for line in played.said)
+
+
+def test_truncated_trajectories_stay_in_the_groups_statistics_but_train_nothing(tmp_path: Path) -> None:
+    def rewards(step: int) -> list[float]:
+        return [0.0, 1.5]
+
+    whole, masked = (
+        play(tmp_path / how, rewards=rewards, steps=1, truncated="-1", algorithm={"truncated_trajectories": how})
+        for how in ("train", "mask")
+    )
+    assert (whole.metrics[0]["trainable_tokens"], masked.metrics[0]["trainable_tokens"]) == (4, 2)
+    assert (
+        whole.metrics[0]["dropped"]["trajectories_truncated"],
+        masked.metrics[0]["dropped"]["trajectories_truncated"],
+    ) == (0, 2)
+    notes = list(read_records(tmp_path / "mask/training/step-000001.jsonl"))
+    assert [note["dropped"] for note in notes] == [None, "truncated"] * 2
+    assert [note["advantage"] for note in notes] == pytest.approx([-0.70704, 0.70704] * 2, abs=1e-5)
+    assert [len(note["samples"]) for note in notes] == [1, 0] * 2
 
 
 def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(

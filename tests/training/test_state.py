@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from emailrl.settings import EvaluationSettings
-from emailrl.training.state import Cursor, RunState, count_steps, next_questions
+from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions
 from emailrl.trajectory import Scenario
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
@@ -43,6 +43,48 @@ def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -
 def test_a_batch_larger_than_the_set_is_the_set() -> None:
     batches, cursor = walk(2, 9)
     assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
+
+
+def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = None) -> tuple[list[list[str]], Cursor]:
+    """The rounds of one step."""
+    step = StepQuestions(SCENARIOS, cursor or Cursor(), 1, epochs=epochs)
+    return [[question.id for question in step.take(count)] for count in counts], step.cursor
+
+
+def test_the_rounds_of_a_step_go_on_where_the_round_before_ended() -> None:
+    (first,), _ = walk(1, 5)
+    rounds, cursor = take([2, 1, 1])
+    assert list(chain(*rounds)) == first[:4] and cursor == Cursor(0, 4)
+
+
+def test_a_step_that_crosses_into_the_next_epoch_meets_no_question_twice_and_none_is_lost() -> None:
+    (first, second), _ = walk(2, 5)
+    rounds, cursor = take([2, 2, 1], Cursor(0, 3))
+    met = first[3:]
+    others = [name for name in second if name not in met]
+    assert rounds == [met, others[:2], others[2:]] and cursor == Cursor(1, 3, last=tuple(met))
+    # The epoch's rest are the two that were met before, in its own order; then the next one is as it always was.
+    restored = RunState.from_dict(json.loads(json.dumps(RunState(cursor=cursor).to_dict()))).cursor
+    assert restored == cursor
+    rest, behind = walk(1, 9, cursor=restored)
+    assert rest == [[name for name in second if name in met]] and behind == Cursor(2)
+
+
+def test_a_step_ends_where_it_has_met_every_question_or_no_epoch_follows() -> None:
+    rounds, cursor = take([3, 3, 3, 3])
+    assert [len(one) for one in rounds] == [3, 2, 0, 0] and cursor.epoch == 1 and cursor.position == 0
+    rounds, cursor = take([2, 2], Cursor(1, 3), epochs=2)
+    assert [len(one) for one in rounds] == [2, 0] and cursor == Cursor(2)
+
+
+def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
+    wanted = EvaluationSettings()
+    state = RunState(step=3, cursor=Cursor(1, 4))
+    assert state.stop_reason(wanted, 9, 2) is None and not state.is_last(9, 2)
+    state.end_step(Cursor(2), 0.0)
+    assert state.stop_reason(wanted, 9, 2) == "all 2 epochs done" and state.is_last(9, 2)
+    assert state.stop_reason(wanted, 9) is None
+    assert state.stop_reason(wanted, 4, 2) == "all steps done"
 
 
 @pytest.mark.parametrize(
