@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,9 @@ def rollout(
     console = progress_console()
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
-    ended, seconds = _play(_collector(settings, adapter), scenarios, group_size, split, target)
+    collector = _collector(settings, adapter)
+    with closing(collector.engine):
+        ended, seconds = _play(collector, scenarios, group_size, split, target)
     result = Evaluation.of(ended)
     _print_summary(result, seconds, settings, adapter, target)
     if result.exceptions == len(ended):
