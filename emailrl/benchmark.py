@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.checkpoints import find_runs
+from emailrl.disk import replace_bytes
 from emailrl.engines import is_chat
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, evaluate, is_correct, num_tokens
 from emailrl.policy.adapter import Adapter, find_adapter
-from emailrl.recording import replace_bytes, write_trajectories
+from emailrl.recording import write_trajectories
 from emailrl.trajectory import Scenario, Trajectory
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -25,8 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from emailrl.disk import replace_bytes, sync
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import finite, replace_bytes
+from emailrl.recording import finite
 from emailrl.settings import run_root
 
 SCHEMA_VERSION = 1
@@ -214,15 +214,15 @@ def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None
     fill(incoming)
     names = sorted(file.relative_to(incoming).as_posix() for file in incoming.rglob("*") if file.is_file())
     for name in names:
-        _sync(incoming / name)
+        sync(incoming / name)
     metadata = replace(metadata, files={name: sha256_of(incoming / name) for name in names})
     text = json.dumps(finite(asdict(metadata)), indent=2, allow_nan=False)
     replace_bytes(incoming / METADATA, text.encode() + b"\n")
-    _sync(incoming)
+    sync(incoming)
     if path.exists():
         path.rename(outgoing)
     incoming.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
     _delete(outgoing)
     return Checkpoint(path, metadata)
 
@@ -275,11 +275,3 @@ def _outgoing(path: Path) -> Path:
 def _delete(path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.checkpoints import find_checkpoint
+from emailrl.disk import replace_bytes
 from emailrl.errors import UsageError
 from emailrl.evaluation import is_correct
 from emailrl.policy.adapter import Adapter
-from emailrl.recording import replace_bytes
 from emailrl.scenarios.demo import questions_file, write_demo
 from emailrl.scenarios.load import load_scenario_set
 from emailrl.settings import load_settings

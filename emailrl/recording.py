@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError
 from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
 
@@ -131,26 +132,6 @@ def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write a whole JSONL file at once (beside, then renamed): it is there complete or not at all."""
     replace_bytes(path, b"".join(map(encode, records)))
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of the file in one step, on disk before the name points to it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def share_files(folder: Path) -> None:
-    """Give every file of the folder the mode a new one gets; safetensors leaves its own to their owner alone (0600)."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    for file in folder.iterdir():
-        if file.is_file():
-            file.chmod(0o666 & ~umask)
 
 
 # -- trajectories ---------------------------------------------------------------------------------------------------

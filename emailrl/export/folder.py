@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import emailrl
 from emailrl.checkpoints import METADATA, Checkpoint, sha256_of, verify
+from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
 from emailrl.policy.resolve import resolve_model
-from emailrl.recording import share_files
 
 if TYPE_CHECKING:
     import torch

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
 from emailrl.policy.logprobs import check_projection, output_embeddings
@@ -22,7 +23,6 @@ from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.size import check_fits
 from emailrl.policy.value_head import ValueHead, load_value_head
-from emailrl.recording import share_files
 from emailrl.settings import Settings
 
 LOG = logging.getLogger(__name__)

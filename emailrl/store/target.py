@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.disk import sync
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.connection import OTHER_FILE, check_header, database_fingerprint
 
@@ -40,11 +41,11 @@ class Target:
         where the disk fails.
         """
         try:
-            _sync(self.building)
+            sync(self.building)
             if not self.replaces:
                 os.close(os.open(self.db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             os.replace(self.building, self.db)
-            _sync(self.db.parent)
+            sync(self.db.parent)
         except FileExistsError as error:
             raise _exists(self.db) from error
         except OSError as error:
@@ -174,11 +175,3 @@ def _is_running(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emailrl.disk import share_files
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.errors import UsageError
-from emailrl.recording import share_files
 from emailrl.settings import Settings, StoreSettings
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
