@@ -1,9 +1,9 @@
-"""``emailrl gen-questions``: questions with exact answers out of a mail database."""
+"""``emailrl gen-questions``: questions with known answers out of a mail database."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,22 +12,37 @@ from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
+    from emailrl.scenarios.llm import Plan, QuestionWriter, Spending
+    from emailrl.settings import Settings
     from emailrl.trajectory import Scenario
+
+ASK_ABOVE = 1.0
+"""Dollars from which a run is confirmed first; also where the price is not known."""
 
 
 def gen_questions(
     db: Db = None,
     out: Annotated[Path | None, typer.Option(help="JSONL to write; default: beside the database.")] = None,
-    generator: Annotated[Literal["template"], typer.Option(help="How questions are made.")] = "template",
+    generator: Annotated[
+        Literal["template", "llm"], typer.Option(help="template: no model, provable answers; llm: a model writes them.")
+    ] = "template",
     inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; may be repeated.")] = None,
     limit: Limit = None,
     seed: Seed = None,
     overwrite: Overwrite = False,
+    generator_model: Annotated[str | None, typer.Option(help="llm: the model's name at its server.")] = None,
+    generator_base_url: Annotated[str | None, typer.Option(help="llm: an OpenAI-compatible server.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="llm: estimate tokens and cost, send nothing.")] = False,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="llm: spend no more dollars than this.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: do not ask before spending.")] = False,
     json: Json = False,
 ) -> None:
-    """Make questions with one provable answer each, without a model, from any database that gen-db built.
+    """Make questions with known answers from any database that gen-db built.
 
-    Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail.
+    Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail. The template
+    generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to the server of
+    GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped goes on where it
+    was.
 
     Examples:
 
@@ -35,39 +50,55 @@ def gen_questions(
       emailrl gen-questions
       emailrl gen-questions --db data/mail.db --inbox me@example.org --limit 500
       emailrl gen-questions --out questions.jsonl --overwrite --json
+      emailrl gen-questions --generator llm --dry-run
+      emailrl gen-questions --generator llm --limit 200 --max-cost 2 --out llm_questions.jsonl
     """
     import time
-    from collections import Counter
 
     from emailrl.scenarios import write_scenarios
     from emailrl.settings import load_settings
 
-    settings = load_settings({"db": db, "seed": seed})
+    if generator == "template" and (dry_run or yes or max_cost is not None or generator_model or generator_base_url):
+        raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
+    settings = load_settings(
+        {"db": db, "seed": seed, "generator_model": generator_model, "generator_base_url": generator_base_url}
+    )
     database = settings.store.db
     target = out or database.with_name(f"{database.stem}_questions.jsonl")
-    if target.exists() and not overwrite:
+    if target.exists() and not (overwrite or dry_run):
         raise UsageError(f"{target} exists.", "Give another --out, or --overwrite.")
     started = time.perf_counter()
-    scenarios = _generate(database, inbox or [], limit, settings.training.seed)
+    if generator == "template":
+        scenarios = _by_template(database, inbox or [], limit, settings.training.seed)
+        more: dict[str, Any] = {}
+    else:
+        plan = _plan(settings, inbox or [], limit)
+        if dry_run:
+            if json:
+                print_json({"db": database, "generator": generator, **_estimate(plan, settings)})
+            return
+        scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
     _print_summary(scenarios, target, seconds)
     if json:
-        print_json(
-            {
-                "out": target,
-                "db": database,
-                "generator": generator,
-                "questions": len(scenarios),
-                "inboxes": len({scenario.inbox_address for scenario in scenarios}),
-                "splits": Counter(scenario.split for scenario in scenarios),
-                "kinds": Counter(scenario.kind for scenario in scenarios),
-                "seconds": seconds,
-            }
-        )
+        print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
 
 
-def _generate(db: Path, inboxes: list[str], limit: int | None, seed: int) -> list[Scenario]:
+def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:
+    from collections import Counter
+
+    return {
+        "out": target,
+        "db": database,
+        "questions": len(scenarios),
+        "inboxes": len({scenario.inbox_address for scenario in scenarios}),
+        "splits": Counter(scenario.split for scenario in scenarios),
+        "kinds": Counter(scenario.kind for scenario in scenarios),
+    }
+
+
+def _by_template(db: Path, inboxes: list[str], limit: int | None, seed: int) -> list[Scenario]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from emailrl.scenarios.template import generate
@@ -81,6 +112,107 @@ def _generate(db: Path, inboxes: list[str], limit: int | None, seed: int) -> lis
             bar.update(task, completed=done, total=total)
 
         return generate(db, inboxes=inboxes, limit=limit, seed=seed, progress=show)
+
+
+def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
+    """The prompts of a run by a model; their estimate is told on stderr."""
+    from emailrl.scenarios.llm import make_plan
+
+    generation = settings.generation
+    plan = make_plan(settings.store.db, generation, inboxes=inboxes, limit=limit, seed=settings.training.seed)
+    estimate = _estimate(plan, settings)
+    cost = _dollars(plan.cost, "unknown (set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT)")
+    progress_console().print(
+        f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} answered already; "
+        f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
+        f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    return plan
+
+
+def _estimate(plan: Plan, settings: Settings) -> dict[str, Any]:
+    from emailrl.settings import without_credentials
+
+    return {
+        "model": settings.generation.generator_model,
+        "server": without_credentials(settings.generation.generator_base_url),
+        "prompts": len(plan.batches),
+        "cached": plan.num_cached,
+        "tokens_in": plan.tokens_in,
+        "tokens_out": plan.tokens_out,
+        "cost": plan.cost,
+    }
+
+
+def _by_llm(
+    plan: Plan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
+) -> tuple[list[Scenario], dict[str, Any]]:
+    """The questions, and what a machine is told of how they came about."""
+    from emailrl.scenarios.llm import QuestionWriter, harvest
+
+    generation = settings.generation
+    writer = QuestionWriter(
+        generation,
+        openrouter_api_key=settings.rewards.openrouter_api_key,
+        timeout=settings.rewards.litellm_timeout,
+        max_cost=max_cost,
+    )
+    if max_cost is not None and plan.cost is not None and plan.cost > max_cost:
+        raise UsageError(
+            f"The estimate of {_dollars(plan.cost, '')} lies above --max-cost.", "Ask for fewer questions (--limit)."
+        )
+    if plan.num_to_send and not is_confirmed:
+        _confirm(plan.cost)
+    spending = _ask(writer, plan)
+    result = harvest(plan, settings.store.db, generation, seed=settings.training.seed)
+    console = progress_console()
+    for reason, number in result.dropped.items():
+        console.print(f"  left out {number:>6,}  {reason}", markup=False)
+    console.print(
+        f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
+        markup=False,
+    )
+    told = _estimate(plan, settings) | {
+        "tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost,
+        "dropped": result.dropped,
+    }  # fmt: skip
+    return result.scenarios, told
+
+
+def _confirm(cost: float | None) -> None:
+    """Ask before money is spent that nobody named; where nobody can be asked, that is a wrong usage."""
+    import sys
+
+    if cost is not None and cost <= ASK_ABOVE:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"The cost of {_dollars(cost, 'an unknown sum')} is not confirmed.", "Add --yes.")
+    typer.confirm("Send the mails and spend this?", abort=True, err=True)
+
+
+def _ask(writer: QuestionWriter, plan: Plan) -> Spending:
+    """Send the prompts behind a bar with rate, time left and the money spent."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.1f}/s"),
+        TimeRemainingColumn(), TextColumn("{task.fields[cost]}"),
+    )  # fmt: skip
+    console = progress_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("prompts", total=plan.num_to_send, rate=0.0, cost="")
+
+        def show(spending: Spending) -> None:
+            done = spending.num_answered + spending.num_refused
+            rate = done / max(bar.tasks[0].elapsed or 0.0, 1e-9)
+            bar.update(task, completed=done, rate=rate, cost=_dollars(spending.cost, ""))
+
+        return writer.ask(plan, show)
+
+
+def _dollars(cost: float | None, unknown: str) -> str:
+    return unknown if cost is None else f"${cost:.2f}"
 
 
 def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> None:

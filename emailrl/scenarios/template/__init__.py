@@ -1,7 +1,7 @@
 """Questions with exact answers out of any mailbox database, without a model.
 
-``mailbox`` holds an inbox in memory; each ``*_kinds`` module holds a family of kinds, each of which searches a mail for
-one provable answer; ``generate`` balances and splits what they find.
+Each ``*_kinds`` module holds a family of kinds, each of which searches a mail for one provable answer; ``generate``
+balances and splits what they find.
 """
 
 from emailrl.scenarios.template.generate import DEFAULT_LIMIT, KINDS, generate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from emailrl.scenarios.template import facts
-from emailrl.scenarios.template.facts import Extractor
+from emailrl.scenarios.inbox import facts
+from emailrl.scenarios.inbox.facts import Extractor
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
 
 
 def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:

@@ -8,16 +8,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError
+from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, MailReader
 from emailrl.scenarios.splits import SPLITS, assign_inboxes
 from emailrl.scenarios.template.fact_kinds import FACT_KINDS
 from emailrl.scenarios.template.header_kinds import HEADER_KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
-from emailrl.scenarios.template.mailbox import Mail, Mailbox, MailReader
 from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
 from emailrl.scenarios.template.timeline_kinds import TIMELINE_KINDS
 from emailrl.store.connection import connect, reading
@@ -25,9 +26,6 @@ from emailrl.trajectory import Scenario
 
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
 DEFAULT_LIMIT = 6000
-MAX_INBOXES = 40
-MIN_MAILS = 30
-"""Mailboxes smaller than this are taken only when named."""
 MAX_PER_MAIL = 2
 """Questions on one mail, at most."""
 EARLIEST = "1990"
@@ -70,15 +68,12 @@ def _generate(
     seed: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[Scenario]:
-    chosen = sorted({inbox.strip().lower() for inbox in inboxes}) or sorted(_largest(reader))
+    chosen = choose_inboxes(reader, inboxes)
     splits = assign_inboxes(chosen)
     most = max(10, SPARE * limit // (len(chosen) * len(KINDS)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     for done, inbox in enumerate(chosen, 1):
-        box = reader.open(inbox)
-        if not box.mails:
-            largest = ", ".join(islice(reader.inboxes(1), 3))
-            raise UsageError(f"The database holds no mail of {inbox}.", f"Its largest mailboxes: {largest}.")
+        box = open_inbox(reader, inbox)
         for kind, candidates in _candidates(box, splits[inbox], most, seed).items():
             found[kind].append(candidates)
         if progress is not None:
@@ -87,13 +82,6 @@ def _generate(
     if not scenarios:
         raise EmailRLError("No mail yields a question with one provable answer.", "The mailboxes may be too small.")
     return scenarios
-
-
-def _largest(reader: MailReader) -> list[str]:
-    largest = [inbox for inbox, _ in zip(reader.inboxes(MIN_MAILS), range(MAX_INBOXES), strict=False)]
-    if not largest:
-        raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", "Name one with --inbox.")
-    return largest
 
 
 def _candidates(box: Mailbox, split: str, most: int, seed: int) -> dict[str, list[_Candidate]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from random import Random
 
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 
 
 @dataclass(slots=True)
@@ -31,11 +31,6 @@ class Kind:
     """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
     wordings: tuple[str, ...]
     find: Callable[[Mailbox, Mail, Random], Finding | None]
-
-
-def spell_day(day: date) -> str:
-    """``May 3, 2001``."""
-    return f"{day:%B} {day.day}, {day.year}"
 
 
 def refer_to(box: Mailbox, mail: Mail, rng: Random) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from emailrl.scenarios.template.facts import DATE
-from emailrl.scenarios.template.kinds import Finding, Kind, spell_day
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.facts import DATE
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
+from emailrl.scenarios.template.kinds import Finding, Kind
 
 
 def _reply_to_me(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.scenarios.template.kinds import Finding, Kind, spell_day
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
+from emailrl.scenarios.template.kinds import Finding, Kind
 
 MAX_COUNT = 9
 """A search shows ten mails at most, so that ten or more cannot be counted in one."""

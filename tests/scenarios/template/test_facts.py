@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from scenarios.template.world import ANA, BO, box, mail
 
-from emailrl.scenarios.template import facts
-from emailrl.scenarios.template.bodies import own_text
-from emailrl.scenarios.template.facts import Extractor
+from emailrl.scenarios.inbox import facts
+from emailrl.scenarios.inbox.bodies import own_text
+from emailrl.scenarios.inbox.facts import Extractor
 from emailrl.scenarios.template.generate import KINDS
 
 

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from scenarios.template.world import ANA, BO, CY, DEE, box, mail
 
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 from emailrl.scenarios.template.generate import KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
 
 BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
 

@@ -6,8 +6,8 @@ from random import Random
 
 from scenarios.template.world import ANA, BO, CY, box, mail
 
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 from emailrl.scenarios.template.generate import KINDS
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.scenarios.template.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 
 ANA, BO, CY, DEE = "ana.roe@x.org", "bo.lind@x.org", "cy.marsh@y.net", "dee.orr@x.org"
 

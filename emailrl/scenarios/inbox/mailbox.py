@@ -12,10 +12,10 @@ from datetime import date, timedelta
 from functools import cached_property
 from random import Random
 
-from emailrl.scenarios.template.bodies import own_text
-from emailrl.scenarios.template.facts import Extractor, Fact
-from emailrl.scenarios.template.people import People
-from emailrl.scenarios.template.topics import Topic, topic_of
+from emailrl.scenarios.inbox.bodies import own_text
+from emailrl.scenarios.inbox.facts import Extractor, Fact
+from emailrl.scenarios.inbox.people import People
+from emailrl.scenarios.inbox.topics import Topic, topic_of
 
 MAX_DAYS_LATER = 30
 """A question is asked 1 to 30 days after its source mail (as in ART-E)."""
@@ -222,3 +222,8 @@ class MailReader:
             mail = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
             self._mails[email_id] = mail
         return mail
+
+
+def spell_day(day: date) -> str:
+    """``May 3, 2001``."""
+    return f"{day:%B} {day.day}, {day.year}"

@@ -1,0 +1,72 @@
+"""Replies on disk, each written as soon as it is there: what was paid for once is never paid for again."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A model's answer to one prompt, as it came, and the tokens it was billed by."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+
+
+class ReplyCache:
+    """Replies in a SQLite file, by ``Batch.cache_key``. Each access opens its own connection, so that several runs may
+    share the file. Raises UsageError where the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> Reply | None:
+        """The reply kept under ``key``, or None; asking creates no file."""
+        if not self._path.exists():
+            return None
+        try:
+            with closing(self._open()) as connection:
+                row = connection.execute(
+                    "SELECT text, tokens_in, tokens_out FROM replies WHERE key = ?", (key,)
+                ).fetchone()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        return None if row is None else Reply(*row)
+
+    def put(self, key: str, model: str, reply: Reply) -> None:
+        """Keep a reply; the first one stays."""
+        try:
+            with closing(self._open()) as connection, connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO replies (key, model, text, tokens_in, tokens_out) VALUES (?, ?, ?, ?, ?)",
+                    (key, model, reply.text, reply.tokens_in, reply.tokens_out),
+                )
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def prepare(self) -> None:
+        """Create the file, so that a place that cannot be written is found before the first prompt is paid for."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(self._open()) as connection, connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS writable (one INTEGER)")
+                connection.execute("DROP TABLE writable")
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=30)
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, model TEXT, text TEXT, tokens_in INTEGER, "
+            "tokens_out INTEGER, created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"
+        )
+        return connection
+
+    def _unusable(self, error: Exception) -> UsageError:
+        return UsageError(f"The cache of replies {self._path} cannot be used: {error}.", "Set GENERATOR_CACHE.")

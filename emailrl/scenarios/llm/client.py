@@ -1,0 +1,167 @@
+"""One prompt to an OpenAI-compatible server: bounded in time, retried with back-off, the key kept out of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.scenarios.llm.cache import Reply
+from emailrl.scenarios.llm.plan import host_of, tokens_of_prompt
+from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
+from emailrl.settings import GenerationSettings, without_credentials
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import openai
+    from pydantic import SecretStr
+
+LONGEST_WAIT: Final = 60.0
+"""Seconds; the back-off doubles from one second up to this, and a server that asks for more is asked sooner."""
+_REFUSED: Final = (400, 413, 422)
+"""What a server says to one prompt it will not have: too long for the model, or filtered."""
+_LATER: Final = (408, 409, 425, 429)
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class GenerationError(EmailRLError):
+    """The server gave no reply, or the money is spent."""
+
+
+class PromptRefused(GenerationError):
+    """The server will not have this prompt; it may have another."""
+
+
+class _NoCompletion(Exception):
+    """A reply with status 200 that is no chat completion."""
+
+
+class ReplyClient:
+    """Sends prompts; an async context manager, used inside one event loop."""
+
+    def __init__(
+        self,
+        settings: GenerationSettings,
+        openrouter_api_key: SecretStr | None,
+        *,
+        timeout: float,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        """``timeout`` in seconds bounds a reply as a whole, a server that drips included.
+
+        The OpenRouter key goes to OpenRouter only; UsageError where it is needed and missing.
+        """
+        self._settings = settings
+        self._key = _key(settings, openrouter_api_key)
+        self._timeout = timeout
+        self._sleep = sleep
+
+    async def __aenter__(self) -> ReplyClient:
+        import openai
+
+        # The client insists on a key; local servers take any. Retrying is done here, where it can be counted.
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=self._settings.generator_base_url,
+            timeout=self._timeout,
+            max_retries=0,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def send(self, batch: Batch, is_over: Callable[[], bool]) -> Reply:
+        """One reply, however often it takes; no further try once ``is_over()``.
+
+        Raises PromptRefused, or GenerationError when the tries are used up or the server refuses everything.
+        """
+        import openai
+
+        failure, wait = "", 0.0
+        refused = False
+        for attempt in range(self._settings.generator_retries + 1):
+            if attempt:
+                await self._sleep(min(LONGEST_WAIT, max(wait, 2.0 ** (attempt - 1))))
+                if is_over():
+                    break
+            wait = 0.0
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await self._complete(batch)
+            except openai.APIStatusError as error:
+                failure, wait = f"HTTP {error.status_code}: {error.message}", _retry_after(error)
+                refused = error.status_code in _REFUSED
+                if error.status_code not in _LATER and error.status_code < 500:
+                    break
+            except TimeoutError:
+                failure = f"no reply within {self._timeout:g} s"
+            except (openai.APIError, _NoCompletion) as error:
+                failure = f"{type(error).__name__.strip('_')}: {error}"
+        # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
+        kind = PromptRefused if refused else GenerationError
+        told = without_credentials(f"{self._settings.generator_base_url} gave no reply: {self._redact(failure)}")
+        raise kind(
+            f"{self._settings.generator_model} at {told}.",
+            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; the same command goes on where this one stopped.",
+        )
+
+    async def _complete(self, batch: Batch) -> Reply:
+        from openai.types.chat import ChatCompletion
+
+        completion = await self._client.chat.completions.create(
+            model=self._settings.generator_model,
+            messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}],
+            max_tokens=self._settings.generator_max_tokens,
+        )
+        # The client hands on whatever a server sends, checked against no schema.
+        if not isinstance(completion, ChatCompletion) or not isinstance(completion.choices, list):
+            raise _NoCompletion("it is no chat completion")
+        message = getattr(completion.choices[0], "message", None) if completion.choices else None
+        content = getattr(message, "content", None)
+        text = content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
+        return Reply(
+            text,
+            _count(completion.usage, "prompt_tokens", tokens_of_prompt(batch)),
+            _count(completion.usage, "completion_tokens", len(text) // 3),
+        )
+
+    def _redact(self, text: str) -> str:
+        """The text on one line without the key, or what a server shows of it."""
+        hidden = text.replace(self._key, "***") if self._key else text
+        return " ".join(re.sub(r"\bsk-[\w*.-]+", "***", hidden).split())[:300].rstrip(".")
+
+
+def _count(usage: openai.types.CompletionUsage | None, name: str, otherwise: int) -> int:
+    """A count of tokens as the server tells it; ``otherwise`` where it tells none that can be one."""
+    value = getattr(usage, name, None)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+        return otherwise
+    return value
+
+
+def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:
+    host = host_of(settings.generator_base_url)
+    at_openrouter = host == "openrouter.ai" or host.endswith(".openrouter.ai")
+    secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
+    key = secret.get_secret_value() if secret else ""
+    if at_openrouter and not key:
+        raise UsageError(
+            "Questions by a model at OpenRouter need a key.",
+            "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none.",
+        )
+    return key
+
+
+def _retry_after(error: openai.APIStatusError) -> float:
+    """The seconds a server asks to wait; 0 where it says nothing readable."""
+    try:
+        return max(0.0, float(error.response.headers.get("retry-after", "")))
+    except ValueError:
+        return 0.0

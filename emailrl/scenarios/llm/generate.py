@@ -1,0 +1,73 @@
+"""Questions out of the replies to a plan's prompts: checked, each mail's split kept, evenly over the mailboxes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from emailrl.errors import EmailRLError
+from emailrl.scenarios.llm.cache import ReplyCache
+from emailrl.scenarios.llm.checks import check_item
+from emailrl.scenarios.llm.plan import Plan
+from emailrl.scenarios.llm.replies import read_reply
+from emailrl.scenarios.splits import SPLITS
+from emailrl.settings import GenerationSettings
+from emailrl.store.connection import connect, reading
+from emailrl.trajectory import Scenario
+
+
+@dataclass(slots=True)
+class Harvest:
+    """The questions that were kept, and what was left out by reason."""
+
+    scenarios: list[Scenario]
+    dropped: dict[str, int]
+    """The reasons of ``check_item``, and ``repeated``, ``over_limit``; by prompts ``unreadable_reply``, ``refused``."""
+
+
+def harvest(plan: Plan, db: Path, settings: GenerationSettings, *, seed: int) -> Harvest:
+    """Check every reply that the cache holds for the plan's prompts.
+
+    Raises EmailRLError where no question is left, UsageError and EmailRLError for the database as ``make_plan`` does.
+    """
+    cache = ReplyCache(settings.generator_cache)
+    dropped: Counter[str] = Counter()
+    found: list[list[Scenario]] = []
+    with reading(db), closing(connect(Path(db))) as connection:
+
+        def is_stored(message_id: str) -> bool:
+            return connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone() is not None
+
+        for batch in plan.batches:
+            reply = cache.get(batch.cache_key(settings.generator_model))
+            items = None if reply is None else read_reply(reply.text)
+            if items is None:
+                dropped["refused" if reply is None else "unreadable_reply"] += 1
+                continue
+            checked = (check_item(item, batch, is_stored=is_stored, seed=seed, dropped=dropped) for item in items)
+            found.append([scenario for scenario in checked if scenario is not None])
+    scenarios = _first(found, plan.limit, dropped)
+    if not scenarios:
+        told = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
+        raise EmailRLError(f"No question of the model's can be used ({told or 'it wrote none'}).", "Try another model.")
+    ordered = sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
+    return Harvest(ordered, dict(dropped.most_common()))
+
+
+def _first(found: list[list[Scenario]], limit: int, dropped: Counter[str]) -> list[Scenario]:
+    """The first question of every prompt, then the second of every prompt, and so on up to the limit."""
+    asked: set[tuple[str, str]] = set()
+    kept: list[Scenario] = []
+    for scenario in (scenario for turn in zip_longest(*found) for scenario in turn if scenario is not None):
+        wording = (scenario.inbox_address, scenario.question.lower())
+        if wording in asked:
+            dropped["repeated"] += 1
+        elif len(kept) == limit:
+            dropped["over_limit"] += 1
+        else:
+            asked.add(wording)
+            kept.append(scenario)
+    return kept

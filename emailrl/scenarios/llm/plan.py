@@ -1,0 +1,108 @@
+"""What a run will send and what it will cost, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.scenarios.inbox.mailbox import MailReader
+from emailrl.scenarios.llm.cache import ReplyCache
+from emailrl.scenarios.llm.prompts import QUESTIONS_A_PROMPT, SYSTEM_PROMPT, Batch, read_batches
+from emailrl.settings import GenerationSettings
+from emailrl.store.connection import connect, reading
+
+DEFAULT_LIMIT = 1000
+"""Questions asked for where no limit is given: a hundred prompts."""
+CHARS_A_TOKEN = 3.0
+"""Characters of a prompt to one token; JSON full of addresses and ids has fewer than prose."""
+TOKENS_A_QUESTION = 110
+"""Tokens of one question in a reply, its message id included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars for a million tokens; None where nobody said."""
+
+    per_million_in: float | None
+    per_million_out: float | None
+
+    def cost(self, tokens_in: int, tokens_out: int) -> float | None:
+        """Dollars, or None where a price is not known."""
+        if self.per_million_in is None or self.per_million_out is None:
+            return None
+        return (tokens_in * self.per_million_in + tokens_out * self.per_million_out) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompts of a run, and the estimate for those that the cache does not answer."""
+
+    batches: list[Batch]
+    limit: int
+    num_cached: int
+    tokens_in: int
+    """Estimated, of the prompts that are still to be sent."""
+    tokens_out: int
+    """Estimated likewise, for replies of the expected length."""
+    cost: float | None
+    """Dollars; None where the prices are not known."""
+
+    @property
+    def num_to_send(self) -> int:
+        return len(self.batches) - self.num_cached
+
+
+def make_plan(
+    db: Path, settings: GenerationSettings, *, inboxes: Sequence[str] = (), limit: int | None = None, seed: int = 42
+) -> Plan:
+    """Choose the mails to show, and estimate; sends nothing and writes nothing.
+
+    ``limit`` is the most questions (default ``DEFAULT_LIMIT``); as many prompts are planned as give so many when every
+    reply is full. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for
+    a damaged database and for mailboxes that hold too little.
+    """
+    limit = DEFAULT_LIMIT if limit is None else limit
+    with reading(db), closing(connect(Path(db))) as connection:
+        batches = read_batches(MailReader(connection), inboxes, ceil(limit / QUESTIONS_A_PROMPT), seed)
+    if not batches:
+        raise EmailRLError("No mailbox has mails enough to ask about.", "Name larger ones with --inbox.")
+    cache = ReplyCache(settings.generator_cache)
+    to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
+    tokens_in = sum(tokens_of_prompt(batch) for batch in to_send)
+    tokens_out = len(to_send) * tokens_of_reply()
+    cost = price_of(settings).cost(tokens_in, tokens_out)
+    return Plan(batches, limit, len(batches) - len(to_send), tokens_in, tokens_out, cost)
+
+
+def tokens_of_prompt(batch: Batch) -> int:
+    """Estimated tokens of a prompt, the system's included."""
+    return ceil((len(SYSTEM_PROMPT) + len(batch.prompt)) / CHARS_A_TOKEN)
+
+
+def tokens_of_reply() -> int:
+    """Estimated tokens of a full reply."""
+    return QUESTIONS_A_PROMPT * TOKENS_A_QUESTION
+
+
+def price_of(settings: GenerationSettings) -> Price:
+    """The prices of the settings; a server on this machine costs nothing unless they say otherwise."""
+    free = 0.0 if host_of(settings.generator_base_url) in ("localhost", "127.0.0.1", "::1") else None
+    price_in, price_out = settings.generator_price_in, settings.generator_price_out
+    return Price(free if price_in is None else price_in, free if price_out is None else price_out)
+
+
+def host_of(base_url: str) -> str:
+    """The host of a server's address in lower case; raises UsageError where it is no http(s) address."""
+    try:
+        parts = urlsplit(base_url)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
+        raise UsageError("GENERATOR_BASE_URL is no http(s) address.", "It looks like https://openrouter.ai/api/v1.")
+    return host.lower()

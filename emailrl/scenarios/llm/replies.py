@@ -1,0 +1,52 @@
+"""What a model wrote, read as a list of JSON objects: whole, fenced, wrapped, chatted around or cut off."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_REPLY_CHARS = 100_000
+"""A longer reply is read up to here."""
+MAX_ITEMS = 100
+"""More questions to one prompt are not read."""
+
+_DECODER = json.JSONDecoder()
+_BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
+
+
+def read_reply(text: str) -> list[Any] | None:
+    """The objects of a reply that may be questions, none of them checked; None where there is no JSON to be read.
+
+    A reply that breaks off gives the objects that were finished.
+    """
+    text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
+    items: list[Any] = []
+    is_json = False
+    at = _next(text, 0)
+    while at >= 0 and len(items) < MAX_ITEMS:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at = _next(text, at + 1)
+            continue
+        is_json = True
+        items += _items(value)
+        at = _next(text, end)
+    return items[:MAX_ITEMS] if is_json else None
+
+
+def _next(text: str, start: int) -> int:
+    """Where the next JSON list or object may begin; -1 where none does."""
+    found = _BEGINNING.search(text, start)
+    return found.start() if found else -1
+
+
+def _items(value: Any) -> list[Any]:
+    """A list's members, the members of the list that an object wraps, or the object itself."""
+    if isinstance(value, list):
+        return value
+    lists = [inner for inner in value.values() if isinstance(inner, list) and all(isinstance(i, dict) for i in inner)]
+    if "question" not in value and lists:
+        return lists[0]
+    return [value] if value else []
