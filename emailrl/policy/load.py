@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
+from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.resolve import base_name, resolve_model, same_base
@@ -125,11 +126,9 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         tokenizer.pad_token = tokenizer.eos_token
     model.eval()  # the updater alone, while it updates, wants dropout
     if trainable:
-        if settings.training.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_projection(model)
-        if settings.training.packing and settings.model.backend == "transformers" and not enable_packing(model):
-            LOG.info("%s trains with padding: it does not take packed rows", settings.model.name)
+        if settings.model.backend == "transformers":
+            _prepare_training(model, settings, device)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -141,6 +140,24 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         lora=_lora_facts(model),
         value_head=load_value_head(model, adapter) if trainable and adapter else None,
     )
+
+
+def _prepare_training(model: Any, settings: Settings, device: torch.device) -> None:
+    """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed."""
+    training = settings.training
+    packs = training.packing and enable_packing(model)
+    if training.packing and not packs:
+        LOG.info("%s trains with padding: it does not take packed rows", settings.model.name)
+    if packs and training.fused_layers and device.type == "cuda":
+        reason = enable_fused(model, training.gradient_checkpointing)
+        if reason is None:
+            return
+        LOG.info("%s trains by transformers' layers: %s", settings.model.name, reason)
+    # Between keeping all and nothing transformers knows no middle.
+    if training.gradient_checkpointing in ("on", "selective") or (
+        training.gradient_checkpointing == "auto" and device.type == "cuda"
+    ):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def choose_device(name: str) -> torch.device:

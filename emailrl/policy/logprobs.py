@@ -1,7 +1,8 @@
 """Log-probabilities of given tokens, without ever computing the logits of a token that is not trained.
 
-The backbone runs on the whole batch, without its padding where the model takes packed rows; hidden states are gathered at the positions that predict a trainable token, and
-only these reach the vocabulary projection, in chunks. On agent trajectories that is a quarter of the tokens.
+The backbone runs on the whole batch, without its padding where the model takes packed rows. Hidden states are gathered
+at the positions that predict a trainable token, and only these reach the vocabulary projection, in chunks. On agent
+trajectories that is a quarter of the tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.fused.head import fused_logprobs
+from emailrl.policy.fused.model import fused_backbone
 from emailrl.policy.packing import pack, packed_inputs, takes_packed
 
 CHUNK_ELEMENTS = 2**25
@@ -57,8 +60,24 @@ def token_logprobs(
     rows, columns = trainable.nonzero(as_tuple=True)
     hidden = _predicting_states(model, token_ids, trainable)
     labels = token_ids[rows, columns]
-    project = projection(model)
     tau = temperature if temperature > 0 else 1.0
+    if fused_backbone(model) is not None and not entropy_grad and _has_plain_head(model):
+        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
+    else:
+        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
+    blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
+    return TokenLogprobs(
+        logprobs=blank.index_put((rows, columns), flat),
+        entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
+        values=None if value_head is None else _spread(value_head(hidden), rows, columns, loss_mask.shape),
+    )
+
+
+def _projected(
+    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool, chunk_elements: int
+) -> tuple[Tensor, Tensor]:
+    """Score ``labels`` ``(P,)`` in chunks; the entropies are empty where none are asked for."""
+    project = projection(model)
 
     def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
         return _score(project(hidden_chunk), label_chunk, tau, entropy, entropy_grad)
@@ -66,18 +85,24 @@ def token_logprobs(
     vocabulary = output_embeddings(model).weight.shape[0]
     chunk = max(chunk_elements // vocabulary, 1)
     if len(labels) <= chunk:
-        scored = [score(hidden, labels)]
-    else:
-        scored = [
-            checkpoint(score, hidden[i : i + chunk], labels[i : i + chunk], use_reentrant=False)
-            for i in range(0, len(labels), chunk)
-        ]
+        return score(hidden, labels)
+    scored = [
+        checkpoint(score, hidden[i : i + chunk], labels[i : i + chunk], use_reentrant=False)
+        for i in range(0, len(labels), chunk)
+    ]
     flat, flat_entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
-    blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
-    return TokenLogprobs(
-        logprobs=blank.index_put((rows, columns), flat),
-        entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
-        values=None if value_head is None else _spread(value_head(hidden), rows, columns, loss_mask.shape),
+    return flat, flat_entropy
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Whether logits are the hidden states times a frozen matrix, and nothing else."""
+    head, config = output_embeddings(model), _text_config(model)
+    bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    return (
+        type(head) is torch.nn.Linear
+        and head.bias is None
+        and not head.weight.requires_grad
+        and not any(getattr(config, name, None) for name in bent)
     )
 
 
@@ -87,8 +112,11 @@ def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> T
 
 def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor) -> Tensor:
     """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
-    if len(token_ids) > 1 and takes_packed(model) and trainable.any():
+    fused = fused_backbone(model)
+    if trainable.any() and (fused is not None or (len(token_ids) > 1 and takes_packed(model))):
         packed = pack(token_ids, trainable)
+        if fused is not None:
+            return fused(packed)
         hidden: Tensor = _causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
         return hidden[packed.gather]
     rows, columns = trainable.nonzero(as_tuple=True)

@@ -7,6 +7,7 @@ transformers' own SDPA attention, so that one loaded model serves sampling and t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from emailrl.policy.varlen import varlen_attention
+from emailrl.policy.varlen import uses_flash, varlen_attention
 
 PACKED = "emailrl_packed"
 
@@ -32,7 +33,7 @@ class Segments:
     @property
     def longest(self) -> int:
         """Tokens of the longest sample."""
-        return max(end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False))
+        return max(end - start for start, end in pairwise(self.bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
+    if uses_flash(query) and not dropout:
         heads = [states[0].transpose(0, 1) for states in (query, key, value)]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return varlen_attention(*heads, segments.cu_seqlens, segments.longest, scale)[None], None
@@ -114,7 +115,7 @@ def packed_attention(
             module, *(states[:, :, start:end] for states in (query, key, value)), None,
             dropout=dropout, scaling=scaling, **others,
         )[0]
-        for start, end in zip(segments.bounds, segments.bounds[1:], strict=False)
+        for start, end in pairwise(segments.bounds)
     ]  # fmt: skip
     return torch.cat(parts, dim=1), None
 

@@ -53,7 +53,7 @@ def load_unsloth(settings: Settings, adapter: Path | None, trainable: bool) -> t
             lora_dropout=settings.lora.lora_dropout,
             target_modules=ALL_LINEAR if wanted == "all-linear" else [name.strip() for name in wanted.split(",")],
             bias="none",
-            use_gradient_checkpointing="unsloth" if settings.training.gradient_checkpointing else False,
+            use_gradient_checkpointing=False if settings.training.gradient_checkpointing == "off" else "unsloth",
             random_state=settings.training.seed,
         )
     return model, tokenizer, path

@@ -1,11 +1,15 @@
-"""FlashAttention over samples of different lengths in one row, forward and backward, as PyTorch ships it."""
+"""Causal attention over samples of different lengths in one row, forward and backward.
+
+On a GPU, in half precision, the FlashAttention kernels that PyTorch ships; elsewhere SDPA sample by sample.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def varlen_forward(
@@ -15,6 +19,9 @@ def varlen_forward(
 
     Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the kernel.
     """
+    if not uses_flash(query):
+        out = _by_sample(query, key, value, cu_seqlens, scale)
+        return out, *(out.new_empty(0) for _ in range(3))
     out, lse, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale
     )
@@ -26,11 +33,34 @@ def varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; ``saved``: query, key, value and the four results of ``varlen_forward``."""
     query, key, value, out, lse, rng_state, unused = saved
+    if not uses_flash(query):
+        leaves = [one.detach().requires_grad_() for one in (query, key, value)]
+        with torch.enable_grad():
+            again = _by_sample(*leaves, cu_seqlens, scale)
+        by_query, by_key, by_value = torch.autograd.grad(again, leaves, grad)
+        return by_query, by_key, by_value
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad, query, key, value, out, lse, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, rng_state, unused,
         scale=scale,
     )  # fmt: skip
     return gradients
+
+
+def uses_flash(query: Tensor) -> bool:
+    """Whether FlashAttention takes ``query``."""
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def _by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    bounds = cu_seqlens.tolist()
+    parts = [
+        nn.functional.scaled_dot_product_attention(
+            *(states[start:end].transpose(0, 1)[None] for states in (query, key, value)),
+            is_causal=True, scale=scale, enable_gqa=True,
+        )[0].transpose(0, 1)
+        for start, end in pairwise(bounds)
+    ]  # fmt: skip
+    return torch.cat(parts)
 
 
 class _Varlen(torch.autograd.Function):
@@ -53,6 +83,6 @@ class _Varlen(torch.autograd.Function):
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float
 ) -> Tensor:
-    """``varlen_forward``'s output, differentiable. CUDA, bf16 or fp16 only."""
+    """``varlen_forward``'s output, differentiable."""
     out: Tensor = _Varlen.apply(query, key, value, cu_seqlens, longest, scale)
     return out

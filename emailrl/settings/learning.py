@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
+
+
+def _on_or_off(value: object) -> object:
+    words = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
+    return words.get(str(value).lower(), value)
 
 
 class TrainingSettings(Section):
@@ -48,8 +53,11 @@ class TrainingSettings(Section):
     """Tokens of one forward pass; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
     packing: bool = True
     """Train without padding: samples in one row, attention confined to each. Needs SDPA and no sliding window."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    fused_layers: bool = True
+    """On a GPU, train Llama, Mistral, Qwen2 and Qwen3 models by emailrl's own LoRA layers; needs packing."""
+    gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"
+    """Recompute activations in the backward pass: on is least memory, off least time, selective keeps attention only;
+    auto recomputes what does not fit the GPU, and nothing on a CPU. true and false mean on and off."""
 
 
 class AlgorithmSettings(Section):

@@ -1,4 +1,4 @@
-"""From samples to padded tensors (packed only inside the forward pass): micro-batches of bounded size, mini-batches in a seeded order."""
+"""From samples to padded tensors, packed in the forward pass alone: bounded micro-batches, seeded mini-batches."""
 
 from __future__ import annotations
 

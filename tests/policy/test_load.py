@@ -149,11 +149,13 @@ def test_target_modules(tiny_model: Path) -> None:
 
 def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> None:
     gradients = []
-    for checkpointing in (False, True):
+    for checkpointing in ("off", "on"):
         policy = load_policy(
             settings_for(tiny_model, training={"gradient_checkpointing": checkpointing}), trainable=True
         )
-        assert not policy.model.training and policy.model.get_base_model().is_gradient_checkpointing == checkpointing
+        assert not policy.model.training and policy.model.get_base_model().is_gradient_checkpointing == (
+            checkpointing == "on"
+        )
         policy.model.train()
         policy.model(input_ids=torch.arange(1, 9)[None]).logits.logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for _, parameter in policy.trainable_parameters()])

@@ -1,0 +1,221 @@
+"""One decoder layer (Llama's shape, with or without Qwen3's head norms) as one autograd function.
+
+What the forward pass keeps for the backward is a choice of ``Keep``; whatever was not kept is computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emailrl.policy.fused.elementwise import (
+    add_rms_norm,
+    add_rms_norm_backward,
+    fused,
+    norm_rotate,
+    norm_rotate_backward,
+    rms_norm,
+    rotate,
+    rotate_backward,
+    swiglu,
+    swiglu_backward,
+)
+from emailrl.policy.fused.projections import Parameters, Projections, adapter_of
+from emailrl.policy.packing import Segments
+from emailrl.policy.varlen import varlen_backward, varlen_forward
+
+
+class Keep(IntEnum):
+    """How much of a layer the forward pass keeps, from least memory to least time."""
+
+    INPUT = 0
+    """Only what came in: everything else is computed again."""
+    ATTENTION = 1
+    """Also attention's result: attention itself, the slowest part of long samples, is not run again."""
+    HIDDEN = 2
+    """Also queries, keys, values and the state between attention and MLP: only gate and up are computed again."""
+    ALL = 3
+    """Also gate and up: no matrix product is repeated."""
+
+
+QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
+"""Where the projections stand in ``LayerWeights.modules``."""
+
+
+class LayerWeights:
+    """The weights of a transformers decoder layer, its adapters in the base's type as of the last ``refresh``."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer, self.attention = layer, attention
+        self.modules = [
+            attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+            mlp.gate_proj, mlp.up_proj, mlp.down_proj,
+        ]  # fmt: skip
+        self.head_dim: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.adapters: list[Parameters | None] = []
+        self._seen: tuple[Any, ...] | None = None
+
+    def refresh(self) -> list[Tensor | None]:
+        """Read the adapters as they are now; returns A and B of each projection, None where it has no adapter."""
+        self.adapters = [adapter_of(module) for module in self.modules]
+        flat: list[Tensor | None] = []
+        for adapter in self.adapters:
+            flat += [None, None] if adapter is None else [adapter[0], adapter[1]]
+        seen = tuple((None, 0) if one is None else (one.data_ptr(), one._version) for one in flat)
+        if seen != self._seen:
+            self.qkv, self.out, self.gate_up, self.down = (
+                Projections.of(self.modules[start:end], self.adapters[start:end])
+                for start, end in (QKV, OUT, GATE_UP, DOWN)
+            )
+            self._seen = seen
+        return flat
+
+    def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries or keys ``(P, heads, D)`` as attention wants them."""
+        if norm is None:
+            result: Tensor = fused(rotate, heads, *rope)
+        else:
+            result = fused(norm_rotate, heads, norm.weight, *rope, norm.variance_epsilon)
+        return result
+
+    def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Gradient of ``rotate`` by ``heads``."""
+        if norm is None:
+            result: Tensor = fused(rotate_backward, grad, *rope)
+        else:
+            result = fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
+        return result
+
+    @property
+    def norms(self) -> tuple[Any, Any]:
+        """The norms of queries and keys, None where the layer has none."""
+        return getattr(self.attention, "q_norm", None), getattr(self.attention, "k_norm", None)
+
+
+@dataclass(slots=True)
+class _States:
+    """What the backward needs; None where it was not kept."""
+
+    qkv: list[Tensor] | None = None
+    """Before norm and rotation, each ``(P, heads * D)``."""
+    qkv_inner: Tensor | None = None
+    attended: tuple[Tensor, ...] | None = None
+    """Attention's output, log-sum-exp and two states of its kernel."""
+    middle: Tensor | None = None
+    """After the attention's residual."""
+    gate_up: list[Tensor] | None = None
+    gate_up_inner: Tensor | None = None
+
+
+class FusedLayer(torch.autograd.Function):
+    """``(P, hidden)`` to ``(P, hidden)``; gradients of the input and of every adapter weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep,
+        *adapters: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """``adapters`` are those that ``weights.refresh()`` returned: autograd has to see them."""
+        made = _States()
+        _fill(made, states, weights, rope, segments)
+        assert made.gate_up is not None and made.middle is not None
+        (output,), _ = weights.down.forward(fused(swiglu, *made.gate_up))
+        output += made.middle
+        ctx.weights, ctx.rope, ctx.segments, ctx.keep = weights, rope, segments, keep
+        ctx.states = (states, _kept(made, keep))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Compute again what was not kept, then walk the layer from its end."""
+        weights, rope, segments = ctx.weights, ctx.rope, ctx.segments
+        states, made = ctx.states
+        ctx.states = None
+        _fill(made, states, weights, rope, segments)
+        grad_middle, by_mlp = _mlp_backward(grads[0], made, weights)
+        attended = made.attended[0].flatten(1)
+        grad_attended, by_inner = weights.out.input_gradient([grad_middle])
+        by_out = weights.out.adapter_gradients([grad_middle], by_inner, attended)
+        grad_qkv = _attention_backward(grad_attended, made, weights, rope, segments)
+        norm = weights.layer.input_layernorm
+        normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
+        grad_normed, by_inner = weights.qkv.input_gradient(grad_qkv)
+        by_qkv = weights.qkv.adapter_gradients(grad_qkv, by_inner, normed, made.qkv_inner)
+        grad = fused(add_rms_norm_backward, grad_middle, grad_normed, states, norm.weight, norm.variance_epsilon)
+        return grad, None, None, None, None, *by_qkv, *by_out, *by_mlp
+
+
+def _fill(
+    made: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
+) -> None:
+    """Compute what is missing in ``made``."""
+    layer, tokens = weights.layer, len(states)
+    if made.qkv is None:
+        norm = layer.input_layernorm
+        normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
+        made.qkv, made.qkv_inner = weights.qkv.forward(normed)
+        del normed
+    if made.attended is None:
+        heads = [one.view(tokens, -1, weights.head_dim) for one in made.qkv]
+        query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
+        made.attended = varlen_forward(query, key, heads[2], segments.cu_seqlens, segments.longest, weights.scale)
+        del heads, query, key
+    if made.gate_up is None:
+        norm = layer.post_attention_layernorm
+        if made.middle is None:
+            (update,), _ = weights.out.forward(made.attended[0].flatten(1))
+            made.middle, normed = fused(add_rms_norm, states, update, norm.weight, norm.variance_epsilon)
+        else:
+            normed = fused(rms_norm, made.middle, norm.weight, norm.variance_epsilon)
+        made.gate_up, made.gate_up_inner = weights.gate_up.forward(normed)
+
+
+def _kept(made: _States, keep: Keep) -> _States:
+    kept = _States()
+    if keep >= Keep.ATTENTION:
+        kept.attended = made.attended
+    if keep >= Keep.HIDDEN:
+        kept.qkv, kept.qkv_inner, kept.middle = made.qkv, made.qkv_inner, made.middle
+    if keep >= Keep.ALL:
+        kept.gate_up, kept.gate_up_inner = made.gate_up, made.gate_up_inner
+    return kept
+
+
+def _mlp_backward(grad: Tensor, made: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
+    """From the layer's output back to ``made.middle``; lets go of gate and up on the way."""
+    assert made.gate_up is not None and made.middle is not None
+    norm = weights.layer.post_attention_layernorm
+    grad_product, by_inner = weights.down.input_gradient([grad])
+    *grad_gate_up, product = fused(swiglu_backward, grad_product, *made.gate_up)
+    made.gate_up = None
+    by_down = weights.down.adapter_gradients([grad], by_inner, product)
+    del grad_product, product
+    normed = fused(rms_norm, made.middle, norm.weight, norm.variance_epsilon)
+    grad_normed, by_inner = weights.gate_up.input_gradient(grad_gate_up)
+    by_gate_up = weights.gate_up.adapter_gradients(grad_gate_up, by_inner, normed, made.gate_up_inner)
+    grad_middle = fused(add_rms_norm_backward, grad, grad_normed, made.middle, norm.weight, norm.variance_epsilon)
+    return grad_middle, by_gate_up + by_down
+
+
+def _attention_backward(
+    grad: Tensor, made: _States, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
+) -> list[Tensor]:
+    """Gradients of queries, keys and values before norm and rotation, each ``(P, heads * D)``."""
+    assert made.qkv is not None and made.attended is not None
+    heads = [one.view(len(grad), -1, weights.head_dim) for one in made.qkv]
+    query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
+    grads = varlen_backward(
+        grad.view_as(made.attended[0]), (query, key, heads[2], *made.attended),
+        segments.cu_seqlens, segments.longest, weights.scale,
+    )  # fmt: skip
+    turned = [
+        weights.rotate_backward(one, states, norm, rope)
+        for one, states, norm in zip(grads[:2], heads[:2], weights.norms, strict=True)
+    ]
+    return [one.flatten(1) for one in (*turned, grads[2])]

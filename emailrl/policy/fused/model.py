@@ -1,0 +1,121 @@
+"""A whole backbone out of fused layers: what they are used for, and how much they keep for the backward."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from emailrl.policy.fused.layer import FusedLayer, Keep, LayerWeights
+from emailrl.policy.fused.projections import adapter_of, linear_of
+from emailrl.policy.packing import PackedRow
+
+LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+"""The decoder layers of transformers that are built as ``FusedLayer`` computes."""
+
+Checkpointing = Literal["auto", "off", "selective", "on"]
+_KEEP = {"on": Keep.INPUT, "selective": Keep.ATTENTION, "off": Keep.ALL}
+_SHARE = 0.9
+"""Of the free memory that kept states may take; the rest is for fragmentation and the loss."""
+
+
+class FusedBackbone:
+    """Runs packed rows through a transformers model's layers, with their adapters as they are at each call."""
+
+    def __init__(self, backbone: Any, checkpointing: Checkpointing) -> None:
+        """Raises ValueError for a model that ``why_not_fused`` names a reason for."""
+        reason = why_not_fused(backbone)
+        if reason:
+            raise ValueError(reason)
+        self.backbone, self.checkpointing = backbone, checkpointing
+        self.layers = [LayerWeights(layer) for layer in backbone.layers]
+
+    def __call__(self, packed: PackedRow) -> Tensor:
+        """Hidden states after the final norm where a trained token is predicted, ``(num_trained, hidden)``."""
+        states = self.backbone.embed_tokens(packed.token_ids)[0]
+        cos, sin = (one[0] for one in self.backbone.rotary_emb(states[None], packed.position_ids))
+        keep = self.keep_for(len(states), states.device)
+        for weights in self.layers:
+            adapters = weights.refresh()
+            states = FusedLayer.apply(states, weights, (cos, sin), packed.segments, keep, *adapters)
+        hidden: Tensor = self.backbone.norm(states.index_select(0, packed.gather))
+        return hidden
+
+    def keep_for(self, num_tokens: int, device: torch.device) -> Keep:
+        """What each layer keeps of a row of ``num_tokens``: as set, or with ``auto`` the most that memory holds."""
+        if self.checkpointing != "auto":
+            return _KEEP[self.checkpointing]
+        if device.type != "cuda":
+            return Keep.ALL
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        for keep in sorted(Keep, reverse=True):
+            if self.bytes_for(num_tokens, keep) <= _SHARE * free:
+                return keep
+        return Keep.INPUT
+
+    def bytes_for(self, num_tokens: int, keep: Keep) -> int:
+        """Bytes of what the layers keep for the backward of ``num_tokens``, and of one layer at work."""
+        first = self.layers[0]
+        sizes = [linear_of(module).weight.shape for module in first.modules]
+        hidden, (queries, keys, ffn) = sizes[0][1], (sizes[0][0], sizes[1][0], sizes[4][0])
+        kept = hidden
+        if keep >= Keep.ATTENTION:
+            kept += queries
+        if keep >= Keep.HIDDEN:
+            kept += hidden + queries + 2 * keys
+        if keep >= Keep.ALL:
+            kept += 2 * ffn
+        at_work = 6 * ffn + 4 * (queries + hidden) + 4 * keys
+        itemsize = linear_of(first.modules[0]).weight.dtype.itemsize
+        return num_tokens * itemsize * (kept * len(self.layers) + at_work)
+
+
+def why_not_fused(backbone: Any) -> str | None:
+    """Say what keeps a transformers backbone, LoRA injected, from running as fused layers; None where nothing does."""
+    layers = list(getattr(backbone, "layers", []))
+    names = {type(layer).__name__ for layer in layers}
+    if not names or not names <= LAYERS:
+        return f"its layers are {', '.join(sorted(names)) or 'not to be found'}"
+    if backbone.config.hidden_act != "silu":
+        return f"its activation is {backbone.config.hidden_act}"
+    for layer in layers:
+        for module in LayerWeights(layer).modules:
+            linear = linear_of(module)
+            if type(linear) is not nn.Linear:
+                return f"a layer is {type(linear).__name__} (quantized?)"
+            reason = _odd_adapter(module)
+            if reason:
+                return reason
+    return None
+
+
+def _odd_adapter(module: Any) -> str | None:
+    if not hasattr(module, "lora_A"):
+        return None
+    if module.merged or len(module.active_adapters) != 1:
+        return "its adapters are merged, or several are active"
+    (name,) = module.active_adapters
+    if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
+        return "its adapter is not plain LoRA"
+    if not isinstance(module.lora_dropout[name], nn.Identity):
+        return "its LoRA has dropout"
+    if module.lora_A[name].bias is not None or module.lora_B[name].bias is not None or adapter_of(module) is None:
+        return "its LoRA has biases"
+    return None
+
+
+def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
+    """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns why not, where it cannot."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    reason = why_not_fused(base.base_model)
+    if reason is None:
+        base.emailrl_fused = FusedBackbone(base.base_model, checkpointing)
+    return reason
+
+
+def fused_backbone(model: Any) -> FusedBackbone | None:
+    """What ``enable_fused`` set up."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(base, "emailrl_fused", None)
