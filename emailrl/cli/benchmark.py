@@ -62,6 +62,7 @@ def benchmark(
     from rich.console import Console
 
     from emailrl.benchmark import choose_subjects, run_benchmark
+    from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
     from emailrl.scenarios.coverage import coverage_notes
     from emailrl.scenarios.load import load_scenario_set
@@ -79,7 +80,8 @@ def benchmark(
     )
     folder = _folder(out, settings, overwrite=overwrite)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
-    if not checkpoint and not model and settings.agent.engine != "openai" and (note := untrained_note(settings.output.output_dir)):
+    unnamed = not checkpoint and not model and not is_chat(settings)
+    if unnamed and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
     chosen = load_scenario_set(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data

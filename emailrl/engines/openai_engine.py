@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from emailrl.settings import Settings, without_credentials
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
     from openai.types import CompletionUsage
     from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
@@ -40,38 +42,39 @@ class OpenAIEngine:
     """
 
     def __init__(self, settings: Settings, tools: Sequence[dict[str, Any]]) -> None:
-        import openai
-
         self.model = settings.model.name
         self._settings = settings.openai
         self._tools = list(tools)
         self._concurrency = settings.agent.rollout_concurrency
         self._host = urlsplit(self._settings.openai_base_url).hostname or ""
         self._key = _key(settings, self._host)
-        self._runner = asyncio.Runner()
-        self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none",  # the client insists on one; local servers take any
-            base_url=self._settings.openai_base_url,
-            timeout=settings.rewards.litellm_timeout,
-            max_retries=self._settings.openai_retries,
-        )
+        self._timeout = settings.rewards.litellm_timeout
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``; completions carry ``message``, usage and cost, and no token ids."""
-        return self._runner.run(converse(requests, self._complete, advance, limit=self._concurrency))
+        return asyncio.run(self._generate(requests, advance))
 
     def close(self) -> None:
-        """Close the connections."""
-        self._runner.run(self._client.close())
-        self._runner.close()
+        """Nothing is held between two calls of ``generate``."""
 
-    async def _complete(self, request: Request) -> Completion:
+    async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
+        import openai
+
+        async with openai.AsyncOpenAI(
+            api_key=self._key or "none",  # the client insists on one; local servers take any
+            base_url=self._settings.openai_base_url,
+            timeout=self._timeout,
+            max_retries=self._settings.openai_retries,
+        ) as client:
+            return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
+
+    async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
         import openai
 
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
         try:
-            reply = await self._client.chat.completions.create(**self._body(request))
+            reply = await client.chat.completions.create(**self._body(request))
             self._read(reply, completion)
         except openai.APIStatusError as error:
             completion.error = f"HTTP {error.status_code}: {self._plain(error.message)}"

@@ -1,0 +1,98 @@
+"""A chat-completions server in a thread that answers as a test tells it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Reply = Callable[[dict[str, Any]], "tuple[int, Any] | tuple[int, Any, dict[str, str]]"]
+"""From a request's body to (status, JSON body) or (status, JSON body, headers)."""
+
+
+class StubServer:
+    """Keeps what it is asked, ``(path, body)``, and how many requests it held at once (``busiest``).
+
+    ``reply`` is called with the body, to which ``"path"`` is added; a GET has no other keys. ``None`` as a status drops
+    the connection without an answer.
+    """
+
+    def __init__(self, reply: Reply, *, delay: float = 0.0) -> None:
+        self.reply = reply
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.keys: list[str] = []
+        self.busiest = 0
+        self._running = 0
+        self._lock = threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer({})
+
+            def do_POST(self) -> None:
+                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def answer(self, body: dict[str, Any]) -> None:
+                with stub._lock:
+                    stub.requests.append((self.path, body))
+                    stub.keys.append(self.headers.get("Authorization", ""))
+                    stub._running += 1
+                    stub.busiest = max(stub.busiest, stub._running)
+                if body:
+                    time.sleep(delay)
+                status, content, *headers = stub.reply(body | {"path": self.path})
+                with stub._lock:
+                    stub._running -= 1
+                if status is None:
+                    self.close_connection = True
+                    return
+                payload = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                for name, value in (headers[0] if headers else {}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                with suppress(BrokenPipeError):  # the client did not wait
+                    self.wfile.write(payload)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def said(
+    content: str | None = None,
+    *calls: tuple[str, str],
+    finish: str = "stop",
+    usage: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A chat completion; each call is (name, arguments as JSON text)."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"id{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(calls)
+        ]
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "finish_reason": finish, "message": message}],
+        "usage": usage or {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
