@@ -49,6 +49,8 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
     for each in runs:
         for path, reason in incomplete_checkpoints(each).items():
             progress_console().print(f"not whole: {path}: {reason}", markup=False, style="yellow")
+    if run is None:
+        _say_set_aside(output_dir, mode)
     if json:
         print_json([_summary(checkpoint) for checkpoint in found])
     else:
@@ -60,6 +62,7 @@ def show_command(
     which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
     output_dir: OutputDir = None,
     mode: Mode = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="The run's settings too.")] = False,
     json: Json = False,
 ) -> None:
     """Show one checkpoint's metadata, its files checked against their hashes.
@@ -68,6 +71,7 @@ def show_command(
 
     \b
       emailrl checkpoints show
+      emailrl checkpoints show best --verbose
       emailrl checkpoints show outputs/grpo_masked/checkpoint-20 --json
     """
     from dataclasses import asdict
@@ -85,7 +89,10 @@ def show_command(
         return
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"{found.path}: all {len(found.metadata.files)} files have their recorded hashes", soft_wrap=True)
-    console.print(JSON.from_data(asdict(found.metadata)))
+    shown = asdict(found.metadata)
+    if not verbose:
+        del shown["settings"]
+    console.print(JSON.from_data(shown))
 
 
 @checkpoints.command("prune")
@@ -132,6 +139,19 @@ def _runs(run: Path | None, output_dir: Path | None, mode: str | None) -> list[P
             raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
         return [run]
     return find_runs(load_settings({"output_dir": output_dir}).output.output_dir, mode)
+
+
+def _say_set_aside(output_dir: Path | None, mode: str | None) -> None:
+    """Name the runs that an ``--overwrite`` has put aside, and that no other command sees."""
+    from emailrl.checkpoints import MODES
+    from emailrl.settings import load_settings, run_root
+    from emailrl.training.directory import REPLACED
+
+    settings = load_settings({"output_dir": output_dir})
+    for root in {run_root(settings.output.output_dir, each) for each in ([mode] if mode else MODES)}:
+        if (root / REPLACED).exists():
+            told = "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
+            progress_console().print(f"{root / REPLACED}: {told} train gives it back", markup=False, soft_wrap=True)
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, Any]:

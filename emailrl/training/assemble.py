@@ -17,7 +17,7 @@ from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
 from emailrl.settings import Settings, run_root
 from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
-from emailrl.training.directory import check_replaceable, run_directory
+from emailrl.training.directory import check_replaceable, give_back_replaced, run_directory
 from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.modes import MODES, Mode
@@ -44,6 +44,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     check_services(settings)
     _check_group_size(settings, algorithm)
     _check_environment(settings, mode)
+    restored = give_back_replaced(settings)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
     if overwrite:
         check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
@@ -51,7 +52,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
     scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
     data = load_data(settings)
-    data.notes += said
+    data.notes += restored + said
     if checkpoint:
         fingerprints = data.database_fingerprint, data.questions_fingerprint
         changes = check_agrees(checkpoint, settings, *fingerprints)

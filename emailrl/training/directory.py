@@ -6,7 +6,7 @@ new one and removed once the new run has its first checkpoint; a run that ends b
     .replacing  the old run on its way out, or back; whole together with what still stands in the directory
     .replaced   the old run, whole
 
-What a dead process left of this is settled by the next that overwrites.
+What a dead process left of this is settled by the next run that begins or goes on under the same OUTPUT_DIR.
 """
 
 from __future__ import annotations
@@ -90,6 +90,31 @@ def discard_replaced(directory: Path) -> None:
     """Remove the run that the present one replaces; for when this one has a checkpoint."""
     if (directory / REPLACED).exists():
         shutil.rmtree(directory / REPLACED)
+
+
+def give_back_replaced(settings: Settings) -> list[str]:
+    """Finish or undo the overwriting of a process that died in it, and say so where the old run is back.
+
+    Nothing happens while another process trains there. Raises UsageError for a place that cannot be written.
+    """
+    base = run_root(settings.output.output_dir, settings.training.mode)
+    if not any((base / name).exists() for name in (REPLACED, _REPLACING)):
+        return []
+    try:
+        lock = (base / LOCK).open("w")
+    except OSError as error:
+        message = f"{base} cannot be written: {error.strerror}."
+        raise UsageError(message, "It holds a run to be put back in its place.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return []
+        replaced = (base / REPLACED).exists() and bool(list_checkpoints(base))
+        _settle(base)
+    if replaced:
+        return []
+    return [f"{base} is again the run that --overwrite was to replace: the new one ended before its first checkpoint"]
 
 
 def _settle(directory: Path) -> None:

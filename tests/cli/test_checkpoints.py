@@ -78,6 +78,25 @@ def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
     assert code == 1 and "is damaged" in error and error.count("\n") == 1
 
 
+def test_show_keeps_the_settings_for_those_who_ask(emailrl, run_dir: Path) -> None:
+    from emailrl.checkpoints import read_checkpoint
+
+    known = replace(read_checkpoint(run_dir / "final").metadata, settings={"agent": {"max_turns": 77}})
+    write_checkpoint(run_dir / "final", known, lambda into: (into / "adapter").touch())
+    plain, verbose = (emailrl("checkpoints", "show", "latest", *more)[1] for more in ((), ("--verbose",)))
+    assert '"max_turns": 77' in verbose and '"kind": "final"' in verbose
+    assert "max_turns" not in plain and '"kind": "final"' in plain
+    kept = json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["settings"]
+    assert kept == {"agent": {"max_turns": 77}}
+
+
+def test_list_names_a_run_that_an_overwriting_has_set_aside(emailrl, run_dir: Path) -> None:
+    assert "set aside" not in emailrl("checkpoints", "list")[2]
+    (run_dir / ".replaced").mkdir()
+    code, _, error = emailrl("checkpoints", "list")
+    assert code == 0 and f"{run_dir.name}/.replaced: set aside by --overwrite" in error
+
+
 def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
     code, out, error = emailrl("checkpoints", "prune", "--keep", 1, "--yes", "--json")
     assert code == 0 and error.count("to remove:") == 2

@@ -14,7 +14,7 @@ import torch
 from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import OutputSettings, Settings, TrainingSettings, load_settings
-from emailrl.training.directory import discard_replaced, run_directory
+from emailrl.training.directory import discard_replaced, give_back_replaced, run_directory
 from emailrl.training.resume import (
     base_of,
     check_agrees,
@@ -117,6 +117,26 @@ def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
         raise KeyboardInterrupt
     assert files(base) == before
+
+
+def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) -> None:
+    base, wanted = tmp_path / "grpo_masked", settings(tmp_path / "grpo")
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    assert give_back_replaced(wanted) == [] and not (base / ".lock").exists()  # nothing was overwritten
+    with pytest.raises(KeyboardInterrupt), run_directory(wanted, None, overwrite=True):
+        assert give_back_replaced(wanted) == []  # it lives
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "metrics.jsonl").write_text("new")
+    (said,) = give_back_replaced(wanted)
+    assert said.startswith(f"{base} is again the run that --overwrite was to replace") and files(base) == before
+    assert give_back_replaced(wanted) == []
+    # One that had its first checkpoint, and died before it removed the old run, has replaced it.
+    (base / ".replaced").mkdir()
+    write(base / ".replaced" / "checkpoint-9", step=9)
+    assert give_back_replaced(wanted) == [] and files(base) == before
 
 
 @pytest.mark.parametrize("name", [".git/config", ".env", "training.log", "training/thesis.txt", "checkpoint-5/model"])
