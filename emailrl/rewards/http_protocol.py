@@ -72,11 +72,11 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
     values = value if isinstance(value, dict) else {term: value}
     try:
         terms = {str(name): float(number) for name, number in values.items() if not isinstance(number, str)}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         terms = {}
     if not terms or len(terms) != len(values):
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Return a number, or a dict of numbers.")
-    if not math.isfinite(math.fsum(terms.values()) if all(map(math.isfinite, terms.values())) else math.nan):
+    if not math.isfinite(sum(terms.values())):  # of terms that are, too: their sum is the reward
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Rewards must be finite.")
     return terms
 
