@@ -84,16 +84,17 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     return centred * variance.clamp(min=1e-8).rsqrt()
 
 
-def less_future_kl(advantages: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
-    """Charge the KL as a reward at each token: A_t - coef * (sum of ``kl`` over the trainable tokens from t on).
+def rewards_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Sum at each trainable token what comes from it on: G_t = r_t + gamma * G_t', t' the next trainable token.
 
-    ``advantages`` ``(B,)`` is one number a sequence, paid at its end; ``kl`` and ``mask`` are ``(B, T)``, as is the
-    result. It is the return (gamma 1) of r_t = -coef * kl_t plus the advantage on the last token (REINFORCE++).
+    ``rewards`` and ``mask`` are ``(B, T)``, as is the result. REINFORCE++ (arXiv 2501.03262): r_t is -coef * kl_t, plus
+    what the trajectory is worth at its last trainable token.
     """
     trainable = mask.bool()
-    kl = _masked(kl, trainable)
-    future = kl.flip(-1).cumsum(-1).flip(-1)
-    return _masked(advantages.to(kl.dtype)[:, None] - coef * future, trainable)
+    rewards = _masked(rewards, trainable)
+    if gamma == 1:
+        return _masked(rewards.flip(-1).cumsum(-1).flip(-1), trainable)
+    return gae(rewards, torch.zeros_like(rewards), trainable, gamma=gamma, lam=1.0)[0]
 
 
 def _groups(rewards: Tensor, smallest: int = 2) -> Tensor:

@@ -80,21 +80,61 @@ def importance_weights(
     """Weigh tokens ``(B, T)`` by w = exp(old - sampler), for a sampler not quite the trainer's policy; detached.
 
     ``tis`` clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the
-    row's geometric mean exp(mean log w) lies inside, else zeroes the row. OpenRLHF's three corrections.
+    row's geometric mean exp(mean log w) lies inside, else zeroes the row. OpenRLHF's three corrections. A token that
+    no sampler drew (NaN, as for tool results) weighs 1 and counts in no mean; a zeroed row takes it along.
     """
     trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
-    log_weight = _masked(old_logprobs.detach(), trainable) - _masked(sampler_logprobs.detach(), trainable)
+    sampled = trainable & ~sampler_logprobs.isnan()
+    log_weight = log_weights(old_logprobs, sampler_logprobs, loss_mask)
     weight = log_weight.exp()
     if kind == "tis":
-        weight = weight.clamp(low, high)
+        weight = torch.where(sampled, weight.clamp(low, high), weight)
     elif kind == "icepop":
-        weight = _masked(weight, (low <= weight) & (weight <= high))
+        weight = _masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
     elif kind == "sequence_mask":
-        mean = _row_mean(log_weight, trainable).exp()
+        mean = _row_mean(log_weight, sampled).exp()
         weight = _masked(weight, (low <= mean) & (mean <= high))
     else:
         raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
     return _masked(weight, trainable)
+
+
+def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
+    """Return old - sampler ``(B, T)``, detached, clamped to ±20; 0 outside the mask and where no sampler drew (NaN)."""
+    sampled = _trainable(loss_mask, old_logprobs, sampler_logprobs) & ~sampler_logprobs.isnan()
+    gap = _masked(old_logprobs.detach(), sampled) - _masked(sampler_logprobs.detach(), sampled)
+    return gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def correction_weights(
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    loss_mask: Tensor,
+    *,
+    kind: Correction,
+    low: float,
+    high: float,
+    ratio_level: RatioLevel = "token",
+) -> tuple[Tensor, dict[str, float]]:
+    """Weigh tokens as ``importance_weights`` does, at the level of the policy's ratio, and say what became of them.
+
+    ``ratio_level="sequence"`` (GSPO) gives all tokens of a row the geometric mean of the row's weights, bounded as one.
+    Metrics, over sampled tokens: ``correction_mean`` of the weights, ``correction_min`` and ``correction_max`` of those
+    before the bounds, ``correction_cut_fraction``, the share that the bounds changed.
+    """
+    trainable = loss_mask.bool()
+    sampled = trainable & ~sampler_logprobs.isnan()
+    gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
+    if ratio_level == "sequence":
+        gap, sampled = _masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
+    drawn = torch.zeros_like(gap).masked_fill(~sampled, torch.nan)
+    weights = importance_weights(gap, drawn, loss_mask, kind=kind, low=low, high=high)
+    free, bounded = gap[sampled].exp(), weights[sampled]
+    if not len(free):
+        return weights, {}
+    stats = [bounded.mean(), free.min(), free.max(), (free != bounded).to(free.dtype).mean()]
+    names = ["correction_mean", "correction_min", "correction_max", "correction_cut_fraction"]
+    return weights, dict(zip(names, torch.stack(stats).tolist(), strict=True))
 
 
 def value_loss(
@@ -160,7 +200,7 @@ def count_for(loss_mask: Tensor, aggregation: Aggregation, constant_length: floa
         return num_sequences
     if constant_length is None or constant_length <= 0:
         raise ValueError("aggregation 'constant' needs a constant_length above 0")
-    return num_sequences * constant_length
+    return num_sequences.double() * constant_length  # a length need not be whole
 
 
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:

@@ -99,8 +99,21 @@ def test_whiten(garbage: float) -> None:
     close(adv.whiten(tensor([[-1e-5, 1e-5]]), torch.ones(1, 2)), [[-0.1, 0.1]])
 
 
-def test_less_future_kl() -> None:
-    # On from the first token 0.1 + 0.3 is still to pay, on from the third 0.3; the observation pays nothing.
-    kl = tensor([[0.1, NAN, 0.3], [NAN, NAN, NAN]])
-    mask = tensor([[1, 0, 1], [0, 0, 0]])
-    close(adv.less_future_kl(tensor([2.0, 1.0]), kl, mask, 0.5), [[1.8, 0, 1.85], [0, 0, 0]])
+@pytest.mark.parametrize(
+    ("gamma", "expected"),
+    [
+        # The last gets 2, the third 0.5 and what follows, the first -1 and what follows; observations take no time.
+        (1.0, [[1.5, 0, 2.5, 2.0], [0, 0, 0, 0]]),
+        (0.5, [[-0.25, 0, 1.5, 2.0], [0, 0, 0, 0]]),
+    ],
+)
+def test_rewards_to_go(gamma: float, expected: list[list[float]]) -> None:
+    rewards = tensor([[-1.0, NAN, 0.5, 2.0], [NAN, NAN, NAN, NAN]])
+    mask = tensor([[1, 0, 1, 1], [0, 0, 0, 0]])
+    close(adv.rewards_to_go(rewards, mask, gamma=gamma), expected)
+
+
+def test_an_undiscounted_reward_at_the_end_is_every_tokens_to_the_bit() -> None:
+    rewards = torch.zeros(1, 500)
+    rewards[0, -1] = 0.1
+    assert (adv.rewards_to_go(rewards, torch.ones(1, 500)) == rewards[0, -1]).all()

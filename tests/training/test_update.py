@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from emailrl.errors import EmailRLError
@@ -217,13 +219,34 @@ def test_a_loaded_state_is_a_copy(make: Make) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_weights_as_before(make: Make, bad: float) -> None:
-    updater = make(max_grad_norm=1.0)
+def test_updates_that_are_not_finite_are_skipped_kept_and_end_the_run_at_the_third(
+    make: Make, bad: float, tmp_path: Path
+) -> None:
+    updater = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
+    updater.skipped_dir = tmp_path / "skipped"
     before = [parameter.clone() for parameter in updater.parameters]
-    with pytest.raises(EmailRLError, match=r"The loss is (nan|-?inf) at step 3") as caught:
-        updater.step(samples([1.0, bad, 1.0, 1.0]), step=3)
+    broken = samples([1.0, bad, 1.0, 1.0])
+    for step in (3, 4):
+        metrics = updater.step(broken, step=step)
+        assert metrics["updates_skipped"] == 1 and "loss" not in metrics and updater.kl.coef == 0.1
+        assert all(map(torch.equal, before, updater.parameters))
+    resumed = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
+    resumed.load_state_dict(updater.state_dict())
+    with pytest.raises(EmailRLError, match=r"The (policy_)?loss is (nan|-?inf) at step 5, .* third") as caught:
+        resumed.step(broken, step=5)
     assert "LEARNING_RATE" in caught.value.hint
-    assert all(map(torch.equal, before, updater.parameters))
+    assert updater.step(samples(), step=5)["updates_skipped"] == 0 and updater.skipped_in_a_row == 0
+    assert not all(map(torch.equal, before, updater.parameters))
+    names = sorted(path.name for path in updater.skipped_dir.iterdir())
+    assert names == [f"step-00000{step}-1.{end}" for step in (3, 4) for end in ("json", "safetensors")]
+    said = json.loads((updater.skipped_dir / "step-000003-1.json").read_text())
+    assert said["step"] == 3 and said["not_finite"]["loss"] in ("nan", "inf", "-inf")
+    assert {row["trajectory_id"]: row["advantage"] for row in said["rows"]}["t1"] is None  # JSON has no NaN
+    kept = load_file(updater.skipped_dir / "step-000003-1.safetensors")
+    (row,) = [row for row in said["rows"] if row["trajectory_id"] == "t2"]
+    n, length = row["micro_batch"], LENGTHS[2]
+    assert kept[f"{n}.token_ids"][row["row"], :length].tolist() == broken[2].token_ids
+    assert kept[f"{n}.advantages"][row["row"], :length].tolist() == [1.0 * on for on in broken[2].loss_mask]
 
 
 def test_gradient_clipping(make: Make) -> None:

@@ -1,0 +1,87 @@
+"""The policy's forward passes: log-probabilities, entropy and values of micro-batches, by it and by its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from emailrl.errors import EmailRLError
+from emailrl.policy.load import Policy
+from emailrl.policy.logprobs import TokenLogprobs, token_logprobs
+from emailrl.policy.packing import takes_packed
+from emailrl.settings import Settings
+from emailrl.training.batches import MicroBatch, micro_batches
+from emailrl.training.samples import TrainingSample
+
+
+class Scorer:
+    """Scores micro-batches under a cap of tokens, which falls where memory runs out."""
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        self.policy, self.settings = policy, settings
+        # Measured on nano: on a CPU 16384 takes 1.65 times as long a token as 2048, and eight times the memory.
+        on_gpu = policy.device.type == "cuda"
+        self.max_tokens = settings.training.max_tokens_per_micro_batch or (16384 if on_gpu else 2048)
+
+    def micro_batches(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
+        """Split the samples under the present cap."""
+        policy = self.policy
+        return micro_batches(
+            samples,
+            self.max_tokens,
+            pad_id=policy.tokenizer.pad_token_id or 0,
+            device=policy.device,
+            packing=takes_packed(policy.model),
+        )
+
+    def forward(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
+        """Score by the policy as it is, with entropy; with its critic's values where it has one.
+
+        ``critic_only`` cuts the values' gradient at the hidden states: nothing but the critic's head then gets one.
+        """
+        return self._score(batch, entropy=True, entropy_grad=entropy_grad, critic_only=critic_only)
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch) -> TokenLogprobs:
+        """Score by the policy as it is, without gradients."""
+        return self._score(batch)
+
+    @torch.no_grad()
+    def reference(self, batch: MicroBatch) -> Tensor:
+        """Log-probabilities under the reference policy."""
+        with self.policy.reference():
+            return self._score(batch, critic=False).logprobs
+
+    def ran_out(self, batch: MicroBatch) -> None:
+        """Note that a micro-batch did not fit: later ones are half as large. A single sample raises EmailRLError."""
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(batch.indices) == 1:
+            raise EmailRLError(
+                f"Out of memory on one sample of {batch.num_tokens} tokens.",
+                "Set GRADIENT_CHECKPOINTING=true, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
+            )
+        tokens = batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
+        self.max_tokens = min(self.max_tokens, max(tokens // 2, 1))
+
+    def _score(
+        self,
+        batch: MicroBatch,
+        *,
+        entropy: bool = False,
+        entropy_grad: bool = False,
+        critic: bool = True,
+        critic_only: bool = False,
+    ) -> TokenLogprobs:
+        head = self.policy.value_head if critic else None
+        return token_logprobs(
+            self.policy.model,
+            batch.token_ids,
+            batch.loss_mask,
+            temperature=self.settings.agent.temperature,
+            entropy=entropy,
+            entropy_grad=entropy_grad,
+            value_head=(lambda hidden: head(hidden.detach())) if head is not None and critic_only else head,
+        )
