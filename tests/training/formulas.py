@@ -1,0 +1,136 @@
+"""The published formulas once more, in plain Python over lists of floats: what the tensors are compared with.
+
+Nothing here knows torch or the code under test. A row is a list of numbers, a mask a list of bools beside it; each
+function names its source. OpenRLHF is v0.11.0, TRL v1.9.0; "paper" numbers equations of the arXiv version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Row = list[float]
+Rows = list[Row]
+Mask = list[list[bool]]
+
+
+def group_norm(rewards: Row, eps: float) -> Row:
+    """GRPO, 2402.03300 section 4.1.2: (r - mean(r)) / std(r); the unbiased std and the eps are TRL's GRPOTrainer's."""
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return [(reward - mean) / (std + eps) for reward in rewards]
+
+
+def less_mean(rewards: Row) -> Row:
+    """Dr. GRPO, 2503.20783 section 3.2, and REINFORCE++-baseline, 2501.03262: r - mean(r)."""
+    return [reward - sum(rewards) / len(rewards) for reward in rewards]
+
+
+def leave_one_out(rewards: Row) -> Row:
+    """RLOO, 2402.14740 equation 8: r_i - (the sum of the other r_j) / (k - 1)."""
+    others = [sum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i in range(len(rewards))]
+    return [reward - baseline for reward, baseline in zip(rewards, others, strict=True)]
+
+
+def kept(row: Sequence[float], mask: Sequence[bool]) -> Row:
+    """The numbers under the mask."""
+    return [number for number, trained in zip(row, mask, strict=True) if trained]
+
+
+def spread_out(numbers: Row, mask: Sequence[bool], elsewhere: float = 0.0) -> Row:
+    """The inverse of ``kept``."""
+    left = iter(numbers)
+    return [next(left) if trained else elsewhere for trained in mask]
+
+
+def gae(rewards: Row, values: Row, gamma: float, lam: float) -> Row:
+    """1506.02438 equation 16: A_t = sum over l of (gamma lam)^l delta_(t+l), delta = r + gamma V' - V; V ends at 0."""
+    ahead = [*values, 0.0][1:]
+    delta = [r + gamma * after - v for r, after, v in zip(rewards, ahead, values, strict=True)]
+    return [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(delta))) for t in range(len(delta))]
+
+
+def returns_to_go(rewards: Row, gamma: float) -> Row:
+    """OpenRLHF get_cumulative_returns: G_t = sum over k >= t of gamma^(k - t) r_k."""
+    return [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def whiten(numbers: Row) -> Row:
+    """OpenRLHF's normalization of advantages: (A - mean) / sqrt(max(var, 1e-8)), var biased."""
+    mean = sum(numbers) / len(numbers)
+    variance = sum((number - mean) ** 2 for number in numbers) / len(numbers)
+    return [(number - mean) / math.sqrt(max(variance, 1e-8)) for number in numbers]
+
+
+def kl(logprob: float, ref: float, estimator: str) -> float:
+    """Schulman's k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r with r = ref / policy; OpenRLHF's clamp to 10."""
+    log_r = ref - logprob
+    k = {"k1": -log_r, "k2": log_r**2 / 2, "k3": math.exp(log_r) - 1 - log_r}[estimator]
+    return clip(k, -10, 10)
+
+
+def adaptive_coef(coef: float, measured: float, target: float, num: int, horizon: float) -> float:
+    """Ziegler et al., 1909.08593 section 2.2, with OpenRLHF's n / horizon for their K_beta."""
+    return coef * (1 + clip((measured - target) / target, -0.2, 0.2) * num / horizon)
+
+
+def clip(number: float, low: float, high: float) -> float:
+    """The number, or the bound it lies beyond."""
+    return low if number < low else high if number > high else number
+
+
+def ratios(logprobs: Row, old: Row, level: str) -> Row:
+    """PPO's r_t, or GSPO's s(theta) for every token (2507.18071 equation 7): exp of the mean log-ratio of the row."""
+    logs = [now - before for now, before in zip(logprobs, old, strict=True)]
+    if level == "sequence":
+        logs = [sum(logs) / len(logs)] * len(logs)
+    return [math.exp(clip(log, -20, 20)) for log in logs]  # OpenRLHF's PolicyLoss clamps so
+
+
+def token_loss(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> float:
+    """1707.06347 equation 7; a clip for each side, 2503.14476 equation 8; dual clip, 1912.09729 equation 5."""
+    surrogate = min(ratio * advantage, clip(ratio, 1 - low, 1 + high) * advantage)
+    if dual is not None and advantage < 0:
+        surrogate = max(surrogate, dual * advantage)
+    return -surrogate
+
+
+def is_idle(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> bool:
+    """Whether the ratio moves nothing: the token counts as clipped."""
+    nudged = [token_loss(ratio * (1 + step), advantage, low, high, dual) for step in (-1e-9, 1e-9)]
+    return advantage != 0 and nudged[0] == nudged[1]
+
+
+def combined(rows: Rows, aggregation: str, length: float | None) -> float:
+    """TRL's loss types over the rows' trained tokens: dapo (token_mean), grpo (sequence_mean), dr_grpo (constant).
+
+    A row with nothing trained is no sequence.
+    """
+    rows = [row for row in rows if row]
+    if not rows:
+        return 0.0
+    if aggregation == "token_mean":
+        return sum(map(sum, rows)) / sum(map(len, rows))
+    if aggregation == "sequence_mean":
+        return sum(sum(row) / len(row) for row in rows) / len(rows)
+    assert length is not None
+    return sum(map(sum, rows)) / (len(rows) * length)
+
+
+def correction(old: Row, sampler: Row, kind: str, low: float, high: float) -> Row:
+    """OpenRLHF's vLLM importance sampling: tis clamps, icepop zeroes a token, seq-mask-tis zeroes a sequence."""
+    weights = [math.exp(before - drawn) for before, drawn in zip(old, sampler, strict=True)]
+    if kind == "tis":
+        return [clip(weight, low, high) for weight in weights]
+    if kind == "icepop":
+        return [weight if low <= weight <= high else 0.0 for weight in weights]
+    mean = math.exp(sum(map(math.log, weights)) / len(weights)) if weights else 1.0
+    return weights if low <= mean <= high else [0.0] * len(weights)
+
+
+def value_token_loss(value: float, old: float, target: float, bound: float | None) -> float:
+    """OpenRLHF's ValueLoss: half of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)."""
+    losses = [(value - target) ** 2]
+    if bound is not None:
+        losses.append((clip(value, old - bound, old + bound) - target) ** 2)
+    return max(losses) / 2

@@ -1,0 +1,269 @@
+"""Every function of the training maths against ``formulas.py``: values to 1e-10, and gradients by differences there.
+
+Both get the same random numbers in float64; float32 is held to 1e-5 of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training import formulas
+from training.formulas import Mask, Row, Rows, kept, spread_out
+
+from emailrl.training import advantages as adv
+from emailrl.training import kl as kl_module
+from emailrl.training import losses
+
+SEEDS = range(12)
+
+
+def tensor(numbers: Any, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype)
+
+
+def equal(actual: Tensor, expected: Any, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual.detach().double(), tensor(expected), atol=tolerance, rtol=tolerance)
+
+
+class Draw:
+    """A random batch: rows of one width, a mask with holes and now and then an empty row."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.height, self.width = self.random.randint(1, 5), self.random.randint(1, 9)
+        self.mask: Mask = [[self.random.random() < 0.6 for _ in range(self.width)] for _ in range(self.height)]
+        if self.height > 2:
+            self.mask[1] = [False] * self.width
+        self.mask[0][0] = True
+
+    def rows(self, low: float, high: float) -> Rows:
+        """Uniform numbers, and what must never be read outside the mask."""
+        fate = [math.nan, math.inf, -math.inf, 1e30, 0.0]
+        return [
+            [self.random.uniform(low, high) if trained else self.random.choice(fate) for trained in row]
+            for row in self.mask
+        ]
+
+    def near(self, rows: Rows, width: float) -> Rows:
+        """Numbers up to ``width`` from those of ``rows``."""
+        return [
+            spread_out([number + self.random.uniform(-width, width) for number in row], mask, elsewhere=math.nan)
+            for (row,), mask in zip(self.kept(rows), self.mask, strict=True)
+        ]
+
+    def kept(self, *of: Rows) -> Iterator[tuple[Row, ...]]:
+        """For each row the trained numbers of each of ``of``."""
+        for i, mask in enumerate(self.mask):
+            yield tuple(kept(rows[i], mask) for rows in of)
+
+    def spread(self, rows: Rows) -> Rows:
+        """Rows of trained numbers in their places."""
+        return [spread_out(row, mask) for row, mask in zip(rows, self.mask, strict=True)]
+
+
+def differences(function: Callable[[Rows], float], rows: Rows, mask: Mask) -> Rows:
+    """The gradient of a function of the trained numbers, by central differences; 0 elsewhere."""
+    step, gradient = 1e-6, [[0.0] * len(row) for row in rows]
+    for b, row in enumerate(rows):
+        for t, number in enumerate(row):
+            if mask[b][t]:
+                sides = []
+                for moved in (number + step, number - step):
+                    row[t] = moved
+                    sides.append(function(rows))
+                row[t] = number
+                gradient[b][t] = (sides[0] - sides[1]) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("group_norm", lambda row: formulas.group_norm(row, 1e-4)),
+        ("dr_grpo", formulas.less_mean),
+        ("reinforce_baseline", formulas.less_mean),
+        ("rloo", formulas.leave_one_out),
+        ("reinforce", lambda row: row),
+    ],
+)
+def test_group_estimators(name: str, formula: Callable[[Row], Row], seed: int) -> None:
+    draw = random.Random(seed)
+    size = draw.randint(2, 9)
+    rewards = [[draw.choice([0.0, 1.0, draw.uniform(-2, 2)]) for _ in range(size)] for _ in range(draw.randint(1, 6))]
+    expected = [formula(group) for group in rewards]
+    equal(adv.ESTIMATORS[name](tensor(rewards)), expected)
+    equal(adv.ESTIMATORS[name](tensor(rewards, torch.float32)), expected, 1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_group_norm_with_an_eps_of_ones_own(seed: int) -> None:
+    draw = random.Random(seed)
+    rewards, eps = [[draw.uniform(-2, 2) for _ in range(4)] for _ in range(3)], draw.uniform(0.01, 1)
+    equal(adv.group_norm(tensor(rewards), eps=eps), [formulas.group_norm(group, eps) for group in rewards])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gae_and_returns(seed: int) -> None:
+    draw = Draw(seed)
+    gamma, lam = draw.random.choice([1.0, 0.9]), draw.random.choice([1.0, 0.95, 0.0])
+    rewards, values = draw.rows(-1, 1), draw.rows(-1, 1)
+    expected = [formulas.gae(r, v, gamma, lam) for r, v in draw.kept(rewards, values)]
+    targets = [
+        [a + v for a, v in zip(row, of, strict=True)] for row, (of,) in zip(expected, draw.kept(values), strict=True)
+    ]
+    advantages, returns = adv.gae(tensor(rewards), tensor(values), torch.tensor(draw.mask), gamma=gamma, lam=lam)
+    equal(advantages, draw.spread(expected))
+    equal(returns, draw.spread(targets))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rewards_to_go(seed: int) -> None:
+    draw = Draw(seed)
+    rewards, gamma = draw.rows(-1, 1), draw.random.choice([1.0, 0.5, 0.9])
+    expected = [formulas.returns_to_go(row, gamma) for (row,) in draw.kept(rewards)]
+    equal(adv.rewards_to_go(tensor(rewards), torch.tensor(draw.mask), gamma=gamma), draw.spread(expected))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("size", [3.0, 1e-6])
+def test_whiten(seed: int, size: float) -> None:
+    draw = Draw(seed)
+    numbers = draw.rows(-size, size)
+    whole = iter(formulas.whiten([number for (row,) in draw.kept(numbers) for number in row]))
+    expected = [[next(whole) for _ in row] for (row,) in draw.kept(numbers)]
+    equal(adv.whiten(tensor(numbers), torch.tensor(draw.mask)), draw.spread(expected))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_and_its_gradient(estimator: str, seed: int) -> None:
+    draw = random.Random(seed)
+    ref = [draw.uniform(-5, 0) for _ in range(6)]
+    logprobs = [number + draw.choice([0.1, 1.0, 15.0]) * draw.uniform(-1, 1) for number in ref]
+    at = tensor(logprobs).requires_grad_()
+    values = kl_module.estimate(at, tensor(ref), estimator)
+    equal(values, [formulas.kl(now, of, estimator) for now, of in zip(logprobs, ref, strict=True)])
+    (gradient,) = torch.autograd.grad(values.sum(), at)
+
+    def total(rows: Rows) -> float:
+        return sum(formulas.kl(now, of, estimator) for now, of in zip(rows[0], ref, strict=True))
+
+    equal(gradient, differences(total, [logprobs], [[True] * 6])[0], 1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_adaptive_coefficient(seed: int) -> None:
+    draw = random.Random(seed)
+    target, horizon, coef = draw.uniform(0.01, 1), draw.randint(10, 10_000), draw.uniform(0.001, 1)
+    controller = kl_module.AdaptiveKL(coef, target, horizon)
+    for _ in range(5):
+        measured, num = draw.uniform(0, 2) * target, draw.randint(1, 64)
+        coef = formulas.adaptive_coef(coef, measured, target, num, horizon)
+        assert controller.update(measured, num) == pytest.approx(coef, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("dual", [None, 1.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_policy_loss(aggregation: Any, level: Any, dual: float | None, weighted: bool, seed: int) -> None:
+    draw = Draw(seed)
+    low, high, length = draw.random.uniform(0.05, 0.3), draw.random.uniform(0.05, 0.4), draw.random.uniform(1, 20)
+    old, advantages, weights = draw.rows(-4, 0), draw.rows(-2, 2), draw.rows(0, 3)
+    logprobs = draw.near(old, draw.random.choice([0.1, 1.0]))
+    ones = [[1.0] * draw.width] * draw.height
+
+    def expected(of: Rows) -> tuple[float, Row, list[bool]]:
+        rows, seen, idle = [], [], []
+        for now, before, row, weight in draw.kept(of, old, advantages, weights if weighted else ones):
+            ratio = formulas.ratios(now, before, level) if now else []
+            rows.append([
+                w * formulas.token_loss(r, a, low, high, dual) for r, a, w in zip(ratio, row, weight, strict=True)
+            ])  # fmt: skip
+            seen += ratio
+            idle += [formulas.is_idle(r, a, low, high, dual) for r, a in zip(ratio, row, strict=True)]
+        return formulas.combined(rows, aggregation, length), seen, idle
+
+    at = tensor(logprobs).requires_grad_()
+    options = {"dual_clip": dual, "weights": tensor(weights) if weighted else None, "ratio_level": level}
+    loss, metrics = losses.policy_loss(
+        at, tensor(old), tensor(advantages), torch.tensor(draw.mask), clip_low=low, clip_high=high,
+        aggregation=aggregation, constant_length=length, **options,
+    )  # fmt: skip
+    value, ratio, idle = expected(logprobs)
+    equal(loss, value)
+    (gradient,) = torch.autograd.grad(loss, at)
+    equal(gradient, differences(lambda rows: expected(rows)[0], logprobs, draw.mask), 1e-6)
+    assert metrics["clip_fraction"] == pytest.approx(sum(idle) / len(idle))
+    assert metrics["ratio_mean"] == pytest.approx(sum(ratio) / len(ratio), rel=1e-9)
+    assert (metrics["ratio_min"], metrics["ratio_max"]) == pytest.approx((min(ratio), max(ratio)), rel=1e-9)
+    k3 = [r - 1 - math.log(r) for r in ratio]
+    assert metrics["approx_kl"] == pytest.approx(sum(k3) / len(k3), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", ["tis", "icepop", "sequence_mask"])
+def test_importance_weights(kind: Any, seed: int) -> None:
+    draw = Draw(seed)
+    low, high = draw.random.uniform(0.5, 0.95), draw.random.uniform(1.05, 2)
+    old = draw.rows(-4, 0)
+    sampler = draw.near(old, 1.0)
+    expected = [formulas.correction(before, drawn, kind, low, high) for before, drawn in draw.kept(old, sampler)]
+    weights = losses.importance_weights(
+        tensor(old), tensor(sampler), torch.tensor(draw.mask), kind=kind, low=low, high=high
+    )
+    equal(weights, draw.spread(expected))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("bound", [None, 0.3])
+def test_value_loss(bound: float | None, seed: int) -> None:
+    draw = Draw(seed)
+    values, targets = draw.rows(-1, 1), draw.rows(-1, 1)
+    old = draw.near(values, 1.0)
+
+    def expected(of: Rows) -> tuple[float, float]:
+        rows = [
+            [formulas.value_token_loss(v, before, target, bound) for v, before, target in zip(*row, strict=True)]
+            for row in draw.kept(of, old, targets)
+        ]
+        free = [
+            formulas.value_token_loss(v, v, target, None)
+            for row in draw.kept(of, targets)
+            for v, target in zip(*row, strict=True)
+        ]
+        clipped = sum(a > b for a, b in zip(chain(*rows), free, strict=True))
+        return formulas.combined(rows, "token_mean", None), clipped / len(free)
+
+    at = tensor(values).requires_grad_()
+    loss, metrics = losses.value_loss(at, tensor(old), tensor(targets), torch.tensor(draw.mask), clip=bound)
+    value, clipped = expected(values)
+    equal(loss, value)
+    assert metrics["value_clip_fraction"] == pytest.approx(clipped)
+    (gradient,) = torch.autograd.grad(loss, at)
+    equal(gradient, differences(lambda rows: expected(rows)[0], values, draw.mask), 1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_rows_apart_with_the_whole_count_add_up_to_the_whole(aggregation: Any, seed: int) -> None:
+    draw = Draw(seed)
+    numbers, length = draw.rows(-2, 2), 7.5
+    whole = formulas.combined([row for (row,) in draw.kept(numbers)], aggregation, length)
+    mask = torch.tensor(draw.mask)
+    count = losses.count_for(mask, aggregation, length)
+    parts = [
+        losses.aggregate(tensor([row]), mask[i : i + 1], aggregation, constant_length=length, denominator=count)
+        for i, row in enumerate(numbers)
+    ]
+    equal(torch.stack(parts).sum(), whole)
+    equal(losses.aggregate(tensor(numbers), mask, aggregation, constant_length=length), whole)
