@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from emailrl.custom import load_part
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.rewards.custom import load_reward
-from emailrl.trajectory import Scenario, Trajectory
+from emailrl.rewards.scorer import OfflineMatcher, Scorer
+from emailrl.trajectory import Message, Scenario, Trajectory
 
 TRAJECTORY = Trajectory("t", "g", Scenario("1", "Q?", "A", [], "a@b", "2002-01-01"), final_answer="four")
 
@@ -71,3 +74,88 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
 def test_what_a_reward_must_not_do(path: Path, name: str, message: str) -> None:
     with pytest.raises(EmailRLError, match=message):
         load_reward(f"{path}:{name}")(TRAJECTORY)
+
+
+def test_a_reward_that_fails_is_its_trajectorys_exception_and_the_others_are_scored(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text("def picky(trajectory):\n    return {'two': 1 / (len(trajectory.id) - 1)}\n")
+    played = [Trajectory(name, "g", TRAJECTORY.scenario) for name in ("ab", "a", "abc")]
+    Scorer(OfflineMatcher(), load_reward(f"{tmp_path / 'picky.py'}:picky")).score(played)
+    assert [t.reward for t in played] == [1.0, 0.0, 0.5]
+    assert [t.exception is None for t in played] == [True, False, True]
+    assert played[1].reward_terms == {}
+    told = f"EmailRLError: The reward {tmp_path}/picky.py:picky raised: {tmp_path}/picky.py, line 2: ZeroDivisionError"
+    assert (played[1].exception or "").startswith(told)
+
+
+def test_a_file_may_hold_dataclasses_import_its_neighbours_and_is_loaded_once(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("WORTH = 2.5\n")
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour_of_mine import WORTH\n"
+        "@dataclass\nclass Table:\n    worth: float = WORTH\nseen = []\n"
+        "def first(trajectory):\n    seen.append(1)\n    return Table().worth\n"
+        "def second(trajectory): return len(seen)\n"
+    )
+    first, second = (load_reward(f"{tmp_path / 'mine.py'}:{name}") for name in ("first", "second"))
+    assert first(TRAJECTORY) == {"first": 2.5}  # type: ignore[operator]
+    assert second(TRAJECTORY) == {"second": 1.0}  # type: ignore[operator]
+    (tmp_path / "mine.py").write_text("def first(trajectory): return 7\n")
+    assert load_reward(f"{tmp_path / 'mine.py'}:first")(TRAJECTORY) == {"first": 7.0}  # type: ignore[operator]
+
+
+def test_a_module_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward_beside_me.py").write_text("def three(trajectory): return 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_reward("reward_beside_me:three")(TRAJECTORY) == {"three": 3.0}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ny = [\n", r"bad.py, line 2: SyntaxError: '\[' was never closed"),
+        ("import json\njson.loads('{')\n", r"bad.py, line 2: JSONDecodeError: Expecting property name"),
+        ("import no_such_module_here\n", r"bad.py, line 1: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_that_does_not_load_is_told_with_its_line(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(UsageError, match=message):
+        load_reward(f"{tmp_path / 'bad.py'}:reward")
+
+
+OPENRLHF = """
+import torch
+calls = []
+def reward_func(queries, prompts, labels, **kwargs):
+    calls.append((queries, prompts, labels))
+    count = torch.tensor([float(len(label)) for label in labels])
+    return {"rewards": count, "scores": count / 10, "extra_logs": {"half": count / 2}}
+def too_few(queries, prompts, labels): return {"rewards": [1.0]}
+def breaks(queries, prompts, labels): return {"rewards": [1 / 0]}
+"""
+
+
+def test_a_reward_function_of_openrlhf_is_called_once_for_all(tmp_path: Path) -> None:
+    (tmp_path / "rlhf.py").write_text(OPENRLHF)
+    scenarios = [replace(TRAJECTORY.scenario, answer=answer) for answer in ("abcd", "ab")]
+    played = [
+        Trajectory(f"t{n}", "g", scenario, messages=[Message("user", "Q?"), Message("assistant", "four")])
+        for n, scenario in enumerate(scenarios)
+    ]
+    reward = load_reward(f"{tmp_path / 'rlhf.py'}:reward_func")
+    Scorer(OfflineMatcher(), reward).score(played)
+    assert [t.reward_terms for t in played] == [{"remote": 4.0}, {"remote": 2.0}]
+    assert [t.rubric["remote_score"] for t in played] == pytest.approx([0.4, 0.2])
+    assert [t.rubric["remote_half"] for t in played] == [2.0, 1.0]
+    [call] = load_part(f"{tmp_path / 'rlhf.py'}:reward_func", "reward").call.__globals__["calls"]
+    assert call == (["user: Q?\n\nassistant: four"] * 2, ["user: Q?"] * 2, ["abcd", "ab"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("too_few", "replied with 1 rewards for 2 trajectories"), ("breaks", "rlhf.py, line 9: ZeroDivisionError")],
+)
+def test_a_reward_function_of_openrlhf_that_fails(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "rlhf.py").write_text(OPENRLHF)
+    played = [Trajectory(f"t{n}", "g", TRAJECTORY.scenario) for n in range(2)]
+    Scorer(OfflineMatcher(), load_reward(f"{tmp_path / 'rlhf.py'}:{name}")).score(played)
+    assert all(message in (t.exception or "") and t.reward == 0 and not t.reward_terms for t in played)
