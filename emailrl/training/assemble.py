@@ -20,6 +20,7 @@ from emailrl.training.algorithms import Algorithm, resolve
 from emailrl.training.directory import check_replaceable, give_back_replaced, run_directory
 from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
+from emailrl.training.mix import advice
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.resume import (
     base_of,
@@ -42,7 +43,6 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin."""
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     check_services(settings)
-    _check_group_size(settings, algorithm)
     _check_environment(settings, mode)
     restored = give_back_replaced(settings)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
@@ -52,7 +52,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
     scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
     data = load_data(settings)
-    data.notes += restored + said
+    data.notes += restored + said + advice(algorithm, settings)
     if checkpoint:
         fingerprints = data.database_fingerprint, data.questions_fingerprint
         changes = check_agrees(checkpoint, settings, *fingerprints)
@@ -72,6 +72,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
             closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
         ):
             data.notes += rewind(directory, state)
+            updater.skipped_dir = directory / "skipped"
             sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
             tracker.say(header(settings, run_dir=directory, **sizes))
             tracker.say("\n".join(f"Note: {note}" for note in data.notes))
@@ -131,15 +132,6 @@ def load_data(settings: Settings) -> Data:
         database_fingerprint=database,
         questions_fingerprint=fingerprint([*train.scenarios, *val.scenarios]),
     )
-
-
-def _check_group_size(settings: Settings, algorithm: Algorithm) -> None:
-    if settings.training.num_generations < algorithm.min_group_size:
-        raise UsageError(
-            f"NUM_GENERATIONS={settings.training.num_generations} is too few for {algorithm.name}, which compares the"
-            f" rollouts of one question.",
-            f"Use at least {algorithm.min_group_size}.",
-        )
 
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:

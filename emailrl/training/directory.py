@@ -25,8 +25,8 @@ from emailrl.settings import Settings, run_root
 LOCK = ".lock"
 REPLACED = ".replaced"
 _REPLACING = ".replacing"
-_RECORDS = re.compile(r"\.?(?:(?:step|eval)-\d+\.jsonl(?:\.\d+)?|v-\d+)")
-_FOLDERS = ("trajectories", "training", "policy")
+_RECORDS = re.compile(r"\.?(?:(?:step|eval)-\d+\.jsonl(?:\.\d+)?|v-\d+|step-\d+-\d+\.(?:json|safetensors))")
+_FOLDERS = ("trajectories", "training", "policy", "skipped")
 """Of these only what a run records in them is its own."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"

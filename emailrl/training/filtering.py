@@ -64,8 +64,9 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     ``answers`` says whether the rollouts answer their questions; where they do not (mode ``simple``), the mean is that
     of the reward unless FILTER_ON says otherwise. Raises UsageError for an empty range.
     """
+    min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
     if not algorithm.dynamic_filtering:
-        return Filter(algorithm.min_group_size, wanted.min_group_std)
+        return Filter(algorithm.min_group_size, min_group_std)
     if wanted.filter_low >= wanted.filter_high:
         raise UsageError(
             f"No mean lies between FILTER_LOW={wanted.filter_low:g} and FILTER_HIGH={wanted.filter_high:g}.",
@@ -73,7 +74,7 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
         )
     return Filter(
         algorithm.min_group_size,
-        wanted.min_group_std,
+        min_group_std,
         between=(wanted.filter_low, wanted.filter_high),
         mean_of=wanted.filter_on or ("accuracy" if answers else "reward"),
         max_refill_rounds=wanted.max_refill_rounds,

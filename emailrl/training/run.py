@@ -174,6 +174,11 @@ class Run:
 
         self.updater.observe = observe
         metrics = self.updater.step(samples, step=step)
+        if skipped := metrics.get("updates_skipped"):
+            self.tracker.say(
+                f"Step {step}: {skipped:.0f} updates skipped, their loss or gradient is not finite; their batches are in"
+                f" {self.updater.skipped_dir}."
+            )
         noted: dict[str, list[Record]] = {}
         for sample in samples:
             trajectory_id, record = passes[id(sample)]
