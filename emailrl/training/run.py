@@ -176,7 +176,7 @@ class Run:
         metrics = self.updater.step(samples, step=step)
         if skipped := metrics.get("updates_skipped"):
             self.tracker.say(
-                f"Step {step}: {skipped:.0f} updates skipped, their loss or gradient is not finite; their batches are in"
+                f"Step {step}: {skipped:.0f} updates skipped: loss or gradient is not finite. Their batches are in"
                 f" {self.updater.skipped_dir}."
             )
         noted: dict[str, list[Record]] = {}
