@@ -97,7 +97,7 @@ class QuestionWriter:
 
     async def _work(self, run: _Run, progress: Progress | None) -> None:
         while run.failure is None and (batch := next(run.pending, None)) is not None:
-            expected = self._price.cost(tokens_of_prompt(batch), tokens_of_reply()) or 0.0
+            expected = self._expected_cost(batch, run.spending)
             if self._is_too_dear(run, expected):
                 run.failure = GenerationError(
                     f"--max-cost {self._max_cost:g} was reached after {run.spending.num_answered} replies.",
@@ -132,6 +132,11 @@ class QuestionWriter:
         run.spending.tokens_in += reply.tokens_in
         run.spending.tokens_out += reply.tokens_out
         run.spending.cost = self._price.cost(run.spending.tokens_in, run.spending.tokens_out)
+
+    def _expected_cost(self, batch: Batch, spending: Spending) -> float:
+        """Dollars for a prompt: as estimated, or as billed on the average so far if that is more."""
+        estimated = self._price.cost(tokens_of_prompt(batch), tokens_of_reply()) or 0.0
+        return max(estimated, (spending.cost or 0.0) / max(spending.num_answered, 1))
 
     def _is_too_dear(self, run: _Run, expected: float) -> bool:
         if self._max_cost is None:

@@ -115,11 +115,14 @@ class ReplyClient:
     async def _complete(self, batch: Batch) -> Reply:
         from openai.types.chat import ChatCompletion
 
-        completion = await self._client.chat.completions.create(
-            model=self._settings.generator_model,
-            messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}],
-            max_tokens=self._settings.generator_max_tokens,
-        )
+        try:
+            completion = await self._client.chat.completions.create(
+                model=self._settings.generator_model,
+                messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}],
+                max_tokens=self._settings.generator_max_tokens,
+            )
+        except ValueError as error:
+            raise _NoCompletion("it is no JSON") from error
         # The client hands on whatever a server sends, checked against no schema.
         if not isinstance(completion, ChatCompletion) or not isinstance(completion.choices, list):
             raise _NoCompletion("it is no chat completion")

@@ -27,7 +27,7 @@ MIN_BODY_CHARS, MAX_BODY_CHARS = 200, 5000
 EARLIEST = "1995"
 """Mails dated before are not shown: their sender's clock was never set."""
 MIN_MAILS = 5
-"""Mails left over at the end of a mailbox that are still worth a prompt."""
+"""A mailbox of fewer than ``MAILS_A_PROMPT`` mails, but not of fewer than these, makes one short prompt."""
 
 SYSTEM_PROMPT = f"""\
 You write questions for testing an assistant that searches a mailbox. You are given mails of one mailbox as JSON, in \
@@ -85,22 +85,25 @@ def read_batches(reader: MailReader, inboxes: Sequence[str], num_prompts: int, s
             and owners.setdefault(mail.message_id, split) == split
         ]
         runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
-        runs = [run for run in runs if len(run) >= MIN_MAILS]
+        enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
+        runs = [run for run in runs if len(run) >= enough]
         chosen = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
         turns.append([Batch(inbox, split, run) for run in chosen])
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
 
 
 def _in_proportion(splits: Mapping[str, str]) -> list[str]:
-    """Inboxes in an order of which every beginning holds the splits in about their shares."""
+    """Inboxes in an order that begins with one of every split and then holds the splits in about their shares."""
     sizes = Counter(splits.values())
     members: defaultdict[str, list[str]] = defaultdict(list)
     for inbox, split in splits.items():
         members[split].append(inbox)
     keyed = [
-        ((rank + 0.5) / sizes[split], inbox) for split in members for rank, inbox in enumerate(sorted(members[split]))
+        (rank > 0, (rank + 0.5) / sizes[split], inbox)
+        for split in members
+        for rank, inbox in enumerate(sorted(members[split]))
     ]
-    return [inbox for _, inbox in sorted(keyed)]
+    return [inbox for _, _, inbox in sorted(keyed)]
 
 
 def _shown(mail: Mail) -> dict[str, object]:

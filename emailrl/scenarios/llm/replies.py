@@ -10,6 +10,8 @@ MAX_REPLY_CHARS = 100_000
 """A longer reply is read up to here."""
 MAX_ITEMS = 100
 """More questions to one prompt are not read."""
+MAX_TRIES = 200
+"""Brackets that begin nothing readable, after which a reply is given up: each may cost as long as it nests."""
 
 _DECODER = json.JSONDecoder()
 _BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
@@ -23,11 +25,13 @@ def read_reply(text: str) -> list[Any] | None:
     text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
     items: list[Any] = []
     is_json = False
+    failed = 0
     at = _next(text, 0)
-    while at >= 0 and len(items) < MAX_ITEMS:
+    while at >= 0 and len(items) < MAX_ITEMS and failed < MAX_TRIES:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
+            failed += 1
             at = _next(text, at + 1)
             continue
         is_json = True
