@@ -1,0 +1,207 @@
+"""Seconds per forward and backward pass of one GRPO batch: emailrl, TRL and Unsloth's layers side by side.
+
+    python tests/gpu/bench_train_step.py --shape 4B                     # every side, each in a process of its own
+    python tests/gpu/bench_train_step.py --shape 0.6B 4B --sides fast lean
+    python tests/gpu/bench_train_step.py --smoke                        # a rehearsal on the CPU, figures mean nothing
+
+48 trajectories (8 questions x 6) of 2 to 6 thousand tokens, LoRA of rank 16 on every linear layer, bf16, random weights
+of the true shapes. Agreement is measured on two trajectories: the largest difference of a log-probability and the
+relative distance ||g - g'|| / ||g'|| of the adapter's whole gradient, against transformers' own layers (padded, in
+bf16) and against the same in float32, where bf16 itself shows how far rounding goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PEAK_TFLOPS = 790
+SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "fast"]
+TRL_WAYS = [(8, False), (8, True), (4, False), (4, True)]
+
+
+def main() -> None:
+    """Run the sides and print one table a shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", default=["4B"])
+    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--folder", type=Path, default=None, help="where weights are written; default a temporary one")
+    parser.add_argument("--out", type=Path, default=None, help="results as JSON lines")
+    parser.add_argument("--limit", type=int, default=300, help="seconds a side may take")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        print(json.dumps(measure(given.shape[0], given.side, given.folder)))
+        return
+    for shape in ["smoke"] if given.smoke else given.shape:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (given.folder or Path(temporary)) / shape
+            results = [run_side(shape, side, folder, given.limit) for side in ["save", *given.sides]]
+        table = [one for one in results if "seconds" in one or "error" in one]
+        for one in results:
+            print(json.dumps(one), file=sys.stderr)
+            if given.out:
+                with given.out.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
+        print_table(shape, table)
+
+
+def run_side(shape: str, side: str, folder: Path, limit: int) -> dict[str, Any]:
+    """Run one side in a process of its own; an error is a row of the table."""
+    command = [sys.executable, __file__, "--shape", shape, "--side", side, "--folder", str(folder)]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=os.environ, check=False)
+    except subprocess.TimeoutExpired:
+        return {"shape": shape, "side": side, "error": f"over {limit} s"}
+    wall = time.perf_counter() - start
+    if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr)
+        lines = done.stderr.strip().splitlines() or ["?"]
+        return {"shape": shape, "side": side, "error": lines[-1][:200], "wall": round(wall, 1)}
+    return json.loads(done.stdout.strip().splitlines()[-1]) | {"wall": round(wall, 1)}
+
+
+def measure(shape: str, side: str, folder: Path) -> dict[str, Any]:
+    """What a side's process does: warm up, agree, and take the time."""
+    if side == "unsloth":
+        import unsloth  # noqa: F401  before transformers, which it patches
+    import torch
+    from train_step_sides import make_samples, save_model, timed
+
+    if side == "save":
+        save_model(shape, folder)
+        return {"shape": shape, "side": side}
+    samples = make_samples(shape)
+    result: dict[str, Any] = {"shape": shape, "side": side, "tokens": sum(len(one.token_ids) for one in samples)}
+    result["trainable"] = sum(one.num_trainable for one in samples)
+    pair = samples[:2]
+    if side == "trl":
+        ran, result["setting"] = best_trl(folder, samples)
+    else:
+        ran, result["setting"] = make_side(side, folder)
+    logprobs = ran.run(pair)
+    gradients = ran.gradients()
+    result |= agreement(folder, side, logprobs, gradients)
+    ran.run(samples[2:10])
+    if side != "float32":
+        seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
+        result |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": result["tokens"] / seconds}
+        result["mfu"] = flops(shape, samples) / seconds / PEAK_TFLOPS / 1e12
+    if torch.cuda.is_available():
+        result["device"] = torch.cuda.get_device_name()
+    return result
+
+
+def make_side(side: str, folder: Path) -> tuple[Any, str]:
+    """Load one of emailrl's sides, or Unsloth's layers under emailrl's head."""
+    from train_step_sides import lora_settings, policy_side
+
+    if side in ("float32", "padded"):
+        dtype = "fp32" if side == "float32" else "bf16"
+        settings = lora_settings(folder, dtype=dtype, packing=False, fused_layers=False, gradient_checkpointing="on")
+        return policy_side(settings, 16384), f"transformers' layers, padded, {dtype}"
+    if side == "packed":
+        settings = lora_settings(folder, fused_layers=False, gradient_checkpointing="on")
+        return policy_side(settings, 16384), "transformers' layers, packed"
+    if side == "unsloth":
+        settings = lora_settings(folder, backend="unsloth", gradient_checkpointing="on")
+        return policy_side(settings, 16384), "masked head, padded, checkpointing"
+    if side == "lean":
+        return policy_side(lora_settings(folder, gradient_checkpointing="selective"), 8192), "selective, 8192 tokens"
+    return policy_side(lora_settings(folder, gradient_checkpointing="auto"), 16384), "auto, 16384 tokens"
+
+
+def best_trl(folder: Path, samples: list[Any]) -> tuple[Any, str]:
+    """TRL in whichever of its four ways is fastest on a quarter of the batch."""
+    import gc
+
+    import torch
+    from train_step_sides import timed, trl_side
+
+    seconds = {}
+    for way in TRL_WAYS:
+        try:
+            side = trl_side(folder, *way)
+            side.run(samples[: way[0]])
+            seconds[way] = timed(side, samples[8:16], 1)[0]
+        except torch.cuda.OutOfMemoryError:
+            continue
+        finally:
+            side = None
+            gc.collect()
+            torch.cuda.empty_cache()
+    best = min(seconds, key=lambda way: seconds[way])
+    return trl_side(folder, *best), f"batches of {best[0]}{', Liger' if best[1] else ''}"
+
+
+def agreement(folder: Path, side: str, logprobs: list[Any], gradients: dict[str, Any]) -> dict[str, float]:
+    """Keep what the reference sides found, and compare every other side with it."""
+    import torch
+
+    flat = torch.cat([one.float().cpu() for one in logprobs])
+    if side in ("float32", "padded"):
+        torch.save((flat, gradients), folder.parent / f"{folder.name}-{side}.pt")
+    found = {}
+    for reference in ("padded", "float32"):
+        path = folder.parent / f"{folder.name}-{reference}.pt"
+        if side == reference or not path.exists():
+            continue
+        other, other_gradients = torch.load(path)
+        distance = sum(float((gradients[name] - one).square().sum()) for name, one in other_gradients.items())
+        size = sum(float(one.square().sum()) for one in other_gradients.values())
+        found[f"logprob_{reference}"] = float((flat - other).abs().max())
+        found[f"logprob_mean_{reference}"] = float((flat - other).abs().mean())
+        found[f"gradient_{reference}"] = (distance / size) ** 0.5
+    return found
+
+
+def flops(shape: str, samples: list[Any]) -> float:
+    """Operations that no way around exists for: no recomputation, no gradient of frozen weights."""
+    from train_step_sides import config_of
+
+    config = config_of(shape)
+    inner = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    layer = config.hidden_size * (2 * inner + 2 * keys + 3 * config.intermediate_size)
+    tokens = sum(len(one.token_ids) for one in samples)
+    trained = sum(one.num_trainable for one in samples)
+    attention = sum(len(one.token_ids) ** 2 for one in samples) * inner * 2 * 3
+    linear = 4 * tokens * layer
+    return float(config.num_hidden_layers * (linear + attention) + 4 * trained * config.hidden_size * config.vocab_size)
+
+
+def print_table(shape: str, rows: list[dict[str, Any]]) -> None:
+    """Print Markdown: one row a side."""
+    by_side = {row["side"]: row for row in rows if "seconds" in row}
+    if by_side:
+        one = next(iter(by_side.values()))
+        share = one["trainable"] / one["tokens"]
+        print(f"\n{shape}: {one['tokens']:,} tokens, {share:.1%} trainable, {one.get('device', 'CPU')}\n")
+    print("| side | setting | seconds | tokens/s | x TRL | x Unsloth | peak GiB | MFU | log-prob vs bf16, fp32 (max) | gradient vs bf16, fp32 |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        if "error" in row:
+            print(f"| {row['side']} | {row['error']} |" + " |" * 8)
+            continue
+        ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
+        cells = [
+            row["side"], row["setting"], f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,.0f}",
+            *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios),
+            f"{row['peak_gib']:.1f}", f"{row['mfu']:.1%}",
+            ", ".join(f"{row[key]:.2g}" for key in ("logprob_padded", "logprob_float32") if key in row) or "-",
+            ", ".join(f"{row[key]:.2g}" for key in ("gradient_padded", "gradient_float32") if key in row) or "-",
+        ]  # fmt: skip
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The sides of ``bench_train_step``: one batch of trajectories, one forward and backward pass over all of it.
+
+Every side loads the same random weights, gets the same LoRA values and the same token ids and mask, and takes the
+gradient of the same loss: minus advantage times log-probability, averaged over the trained tokens of the whole batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.logprobs import token_logprobs
+from emailrl.settings import Settings
+from emailrl.training.batches import MicroBatch, micro_batches
+from emailrl.training.losses import policy_loss
+from emailrl.training.samples import TrainingSample
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "smoke": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+"""Qwen3's published configurations, and one for a rehearsal on a CPU."""
+
+
+def config_of(shape: str) -> Any:
+    """The transformers config of a shape."""
+    from transformers import Qwen3Config
+
+    smoke = shape == "smoke"
+    return Qwen3Config(
+        **SHAPES[shape],
+        num_key_value_heads=2 if smoke else 8, head_dim=16 if smoke else 128, vocab_size=512 if smoke else 151936,
+        tie_word_embeddings=shape != "14B", max_position_embeddings=40960, rope_theta=1e6, eos_token_id=256,
+        pad_token_id=257,
+    )  # fmt: skip
+
+
+def save_model(shape: str, folder: Path) -> None:
+    """Write random weights and a byte tokenizer, once for all sides."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.set_default_dtype(torch.bfloat16)
+        Qwen3ForCausalLM(config_of(shape)).save_pretrained(folder)
+        torch.set_default_dtype(torch.float32)
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary | {"<|end|>": 256, "<|pad|>": 257}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    fast.save_pretrained(folder)
+
+
+def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int = 0) -> list[TrainingSample]:
+    """Trajectories of 2 to 6 thousand tokens (a thirtieth in the rehearsal), prompts shared in a group."""
+    draw, scale = random.Random(seed), 30 if shape == "smoke" else 1
+    vocabulary = 512 if shape == "smoke" else 151936
+    samples = []
+    for question in range(questions):
+        prompt = [draw.randrange(300, vocabulary) for _ in range(draw.randrange(600, 900) // scale)]
+        for member in range(members):
+            ids, mask = list(prompt), [0] * len(prompt)
+            total = int(draw.triangular(2000, 6000, 3200)) // scale
+            while len(ids) < total:
+                for trained, most in ((1, 260), (0, 560)):
+                    length = draw.randrange(most // 2, most) // scale + 1
+                    ids += [draw.randrange(300, vocabulary) for _ in range(length)]
+                    mask += [trained] * length
+            last = total - mask[:total][::-1].index(1)
+            ids, mask = ids[:last], mask[:last]
+            logprobs = [-1.0 if one else None for one in mask]
+            advantage = draw.uniform(-1, 1)
+            samples.append(TrainingSample(f"{question}/{member}", str(question), ids, mask, logprobs, advantage))
+    return samples
+
+
+@torch.no_grad()
+def set_lora(model: Any) -> None:
+    """Give every adapter weight a value that follows from its name, so that all sides train the same function."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            generator = torch.Generator().manual_seed(zlib.crc32(name[name.index("layers.") :].encode()))
+            value = torch.randn(parameter.shape, generator=generator) * (0.02 if "lora_A" in name else 0.002)
+            parameter.copy_(value.to(parameter.device, parameter.dtype))
+
+
+@dataclass
+class Side:
+    """How a side runs a list of samples: forward and backward, gradients left in ``parameters``."""
+
+    model: Any
+    run: Callable[[list[TrainingSample]], list[Tensor]]
+    """Returns the log-probabilities of each sample's trained tokens."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The adapter's gradients by name."""
+        named = ((name[name.index("layers.") :].replace(".default", ""), one) for name, one in self.model.named_parameters() if "lora_" in name)
+        return {name: one.grad.float().cpu() for name, one in named if one.grad is not None}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+
+def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transformers", **training: Any) -> Settings:
+    """Settings of a policy over the model in ``folder``."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = {"name": str(folder), "dtype": dtype, "device": device, "backend": backend, "max_model_len": 8192}
+    lora = {"lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    return Settings.model_validate({"model": model, "lora": lora, "training": training})
+
+
+def policy_side(settings: Settings, max_tokens: int) -> Side:
+    """emailrl's own way, over whatever backend and layers ``settings`` choose."""
+    policy = load_policy(settings, trainable=True)
+    if settings.model.backend == "transformers" and settings.training.fused_layers and policy.device.type == "cpu":
+        from emailrl.policy.fused.model import enable_fused
+
+        assert enable_fused(policy.model, settings.training.gradient_checkpointing) is None
+    set_lora(policy.model)
+    policy.model.train()
+    return Side(policy.model, lambda samples: _step(policy, samples, max_tokens))
+
+
+def _step(policy: Policy, samples: list[TrainingSample], max_tokens: int) -> list[Tensor]:
+    batches = micro_batches(samples, max_tokens, device=policy.device, packing=policy.packs)
+    denominator = float(sum(batch.num_trainable for batch in batches))
+    results: dict[int, Tensor] = {}
+    for batch in batches:
+        scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask, entropy=True)
+        _loss(batch, scored.logprobs, denominator).backward()
+        for row, index in enumerate(batch.indices):
+            results[index] = scored.logprobs[row][batch.loss_mask[row]].detach()
+    return [results[i] for i in range(len(samples))]
+
+
+def _loss(batch: MicroBatch, logprobs: Tensor, denominator: float) -> Tensor:
+    spread = batch.advantages[:, None].expand_as(batch.loss_mask) * batch.loss_mask
+    loss, _ = policy_loss(logprobs, logprobs.detach(), spread, batch.loss_mask, denominator=denominator)
+    return loss
+
+
+def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
+    """TRL's GRPOTrainer with its own model preparation; only its loss and the backward pass are run.
+
+    Batches are padded to their own longest row, which is less than the trainer itself pads to.
+    """
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    cuda = torch.cuda.is_available()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda" if cuda else "cpu")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda **columns: [0.0] * len(columns["prompts"]),
+        args=GRPOConfig(
+            output_dir=str(folder / "trl"), bf16=True, use_cpu=not cuda, gradient_checkpointing=True,
+            gradient_checkpointing_kwargs={"use_reentrant": False}, use_liger_kernel=liger, report_to=[], beta=0.0,
+            per_device_train_batch_size=per_batch, num_generations=2, loss_type="bnpo", max_completion_length=8192,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 8),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
+    )  # fmt: skip
+    trained = trainer.model
+    set_lora(trained)
+    trained.train()
+    captured: list[Tensor] = []
+    inner = trainer._get_per_token_logps_and_entropies
+
+    def capture(*args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        captured.append(result[0].detach())
+        return result
+
+    trainer._get_per_token_logps_and_entropies = capture
+
+    def run(samples: list[TrainingSample]) -> list[Tensor]:
+        results = []
+        total = sum(sample.num_trainable for sample in samples)
+        for start in range(0, len(samples), per_batch):
+            rows = samples[start : start + per_batch]
+            inputs = _trl_inputs(rows, "cuda" if cuda else "cpu")
+            captured.clear()
+            loss = trainer.compute_loss(trained, inputs)
+            # TRL averages over the batch's own tokens; the whole batch is what everyone divides by.
+            (loss * (sum(sample.num_trainable for sample in rows) / total)).backward()
+            for row, mask in zip(captured[0], inputs["tool_mask"], strict=True):
+                results.append(row[mask.bool()].detach())
+        return results
+
+    return Side(trained, run)
+
+
+def _trl_inputs(rows: list[TrainingSample], device: str) -> dict[str, Tensor]:
+    prompts = [sample.loss_mask.index(1) for sample in rows]
+    longest = max(len(sample.token_ids) - start for sample, start in zip(rows, prompts, strict=True))
+    inputs = {name: torch.zeros(len(rows), max(prompts), dtype=torch.long) for name in ("prompt_ids", "prompt_mask")}
+    for name in ("completion_ids", "completion_mask", "tool_mask"):
+        inputs[name] = torch.zeros(len(rows), longest, dtype=torch.long)
+    for row, (sample, start) in enumerate(zip(rows, prompts, strict=True)):
+        inputs["prompt_ids"][row, max(prompts) - start :] = torch.tensor(sample.token_ids[:start])
+        inputs["prompt_mask"][row, max(prompts) - start :] = 1
+        end = len(sample.token_ids) - start
+        inputs["completion_ids"][row, :end] = torch.tensor(sample.token_ids[start:])
+        inputs["completion_mask"][row, :end] = 1
+        inputs["tool_mask"][row, :end] = torch.tensor(sample.loss_mask[start:])
+    inputs["advantages"] = torch.tensor([sample.advantage for sample in rows])
+    return {name: one.to(device) for name, one in inputs.items()} | {"num_items_in_batch": torch.tensor(1.0)}
+
+
+def timed(side: Side, samples: list[TrainingSample], repeats: int) -> tuple[float, float]:
+    """Least seconds of ``repeats`` passes over ``samples``, and the peak GiB of them."""
+    cuda, best = torch.cuda.is_available(), float("inf")
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(repeats):
+        side.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        side.run(samples)
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best, (torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0)
