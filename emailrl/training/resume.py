@@ -34,7 +34,7 @@ from emailrl.settings import Settings
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
-_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash)?")
+_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|-\d+\.(?:json|safetensors))?")
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------
@@ -169,7 +169,8 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     """
     recover(run_dir)
     said = []
-    for path in (path for name in ("trajectories", "training", "policy") for path in run_dir.glob(f"{name}/*")):
+    folders = ("trajectories", "training", "policy", "skipped")
+    for path in (path for name in folders for path in run_dir.glob(f"{name}/*")):
         found = _RECORDED.fullmatch(path.name)
         if found and (found[1] or int(found[2]) > state.step):  # hidden: what was being written
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from same_run import assert_same_run, everything, lines, same, state_of
 
 from emailrl.checkpoints import find_checkpoint, list_checkpoints, sha256_of, verify
 from emailrl.errors import EmailRLError, UsageError
@@ -26,50 +27,6 @@ from emailrl.training.loop import TrainResult, loop, train
 from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
-TIMINGS = {"seconds", "tool_seconds", "duration", "latency_seconds", "eval_latency_seconds", "run_id"}
-
-
-def without_timings(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: without_timings(item) for name, item in value.items() if name not in TIMINGS}
-    return [without_timings(item) for item in value] if isinstance(value, list) else value
-
-
-def lines(path: Path) -> list[Any]:
-    return without_timings(list(read_records(path)))
-
-
-def everything(run: Path) -> dict[str, Any]:
-    """All a run leaves that does not depend on the clock: every recorded line, and the final weights and state."""
-    recorded = [run / "metrics.jsonl", run / "evaluations.jsonl"]
-    recorded += [*run.glob("trajectories/*"), *run.glob("training/*")]
-    left: dict[str, Any] = {str(path.relative_to(run)): lines(path) for path in sorted(recorded)}
-    for checkpoint in list_checkpoints(run):
-        left[checkpoint.path.name] = checkpoint.metadata.files["adapter_model.safetensors"], checkpoint.metadata.step
-    left["versions"] = sorted(path.name for path in (run / "policy").iterdir())
-    return left
-
-
-def state_of(path: Path) -> dict[str, Any]:
-    return torch.load(path / "trainer_state.pt", weights_only=True)
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left if key not in TIMINGS)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
-
-
-def assert_same_run(run: Path, other: Path) -> None:
-    left, right = everything(run), everything(other)
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name] == right[name], name
-    assert same(state_of(run / "final"), state_of(other / "final"))
 
 
 @pytest.fixture(scope="module")

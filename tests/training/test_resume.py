@@ -252,6 +252,9 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
     (tmp_path / "policy" / ".v-000005").mkdir()
     (tmp_path / "trajectories" / ".step-000004.jsonl.77").write_text("half")
     (tmp_path / "training" / "thesis.txt").write_text("mine")
+    (tmp_path / "skipped").mkdir()
+    for name in ("step-000004-1.json", "step-000005-1.json", "step-000005-1.safetensors", ".step-000004-2.json"):
+        (tmp_path / "skipped" / name).touch()
     for step in (2, 4, 6):
         write(tmp_path / f"checkpoint-{step}", step=step)
     write(tmp_path / "final", "final", step=6)
@@ -259,6 +262,7 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*") if "checkpoint" not in str(path))
     assert left == [
         "policy/v-000004",
+        "skipped/step-000004-1.json",
         *(f"training/step-00000{step}.jsonl" for step in (3, 4)),
         "training/thesis.txt",
         *(f"trajectories/eval-00000{step}.jsonl" for step in (3, 4)),
