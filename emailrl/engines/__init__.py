@@ -47,9 +47,10 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
             "The engine openai hands back no token ids: it plays in rollout and benchmark, and cannot be trained with.",
             "Use --engine transformers or vllm.",
         )
-    if settings.agent.engine == "vllm":
-        raise UsageError(f"The engine {settings.agent.engine} is not available.", "Use --engine transformers.")
     from emailrl.engines.renderer import stop_ids
+
+    if settings.agent.engine == "vllm":
+        return _build_vllm(settings, policy)
     from emailrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(
@@ -58,3 +59,34 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         max_rows=settings.agent.max_batch_trajectories,
         max_model_len=settings.model.max_model_len,
     )
+
+
+def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
+    from emailrl.engines.probe import Probe
+    from emailrl.engines.renderer import stop_ids
+    from emailrl.engines.vllm_server import VllmServers
+
+    check_sampling(settings, trainable=policy.trainable)
+    tolerance = settings.vllm.vllm_probe_tolerance
+    probe = Probe(policy, temperature=settings.agent.temperature, tolerance=tolerance)
+    stops = stop_ids(policy.tokenizer)
+    if settings.vllm.vllm_urls:
+        return VllmServers(settings, probe, stops)
+    raise UsageError("vLLM in this process is not available.", "Set VLLM_URLS.")
+
+
+def check_sampling(settings: Settings, *, trainable: bool) -> None:
+    """Raise UsageError for sampling whose log-probabilities vLLM cannot state as training needs them."""
+    agent, algorithm = settings.agent, settings.algorithm
+    filtered = agent.top_p < 1 or agent.top_k > 0
+    if filtered and agent.temperature not in (0, 1):
+        raise UsageError(
+            f"vLLM states log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
+            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
+            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        )
+    if trainable and settings.vllm.stale_spans == "correct" and algorithm.importance_correction == "off":
+        raise UsageError(
+            "STALE_SPANS=correct needs an importance correction.",
+            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
+        )

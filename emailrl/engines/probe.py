@@ -1,0 +1,114 @@
+"""Proof that an engine samples from the weights it was given: its log-probabilities of one text against the trainer's.
+
+An adapter that is silently not applied, or an older one that still is, is the costliest failure of training with a
+separate sampler (verl #7495, vLLM #42125). Two checks: the log-probabilities must agree with those of the trainer's own
+model to rounding; and where the trainer's changed from one adapter to the next, an engine that answers bit for bit as
+before has not changed its weights. The second one sees what rounding hides from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from emailrl.engines.weights import device_of, sampling_weights
+from emailrl.errors import EmailRLError
+from emailrl.policy.logprobs import token_logprobs
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
+
+TEXT = (
+    "You search a mailbox with tools. When does the lease on the office end, and who signed it? "
+    '{"name": "search_emails", "arguments": {"keywords": ["lease", "office"], "sent_after": "2001-03-05"}} '
+    "The lease ends on 31 May 2002; Ann signed it in Houston. Please send me the agreement before Friday, thanks."
+)
+LONGEST = 128
+"""Tokens of the probe."""
+SAMPLED = 8
+"""Tokens sampled after it, to see that their log-probabilities are those after temperature."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+ROUNDING = 0.1
+"""Mean gap allowed in 16 bits, where two sets of kernels round differently."""
+
+
+class ProbeError(EmailRLError):
+    """An engine does not sample from the weights it was given."""
+
+
+class Probe:
+    """A text, and what the trainer's base model with the adapter last loaded thinks of it.
+
+    ``temperature`` is that of training rollouts; ``tolerance`` bounds the mean gap in nats (None: by the type).
+    """
+
+    def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
+        self._weights = sampling_weights(policy.model)
+        self.temperature = temperature
+        self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
+        self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
+        self._expected: list[float] = []
+        self._before: list[float] = []
+        self._answers: dict[str, list[float]] = {}
+        self._answers_before: dict[str, list[float]] = {}
+
+    def load(self, path: Path | None) -> None:
+        """Take the adapter in ``path`` (None: the bare base model) as what engines must sample from now on."""
+        self._weights.load(path)
+        self._before, self._answers_before = self._expected, self._answers
+        self._expected, self._answers = self.score(self.ids), {}
+
+    def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
+        """The trainer's log-probabilities of ``ids[start:]``."""
+        model = self._weights.model
+        tokens = torch.tensor([list(ids)], device=device_of(model))
+        mask = torch.zeros_like(tokens)
+        mask[:, start:] = 1
+        with torch.inference_mode(), self._weights.active():
+            scored = token_logprobs(model, tokens, mask, temperature=temperature)
+        return scored.logprobs[0, start:].tolist()
+
+    def check(self, who: str, prompt: Sequence[float], sampled: Sequence[int], logprobs: Sequence[float]) -> float:
+        """Compare an engine's log-probabilities; returns the mean gap over the probe.
+
+        ``prompt`` are those of ``ids[1:]``; ``sampled`` and ``logprobs`` what it drew next at ``temperature``. Raises
+        ProbeError, naming ``who``.
+        """
+        gap = mean_gap(prompt, self._expected)
+        if not gap <= self.tolerance:
+            raise ProbeError(
+                f"{who} does not sample from the adapter it was given: its log-probabilities are {gap:.4f} nats off.",
+                f"Check its base model and type; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
+            )
+        before = self._answers_before.get(who)
+        moved = mean_gap(self._expected, self._before) if self._before else 0.0
+        if before is not None and moved > self.tolerance / 100 and list(prompt) == before:
+            raise ProbeError(
+                f"{who} did not take the new adapter: it answers bit for bit as before, the trainer {moved:.2g} off.",
+                "Restart it.",
+            )
+        self._check_sampled(who, sampled, logprobs)
+        self._answers[who] = list(prompt)
+        return gap
+
+    def _check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
+        ids, start = [*self.ids, *sampled], len(self.ids)
+        gap = mean_gap(logprobs, self.score(ids, start, self.temperature))
+        # The sampled tokens are few, and their gap is no mean over a whole text.
+        if not gap <= 3 * self.tolerance:
+            untempered = mean_gap(logprobs, self.score(ids, start)) <= 3 * self.tolerance
+            raise ProbeError(
+                f"{who} returns log-probabilities of sampled tokens {gap:.4f} nats off"
+                + (", those before temperature." if untempered else "."),
+                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0." if untempered else "",
+            )
+
+
+def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean absolute difference; infinite where the lengths differ, not a number where one is not."""
+    if len(one) != len(other) or not one:
+        return float("inf")
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

@@ -1,0 +1,172 @@
+"""One vLLM server: what is asked of it over HTTP, and what it is known to hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from emailrl.engines.base import Request
+from emailrl.engines.probe import SAMPLED, Probe
+from emailrl.errors import EmailRLError
+from emailrl.settings import without_credentials
+
+HEALTH_TIMEOUT = 10.0
+"""Seconds a server has to say that it is well."""
+
+
+class ReplicaDown(Exception):
+    """The server cannot be reached, or says that it is not well."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """A server's address, whether it takes part, and its adapters. Methods raise ReplicaDown, or EmailRLError for
+    answers that no retry would mend."""
+
+    url: str
+    """Without ``/v1``."""
+    alive: bool = False
+    base: str = ""
+    """The server's name for its base model."""
+    max_model_len: int | None = None
+    loaded: list[str] = field(default_factory=list)
+    """Adapters this engine loaded there, the newest last."""
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """Requests under way, by adapter."""
+
+    def __str__(self) -> str:
+        return f"The vLLM server {without_credentials(self.url)}"
+
+    async def check_health(self, client: httpx.AsyncClient) -> None:
+        """Ask whether it is well."""
+        await self._call(client, "GET", "/health", timeout=HEALTH_TIMEOUT)
+
+    async def models(self, client: httpx.AsyncClient) -> list[str]:
+        """The models it lists now; its base model and context window are noted on the way."""
+        data = _json(await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)).get("data") or []
+        bases = [model for model in data if not model.get("parent")]
+        if not bases:
+            raise EmailRLError(f"{self} lists no base model.", "Check that it is a vLLM server.")
+        self.base, self.max_model_len = bases[0]["id"], bases[0].get("max_model_len")
+        return [model["id"] for model in data]
+
+    async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
+        """Load an adapter under a new name and see it listed."""
+        if name not in await self.models(client):
+            response = await self._call(
+                client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, refused=True
+            )
+            if response.status_code != 200:
+                raise EmailRLError(
+                    f"{self} did not load the adapter {path}: {_reason(response)}",
+                    "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
+                    "folder (VLLM_ADAPTER_PATH_MAP).",
+                )
+            if name not in await self.models(client):
+                raise EmailRLError(f"{self} took the adapter {name} and does not list it.", "Restart it.")
+        if name not in self.loaded:
+            self.loaded.append(name)
+
+    async def unload(self, client: httpx.AsyncClient, name: str) -> None:
+        """Let go of an adapter; one that is gone already is fine."""
+        await self._call(client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, refused=True)
+        self.loaded.remove(name)
+
+    async def probe(self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any]) -> None:
+        """Compare what it thinks of the probe's text with the trainer's opinion; ProbeError where they differ."""
+        body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "prompt_logprobs": 0, "seed": 0}
+        choice = read_choice(self, await self._call(client, "POST", "/v1/completions", body), name)
+        prompt = [entry[str(token)]["logprob"] for token, entry in pairs(self, probe.ids, choice)]
+        probe.check(str(self), prompt, choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    async def _call(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        refused: bool = False,
+    ) -> httpx.Response:
+        """Send one request; with ``refused`` a 4xx is handed back, else it is an EmailRLError."""
+        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        try:
+            response = await client.request(method, self.url + path, json=body, timeout=limit)
+        except httpx.TransportError as error:
+            raise ReplicaDown(f"{type(error).__name__} {error}".strip()) from error
+        if response.status_code >= 500:
+            raise ReplicaDown(f"HTTP {response.status_code}")
+        if response.status_code >= 400 and not refused:
+            raise EmailRLError(f"{self} refused {path}: {_reason(response)}", "Check VLLM_URLS and VLLM_API_KEY.")
+        return response
+
+
+def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
+    """The request as vLLM's completions endpoint takes it: ids in, ids and log-probabilities out.
+
+    Every sampling parameter is spelt out: what is left out the server takes from the model's generation config.
+    """
+    sampling = request.sampling
+    return {
+        "model": name,
+        "prompt": request.prompt_ids,
+        "max_tokens": min(sampling.max_tokens, room),
+        "seed": request.seed,
+        "stop_token_ids": stop_ids,
+    } | sampling_body(sampling.temperature, sampling.top_p, sampling.top_k)
+
+
+def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
+    """What all completions share."""
+    return {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def read_choice(replica: Replica, response: httpx.Response, name: str) -> dict[str, Any]:
+    """The one completion of a response, with its ids and log-probabilities; EmailRLError for anything else."""
+    body = _json(response)
+    if body.get("model") != name:
+        raise EmailRLError(f"{replica} answered with {body.get('model')!r}, asked for {name!r}.", "Restart it.")
+    [choice] = body.get("choices") or [{}]
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
+        raise EmailRLError(
+            f"{replica} returns no token ids with their log-probabilities.", "It must be vLLM 0.26 or newer."
+        )
+    return choice
+
+
+def pairs(replica: Replica, ids: list[int], choice: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """Each prompt token but the first with its entry of ``prompt_logprobs``."""
+    entries = choice.get("prompt_logprobs") or []
+    if len(entries) != len(ids) or any(str(t) not in (e or {}) for t, e in zip(ids[1:], entries[1:], strict=True)):
+        raise EmailRLError(f"{replica} returns no log-probabilities of the prompt.", "It must be vLLM 0.26 or newer.")
+    return list(zip(ids[1:], entries[1:], strict=True))
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    return body if isinstance(body, dict) else {}
+
+
+def _reason(response: httpx.Response) -> str:
+    error = _json(response).get("error")
+    text = error.get("message") if isinstance(error, dict) else error
+    return f"HTTP {response.status_code} {' '.join(str(text or '').split())[:200]}".strip()

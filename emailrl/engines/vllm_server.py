@@ -1,0 +1,291 @@
+"""One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
+
+An adapter is loaded on every replica, seen listed there and proven by its log-probabilities (``probe``) before anything
+is sampled from it; its hash stands on every completion. A replica that dies is reported and left out, its requests go
+to the others, and it is taken in again at the next rollout once it is well and has proven the adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.pacing import converse
+from emailrl.engines.probe import Probe
+from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_choice, sampling_body
+from emailrl.engines.weights import adapter_sha256
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings
+
+KEPT_ADAPTERS = 3
+"""Versions that stay loaded: the one in use and the two before (requests may still be ending on them)."""
+LONGEST_WAIT = 8.0
+"""Seconds; pauses between tries double from half a second up to this."""
+
+T = TypeVar("T")
+
+
+class VllmServers:
+    """Samples on the servers of ``settings.vllm.vllm_urls``, from their base model until ``load_adapter``."""
+
+    def __init__(self, settings: Settings, probe: Probe, stop_ids: Collection[int]) -> None:
+        self._settings = settings.vllm
+        self._agent = settings.agent
+        self._probe = probe
+        self._stop_ids = sorted(stop_ids)
+        self._max_model_len = settings.model.max_model_len
+        self._replicas = [Replica(url) for url in read_urls(self._settings.vllm_urls)]
+        self._path_map = read_path_map(self._settings.vllm_adapter_path_map)
+        self._run = uuid.uuid4().hex[:8]
+        self._path: Path | None = None
+        self._name: str | None = None
+        """The adapter's name on the servers; None: their base model."""
+        self._proven = False
+        self._homes: dict[str, Replica] = {}
+        self.version = ""
+        self.adapter_sha256: str | None = None
+
+    @property
+    def alive(self) -> list[Replica]:
+        """The replicas that take part."""
+        return [replica for replica in self._replicas if replica.alive]
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Load and prove the adapter in ``path`` on every replica that is well, under a name never used before.
+
+        Raises EmailRLError where a replica refuses or mistakes it (naming the replica), or none is left.
+        """
+        self._path = None if path is None else path.absolute()
+        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
+        self._name = None if self.adapter_sha256 is None else self._new_name(version, self.adapter_sha256)
+        self._probe.load(path)
+        self._homes.clear()
+        for replica in self._replicas:
+            replica.alive = False
+        self._proven = False
+        self._in_loop(self._admit_all)
+        self._proven = True
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
+        if not self._proven:
+            self.load_adapter(self._path, self.version)
+        limit = self._agent.max_batch_trajectories * len(self._replicas)
+
+        async def play(client: httpx.AsyncClient) -> list[Completion]:
+            return await converse(requests, partial(self._complete, client), advance, limit=limit)
+
+        try:
+            return self._in_loop(play)
+        finally:
+            self._homes.clear()
+
+    def release(self) -> None:
+        """Nothing to do: the servers have GPUs of their own."""
+
+    def resume(self) -> None:
+        """Take in replicas again that were left out and are well now."""
+        if self._proven and len(self.alive) < len(self._replicas):
+            self._in_loop(self._admit_all)
+
+    def close(self) -> None:
+        """Unload this engine's adapters from the replicas that are well."""
+        self._in_loop(partial(self._unload_stale, kept=0))
+
+    # -- replicas
+
+    async def _admit_all(self, client: httpx.AsyncClient) -> None:
+        missing = [replica for replica in self._replicas if not replica.alive]
+        returning = [replica for replica in missing if self._proven]
+        failures = await asyncio.gather(*(self._admit(client, replica) for replica in missing))
+        for replica, failure in zip(missing, failures, strict=True):
+            if failure is None and replica in returning:
+                report(f"{replica} takes part again.")
+            elif failure is not None and replica not in returning:
+                report(f"{replica} is left out: {failure}.")
+        if not self.alive:
+            raise self._nobody(next(filter(None, failures), "no replica"))
+        await self._unload_stale(client, kept=KEPT_ADAPTERS)
+
+    async def _admit(self, client: httpx.AsyncClient, replica: Replica) -> str | None:
+        """Bring a replica to the version in use and let it prove it; returns why it is not well, None when it is."""
+        try:
+            await replica.check_health(client)
+            await replica.models(client)
+            if self._name is not None:
+                assert self._path is not None
+                await replica.load(client, self._name, self._as_seen_there(self._path))
+            agent = self._agent
+            sampling = sampling_body(agent.temperature, agent.top_p, agent.top_k)
+            await replica.probe(client, self._name or replica.base, self._probe, sampling)
+        except ReplicaDown as error:
+            return str(error)
+        replica.alive = True
+        return None
+
+    async def _unload_stale(self, client: httpx.AsyncClient, *, kept: int) -> None:
+        """Unload versions that are no longer wanted, where no request is under way on them."""
+        for replica in self._replicas:
+            for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
+                if replica.alive and not replica.in_flight[name]:
+                    try:
+                        await replica.unload(client, name)
+                    except ReplicaDown as error:
+                        self._leave_out(replica, str(error))
+
+    async def _examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
+        """After a failed request: leave the replica out unless it says that it is well."""
+        try:
+            await replica.check_health(client)
+        except (ReplicaDown, EmailRLError):
+            self._leave_out(replica, failure)
+
+    def _leave_out(self, replica: Replica, why: str) -> None:
+        if replica.alive:
+            replica.alive = False
+            report(f"{replica} is left out: {why}. {len(self.alive)} of {len(self._replicas)} go on.")
+
+    def _nobody(self, why: str) -> EmailRLError:
+        return EmailRLError(
+            f"None of the {len(self._replicas)} vLLM servers can be used: {why}.", "Start one, then --resume latest."
+        )
+
+    # -- completions
+
+    async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
+        started = time.perf_counter()
+        completion = await self._sample(client, request)
+        completion.seconds = time.perf_counter() - started
+        completion.prompt_tokens = len(request.prompt_ids)
+        completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
+        return completion
+
+    async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
+        """Ask one replica after the other until one answers or the tries are used up."""
+        failure, shunned = "", None
+        for attempt in range(self._settings.vllm_retries + 1):
+            if attempt and len(self.alive) < 2:
+                await asyncio.sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 2)))
+            replica = self._choose(request.trajectory_id, shunned, failure)
+            room = self._room(replica, request)
+            if room < 1:
+                return Completion(request.trajectory_id, [], [], "length")
+            name = self._name or replica.base
+            body = completion_body(request, name, stop_ids=self._stop_ids, room=room)
+            replica.in_flight[name] += 1
+            try:
+                response = await client.post(f"{replica.url}/v1/completions", json=body)
+            except httpx.TransportError as error:
+                failure, shunned = f"{type(error).__name__} {error}".strip(), replica
+                await self._examine(client, replica, failure)
+                continue
+            finally:
+                replica.in_flight[name] -= 1
+            if response.status_code == 200:
+                return read_completion(replica, request, response, name)
+            failure, shunned = f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}", replica
+            if response.status_code == 404:  # started anew, it knows no adapters
+                self._leave_out(replica, failure)
+                await self._admit(client, replica)
+            elif response.status_code >= 500:
+                await self._examine(client, replica, failure)
+            elif response.status_code not in (408, 429):
+                break
+        error = f"{shunned}: {failure}"
+        return Completion(request.trajectory_id, [], [], "error", error=error)
+
+    def _choose(self, trajectory_id: str, shunned: Replica | None, failure: str) -> Replica:
+        """The replica that holds the conversation's keys and values, else the least busy one."""
+        if not self.alive:
+            raise self._nobody(failure)
+        home = self._homes.get(trajectory_id)
+        if home is None or not home.alive or home is shunned:
+            others = [replica for replica in self.alive if replica is not shunned] or self.alive
+            home = min(others, key=lambda replica: replica.in_flight.total())
+            self._homes[trajectory_id] = home
+        return home
+
+    def _room(self, replica: Replica, request: Request) -> int:
+        """Tokens that may follow the prompt."""
+        lengths = [length for length in (replica.max_model_len, self._max_model_len) if length is not None]
+        return min(lengths, default=sys.maxsize) - len(request.prompt_ids)
+
+    # -- names, paths, connections
+
+    def _new_name(self, version: str, sha256: str) -> str:
+        """Run, version and content: never the name of another adapter, on no server, in no process."""
+        plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
+        return f"emailrl-{self._run}-{plain}-{sha256[:12]}"
+
+    def _as_seen_there(self, path: Path) -> str:
+        if self._path_map is None:
+            return str(path)
+        here, there = self._path_map
+        if not path.is_relative_to(here):
+            raise UsageError(f"The adapter {path} does not lie under {here}.", "Mend VLLM_ADAPTER_PATH_MAP.")
+        return str(there / path.relative_to(here))
+
+    def _in_loop(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+        """Run ``act(client)`` in an event loop of its own."""
+
+        async def run() -> T:
+            key = self._settings.vllm_api_key
+            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+            timeout = httpx.Timeout(self._settings.vllm_timeout, connect=10.0, pool=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+                return await act(client)
+
+        return asyncio.run(run())
+
+
+def read_completion(replica: Replica, request: Request, response: httpx.Response, name: str) -> Completion:
+    """The completion in a response; EmailRLError where it does not belong to the prompt's ids."""
+    choice = read_choice(replica, response, name)
+    if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
+        raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
+    reason = choice.get("finish_reason")
+    completion = Completion(
+        request.trajectory_id, choice["token_ids"], choice["logprobs"]["token_logprobs"], str(reason)
+    )
+    if reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
+    return completion
+
+
+def read_urls(text: str) -> list[str]:
+    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
+    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
+    for url in urls:
+        if not re.match(r"https?://[^/]", url):
+            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
+    return list(dict.fromkeys(urls))
+
+
+def read_path_map(text: str) -> tuple[Path, Path] | None:
+    """``HERE=THERE`` as two absolute folders; None where nothing is set."""
+    if not text:
+        return None
+    here, separator, there = text.partition("=")
+    if not separator or not here or not there.startswith("/"):
+        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Write outputs=/mnt/outputs.")
+    return Path(here).absolute(), Path(there)
+
+
+def report(line: str) -> None:
+    """Tell the user, and the run's log where there is one."""
+    logger = logging.getLogger("emailrl.engines")
+    if logger.hasHandlers():
+        logger.warning("%s", line)
+    print(line, file=sys.stderr)
