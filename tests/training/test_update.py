@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from training.updaters import LENGTHS, make_updater, plain_logprobs, samples
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
@@ -21,54 +23,13 @@ from emailrl.training.algorithms import resolve
 from emailrl.training.samples import TrainingSample
 from emailrl.training.update import Updater, learning_rate
 
-LENGTHS, ADVANTAGES = [9, 14, 6, 11], [1.0, -0.5, 0.25, -1.5]
 Make = Callable[..., Updater]
-
-
-def samples(advantages: list[float] = ADVANTAGES) -> list[TrainingSample]:
-    generator = torch.Generator().manual_seed(3)
-    made = []
-    for i, (length, advantage) in enumerate(zip(LENGTHS, advantages, strict=True)):
-        ids = torch.randint(1, 257, (length,), generator=generator).tolist()
-        mask = [int(t > 2 and t % 4 != 0) for t in range(length - 1)] + [1]
-        logprobs = [-5.5 if trained else None for trained in mask]
-        made.append(TrainingSample(f"t{i}", f"g{i // 2}", ids, mask, logprobs, advantage))
-    return made
 
 
 @pytest.fixture
 def make(tiny_model: Path) -> Make:
-    """Make an updater whose adapter has already moved away from the base."""
-
-    def make(moved: bool = True, lora: dict[str, Any] | None = None, beta: float = 0.0, **training: Any) -> Updater:
-        algorithm = {key: training.pop(key) for key in ("kl_target", "kl_horizon") if key in training}
-        settings = Settings.model_validate(
-            {
-                "model": {"name": str(tiny_model)},
-                "lora": {"lora_rank": 4, **(lora or {})},
-                "agent": {"temperature": 0.7},
-                "training": {"learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0} | training,
-                "algorithm": {"beta": beta, **algorithm},
-            }
-        )
-        policy = load_policy(settings, trainable=True)
-        generator = torch.Generator().manual_seed(5)
-        for _, parameter in policy.trainable_parameters():
-            parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)
-        return Updater(policy, resolve(settings), settings)
-
-    return make
-
-
-def plain_logprobs(policy: Policy, sample: TrainingSample, *, reference: bool = False) -> Tensor:
-    """Log-probabilities of a sample's trained tokens from the full logits of its row alone, at temperature 0.7."""
-    ids, trained = torch.tensor([sample.token_ids]), torch.tensor(sample.loss_mask).nonzero()[:, 0]
-    if reference:
-        with policy.reference() as model, torch.no_grad():
-            logits = model(input_ids=ids).logits
-    else:
-        logits = policy.model(input_ids=ids).logits
-    return (logits[0] / 0.7).log_softmax(-1)[trained - 1, ids[0, trained]]
+    """Make an updater whose adapter has already moved away from the base; settings by name."""
+    return partial(make_updater, tiny_model)
 
 
 def assert_gradient(updater: Updater, loss: Tensor) -> None:
@@ -181,7 +142,7 @@ def test_several_updates_keep_the_old_logprobs_and_clip(make: Make) -> None:
 def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: float) -> None:
     options: dict[str, Any] = {
         "beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2, "lr_scheduler": "cosine",
-        "lora": {"lora_dropout": dropout},
+        "lora_dropout": dropout,
     }  # fmt: skip
     torch.manual_seed(1)
     first = make(**options)
@@ -205,7 +166,7 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: flo
 def test_state_of_another_adapter_is_refused(make: Make) -> None:
     state = make().state_dict()
     with pytest.raises(EmailRLError, match="belongs to another adapter"):
-        make(lora={"target_modules": "q_proj"}).load_state_dict(state)
+        make(target_modules="q_proj").load_state_dict(state)
 
 
 def test_a_loaded_state_is_a_copy(make: Make) -> None:

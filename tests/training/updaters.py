@@ -1,0 +1,68 @@
+"""An updater on a tiny policy, four samples for it, and their log-probabilities from the full logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emailrl.policy.load import Policy, load_policy
+from emailrl.settings import load_settings
+from emailrl.training.algorithms import resolve
+from emailrl.training.samples import TrainingSample
+from emailrl.training.update import Updater
+
+LENGTHS, ADVANTAGES = [9, 14, 6, 11], [1.0, -0.5, 0.25, -1.5]
+TEMPERATURE = 0.7
+
+
+def samples(advantages: list[float] = ADVANTAGES, *, sampler: float = -5.5) -> list[TrainingSample]:
+    """One sample a trajectory, two a group; some tokens between the trained ones are not trained."""
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for i, (length, advantage) in enumerate(zip(LENGTHS, advantages, strict=True)):
+        ids = torch.randint(1, 257, (length,), generator=generator).tolist()
+        mask = [int(t > 2 and t % 4 != 0) for t in range(length - 1)] + [1]
+        logprobs = [sampler if trained else None for trained in mask]
+        made.append(TrainingSample(f"t{i}", f"g{i // 2}", ids, mask, logprobs, advantage))
+    return made
+
+
+def make_updater(model: Path, *, moved: bool = True, **changes: Any) -> Updater:
+    """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
+    given = {
+        "model_name": str(model), "lora_rank": 4, "temperature": TEMPERATURE, "learning_rate": 1e-2, "warmup_steps": 0,
+        "max_grad_norm": 0, "beta": 0.0,
+    }  # fmt: skip
+    settings = load_settings(given | changes, environ={}, cwd=model)
+    policy = load_policy(settings, trainable=True)
+    updater = Updater(policy, resolve(settings), settings)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in updater.parameters + updater.critic:
+        parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)
+    return updater
+
+
+def trained_positions(sample: TrainingSample) -> Tensor:
+    """Where the sample is trained."""
+    return torch.tensor(sample.loss_mask).nonzero()[:, 0]
+
+
+def plain_logprobs(policy: Policy, sample: TrainingSample, *, reference: bool = False) -> Tensor:
+    """Log-probabilities of a sample's trained tokens from the full logits of its row alone."""
+    ids, trained = torch.tensor([sample.token_ids]), trained_positions(sample)
+    if reference:
+        with policy.reference() as model, torch.no_grad():
+            logits = model(input_ids=ids).logits
+    else:
+        logits = policy.model(input_ids=ids).logits
+    return (logits[0] / TEMPERATURE).log_softmax(-1)[trained - 1, ids[0, trained]]
+
+
+def plain_values(updater: Updater, sample: TrainingSample) -> Tensor:
+    """The critic's values of a sample's trained tokens, from the states before them."""
+    hidden = updater.policy.model(input_ids=torch.tensor([sample.token_ids]), output_hidden_states=True).hidden_states
+    weight, bias = updater.critic
+    return hidden[-1][0, trained_positions(sample) - 1] @ weight + bias
