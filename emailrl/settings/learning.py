@@ -35,8 +35,12 @@ class TrainingSettings(Section):
     """Peak learning rate of AdamW."""
     warmup_steps: NonNegative = 10
     """Steps the learning rate climbs from 0."""
+    warmup_ratio: Fraction | None = None
+    """Share of all steps that the learning rate climbs from 0; None takes WARMUP_STEPS."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up."""
+    min_lr_ratio: Fraction = 0.0
+    """Share of the peak that a linear or cosine learning rate ends at."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay."""
     adam_beta1: Fraction = 0.9
@@ -50,7 +54,9 @@ class TrainingSettings(Section):
     update_epochs: Positive = 1
     """Passes over the trajectories of one step."""
     max_tokens_per_micro_batch: Positive | None = None
-    """Tokens of one forward pass; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
+    """Tokens of one forward pass in training; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
+    max_rows_per_micro_batch: Positive | None = None
+    """Samples of one forward pass in training, beside the bound on its tokens; None is any number."""
     packing: bool = True
     """Train without padding: samples in one row, attention confined to each. Needs SDPA and no sliding window."""
     fused_layers: bool = True

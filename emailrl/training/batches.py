@@ -37,11 +37,12 @@ def micro_batches(
     samples: Sequence[TrainingSample],
     max_tokens: int,
     *,
+    max_rows: int | None = None,
     pad_id: int = 0,
     device: torch.device | str = "cpu",
     packing: bool = False,
 ) -> list[MicroBatch]:
-    """Split ``samples`` into batches of at most ``max_tokens`` tokens, a batch's rows longest first.
+    """Split ``samples`` into batches of at most ``max_tokens`` tokens and ``max_rows`` rows, longest first.
 
     Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
     for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. A sample longer
@@ -49,27 +50,29 @@ def micro_batches(
     """
     by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
     lengths = {i: len(samples[i].token_ids) for i in by_length}
-    rows = _packed(lengths, max_tokens) if packing else _padded(lengths, max_tokens)
+    split = _packed if packing else _padded
+    rows = split(lengths, max_tokens, max_rows or len(samples))
     return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device) for indices in rows]
 
 
-def _padded(lengths: dict[int, int], max_tokens: int) -> list[list[int]]:
+def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
     """Cut the samples, longest first, wherever one more row would not fit."""
     rows: list[list[int]] = []
     for i in lengths:
-        if rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
+        if rows and len(rows[-1]) < max_rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
             rows[-1].append(i)
         else:
             rows.append([i])
     return rows
 
 
-def _packed(lengths: dict[int, int], max_tokens: int) -> list[list[int]]:
+def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
     """Deal the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
     fitted: list[list[int]] = []
     room: list[int] = []
     for i, length in lengths.items():
-        place = next((n for n, left in enumerate(room) if length <= left), len(room))
+        fits = (n for n, left in enumerate(room) if length <= left and len(fitted[n]) < max_rows)
+        place = next(fits, len(room))
         if place == len(room):
             fitted.append([])
             room.append(max_tokens)
@@ -82,7 +85,7 @@ def _packed(lengths: dict[int, int], max_tokens: int) -> list[list[int]]:
     filled = [0] * num
     for i, length in lengths.items():
         if length <= max_tokens:
-            place = min(range(num), key=filled.__getitem__)
+            place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
             even[place].append(i)
             filled[place] += length
     if max(filled, default=0) > max_tokens:  # first-fit packs tighter than dealing does

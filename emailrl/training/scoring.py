@@ -31,6 +31,7 @@ class Scorer:
         return micro_batches(
             samples,
             self.max_tokens,
+            max_rows=self.settings.training.max_rows_per_micro_batch,
             pad_id=policy.tokenizer.pad_token_id or 0,
             device=policy.device,
             packing=takes_packed(policy.model),
