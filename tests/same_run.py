@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from emailrl.checkpoints import list_checkpoints
+from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints, verify
 from emailrl.recording import read_records
 
 TIMINGS = {"seconds", "tool_seconds", "duration", "latency_seconds", "eval_latency_seconds", "run_id"}
@@ -58,3 +59,16 @@ def assert_same_run(run: Path, other: Path) -> None:
     for name in left:
         assert left[name] == right[name], name
     assert same(state_of(run / "final"), state_of(other / "final"))
+
+
+def assert_nothing_torn(run: Path) -> None:
+    """Whatever carries its name is whole: every checkpoint by its hashes, every record of a step to its last line."""
+    assert [path for path in incomplete_checkpoints(run) if path.exists()] == []  # others are being filled, hidden
+    for checkpoint in list_checkpoints(run):
+        verify(checkpoint)
+    for path in (*run.glob("trajectories/[!.]*"), *run.glob("training/[!.]*")):
+        content = path.read_bytes()
+        assert content.endswith(b"\n"), path
+        assert all(isinstance(json.loads(line), dict) for line in content.splitlines()), path
+    for path in run.glob("policy/[!.]*"):
+        assert (path / "adapter_model.safetensors").is_file(), path

@@ -15,6 +15,7 @@ from emailrl.scenarios import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.store.build import build_database
 from emailrl.store.demo import ask, make_world
+from emailrl.training.loop import TrainResult, train
 from emailrl.training.small_model import train_tokenizer
 
 REWARD = '''
@@ -110,3 +111,9 @@ def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
         return load_settings(options(tmp_path, **changes))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(options: Options, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """An uninterrupted run."""
+    return train(load_settings(options(tmp_path_factory.mktemp("finished"))))

@@ -20,19 +20,13 @@ from emailrl.checkpoints import find_checkpoint, list_checkpoints, sha256_of, ve
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import wilson_interval
 from emailrl.recording import read_records, read_trajectories
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings
 from emailrl.training import run as run_module
 from emailrl.training.assemble import open_run
 from emailrl.training.loop import TrainResult, loop, train
 from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
-
-
-@pytest.fixture(scope="module")
-def finished(options: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """An uninterrupted run."""
-    return train(load_settings(options(tmp_path_factory.mktemp("finished"))))
 
 
 # -- what a run leaves ----------------------------------------------------------------------------------------------
@@ -181,59 +175,6 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
         train(settings, progress=said.append)
     assert any("at the end of this step" in line for line in said)
     assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
-
-
-def die_at(operation: int, settings: Settings, resume: str | None) -> bool:
-    """Train in a child process that kills itself at its n-th file operation in the run; False if it got through."""
-    child = os.fork()
-    if child == 0:
-        remaining = [operation]
-        inside = str(settings.output.output_dir.parent)
-
-        def audit(event: str, args: tuple[Any, ...]) -> None:
-            if event in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"} and inside in str(
-                args
-            ):
-                remaining[0] -= 1
-                if remaining[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(audit)
-        try:
-            train(settings, resume=resume)
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL), status
-    return status == signal.SIGKILL
-
-
-@pytest.mark.parametrize("operations", [(12,), (43,), (102,), (118,), (143, 20), (214, 7, 31), (231,), (259,)], ids=str)
-def test_sigkill_at_any_file_operation_is_survived(
-    operations: tuple[int, ...], finished: TrainResult, make_settings: MakeSettings
-) -> None:
-    settings = make_settings()
-    for operation in operations:
-        assert die_at(operation, settings, "auto")
-    result = train(settings, resume="auto")
-    if result.run_dir.name == "grpo_masked":
-        assert_same_run(result.run_dir, finished.run_dir)
-    else:  # killed before there was anything to resume
-        assert lines(result.run_dir / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
-
-
-@pytest.mark.slow
-def test_sigkill_at_every_file_operation_is_survived(finished: TrainResult, make_settings: MakeSettings) -> None:
-    for operation in range(0, 400, 3):
-        settings = make_settings(output_dir=finished.run_dir.parent / f"killed-{operation}" / "grpo")
-        if not die_at(operation, settings, None):
-            return
-        result = train(settings, resume="auto")
-        assert lines(result.run_dir / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl"), operation
-        if result.run_dir.name == "grpo_masked":
-            assert_same_run(result.run_dir, finished.run_dir)
-    pytest.fail("the run never got through")
 
 
 def test_resuming_from_an_older_checkpoint_drops_what_came_after(

@@ -1,0 +1,165 @@
+"""SIGKILL at file operations, at random moments, in an overwriting: in the end the run is the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from same_run import assert_nothing_torn, assert_same_run, everything, lines
+
+from emailrl.checkpoints import find_runs
+from emailrl.settings import Settings
+from emailrl.training.loop import TrainResult, train
+
+MakeSettings = Callable[..., Settings]
+KILLS = 30
+
+
+def die_at(operation: int, settings: Settings, resume: str | None, *, overwrite: bool = False) -> bool:
+    """Train in a child process that kills itself at its n-th file operation in the run; False if it got through."""
+    child = os.fork()
+    if child == 0:
+        remaining = [operation]
+        inside = str(settings.output.output_dir.parent)
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"} and inside in str(
+                args
+            ):
+                remaining[0] -= 1
+                if remaining[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+        try:
+            train(settings, resume=resume, overwrite=overwrite)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    return status == signal.SIGKILL
+
+
+@pytest.mark.parametrize("operations", [(12,), (43,), (102,), (118,), (143, 20), (214, 7, 31), (231,), (259,)], ids=str)
+def test_sigkill_at_any_file_operation_is_survived(
+    operations: tuple[int, ...], finished: TrainResult, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    for operation in operations:
+        assert die_at(operation, settings, "auto")
+        for run in settings.output.output_dir.parent.glob("grpo_masked*"):
+            assert_nothing_torn(run)
+    result = train(settings, resume="auto")
+    if result.run_dir.name == "grpo_masked":
+        assert_same_run(result.run_dir, finished.run_dir)
+    else:  # killed before there was anything to resume
+        assert lines(result.run_dir / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_sigkill_at_every_file_operation_is_survived(finished: TrainResult, make_settings: MakeSettings) -> None:
+    for operation in range(0, 400, 3):
+        settings = make_settings(output_dir=finished.run_dir.parent / f"killed-{operation}" / "grpo")
+        if not die_at(operation, settings, None):
+            return
+        assert_nothing_torn(settings.output.output_dir.with_name("grpo_masked"))
+        result = train(settings, resume="auto")
+        assert lines(result.run_dir / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl"), operation
+        if result.run_dir.name == "grpo_masked":
+            assert_same_run(result.run_dir, finished.run_dir)
+    pytest.fail("the run never got through")
+
+
+@pytest.mark.parametrize("operation", [3, 9, 30])
+def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
+    operation: int, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(max_steps=2)
+    run = train(settings).run_dir
+    kept = everything(run)
+    assert die_at(operation, settings, None, overwrite=True)
+    said: list[str] = []
+    result = train(settings, resume="auto", progress=said.append)
+    assert (result.run_dir, result.steps) == (run, 2) and everything(run) == kept
+    assert not (run / ".replaced").exists() and not (run / ".replacing").exists()
+    assert any("is again the run that --overwrite was to replace" in line for line in said)
+    assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
+
+
+# -- the command on the packaged policy, at random moments ----------------------------------------------------------
+
+
+def start(folder: Path, *arguments: str) -> int:
+    """Begin ``emailrl train`` in a child process; forked, so that it need not load its libraries thirty times."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        from emailrl.cli.app import main
+
+        os.chdir(folder)
+        with (folder / "output.txt").open("a") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        sys.argv = ["emailrl", "train", *arguments]
+        main()
+    except SystemExit as ended:
+        os._exit(int(ended.code or 0))
+    finally:
+        os._exit(70)
+
+
+def finish(child: int) -> None:
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+
+
+def write_settings(folder: Path, options: dict[str, Any]) -> None:
+    folder.mkdir()
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    (folder / "emailrl.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items()))
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """The packaged policy by ``dapo`` with refill, an adaptive KL weight and dropout, killed 30 times."""
+    rng = random.Random(30)
+    for name in ("whole", "killed"):
+        chosen = options(
+            tmp_path / name, model_name="nano", algorithm="dapo", max_turns=6, max_tokens=96, max_steps=24,
+            learning_rate=1e-3, save_steps=1, eval_steps=4, min_group_std=0.05, max_refill_rounds=2, reward="art_e",
+        )  # fmt: skip
+        write_settings(tmp_path / name, chosen)
+    begun = time.monotonic()
+    child = start(tmp_path / "whole")
+    while not (tmp_path / "whole" / "grpo_masked" / "best_model").exists():
+        time.sleep(0.01)
+    until_first = time.monotonic() - begun
+    finish(child)
+    a_step = (time.monotonic() - begun - until_first) / 24
+    killed = 0
+    for _ in range(3 * KILLS):
+        child = start(tmp_path / "killed", "--resume", "auto")
+        time.sleep(rng.uniform(0, until_first + 2 * a_step))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert status in (0, signal.SIGKILL), (tmp_path / "killed" / "output.txt").read_text()
+        killed += status == signal.SIGKILL
+        for run in (tmp_path / "killed").glob("grpo_masked*"):
+            assert_nothing_torn(run)
+        if killed == KILLS:
+            break
+    assert killed == KILLS
+    finish(start(tmp_path / "killed", "--resume", "auto"))
+    (whole,) = find_runs(tmp_path / "whole" / "grpo")
+    assert_same_run(find_runs(tmp_path / "killed" / "grpo")[-1], whole)
+    assert sum(line["refill_rounds"] for line in lines(whole / "metrics.jsonl")) > 0
