@@ -58,6 +58,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         stop_ids(policy.tokenizer),
         max_rows=settings.agent.max_batch_trajectories,
         max_model_len=settings.model.max_model_len,
+        max_pass_tokens=settings.agent.max_tokens_per_rollout_pass,
     )
 
 

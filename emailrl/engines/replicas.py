@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from emailrl.engines.base import Request
+from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, Probe
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import without_credentials
 
 HEALTH_TIMEOUT = 10.0
@@ -59,14 +60,12 @@ class Replica:
             response = await self._call(
                 client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, refused=True
             )
-            if response.status_code != 200:
+            if name not in await self.models(client):
                 raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {_reason(response)}",
+                    f"{self} did not load the adapter {path}: {_reason(response)}, and does not list it.",
                     "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
                     "folder (VLLM_ADAPTER_PATH_MAP).",
                 )
-            if name not in await self.models(client):
-                raise EmailRLError(f"{self} took the adapter {name} and does not list it.", "Restart it.")
         if name not in self.loaded:
             self.loaded.append(name)
 
@@ -148,6 +147,29 @@ def read_choice(replica: Replica, response: httpx.Response, name: str) -> dict[s
             f"{replica} returns no token ids with their log-probabilities.", "It must be vLLM 0.26 or newer."
         )
     return choice
+
+
+def read_completion(replica: Replica, request: Request, response: httpx.Response, name: str) -> Completion:
+    """The completion in a response; EmailRLError where it does not belong to the prompt's ids."""
+    choice = read_choice(replica, response, name)
+    if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
+        raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
+    reason = choice.get("finish_reason")
+    completion = Completion(
+        request.trajectory_id, choice["token_ids"], choice["logprobs"]["token_logprobs"], str(reason)
+    )
+    if reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
+    return completion
+
+
+def read_urls(text: str) -> list[str]:
+    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
+    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
+    for url in urls:
+        if not re.match(r"https?://[^/]", url):
+            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
+    return list(dict.fromkeys(urls))
 
 
 def pairs(replica: Replica, ids: list[int], choice: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

@@ -44,7 +44,8 @@ class TransformersEngine:
     ``load_adapter`` names a version.
 
     ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
-    at once; ``max_model_len`` bounds prompt and completion together. The same requests give the same completions.
+    at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the
+    tokens of prompts that one pass reads. The same requests give the same completions.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TransformersEngine:
         *,
         max_rows: int,
         max_model_len: int | None = None,
+        max_pass_tokens: int | None = None,
     ) -> None:
         self._weights = sampling_weights(model)
         self._config = self._weights.model.config.get_text_config()
@@ -67,6 +69,7 @@ class TransformersEngine:
         self._slots = Slots(self._cache, max_rows)
         device = "cpu" if device_of(model).type == "cpu" else "cuda"
         self._prefill_tokens, self._pass_tokens = PREFILL_TOKENS[device], PASS_TOKENS[device]
+        self._prefill_tokens = max_pass_tokens or self._prefill_tokens
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""

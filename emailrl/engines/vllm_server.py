@@ -23,7 +23,7 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.probe import Probe
-from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_choice, sampling_body
+from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, read_urls, sampling_body
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings
@@ -53,6 +53,7 @@ class VllmServers:
         """The adapter's name on the servers; None: their base model."""
         self._proven = False
         self._homes: dict[str, Replica] = {}
+        self._restoring: dict[Replica, asyncio.Lock] = {}
         self.version = ""
         self.adapter_sha256: str | None = None
 
@@ -90,6 +91,7 @@ class VllmServers:
             return self._in_loop(play)
         finally:
             self._homes.clear()
+            self._restoring.clear()  # locks belong to one event loop
 
     def release(self) -> None:
         """Nothing to do: the servers have GPUs of their own."""
@@ -151,6 +153,17 @@ class VllmServers:
         except (ReplicaDown, EmailRLError):
             self._leave_out(replica, failure)
 
+    async def _restore(self, client: httpx.AsyncClient, replica: Replica) -> None:
+        """Give a replica that was started anew the version in use again, once for all who found it without."""
+        async with self._restoring.setdefault(replica, asyncio.Lock()):
+            try:
+                lost = self._name not in await replica.models(client)
+                failure = await self._admit(client, replica) if lost else None
+            except ReplicaDown as error:
+                failure = str(error)
+        if failure is not None:
+            self._leave_out(replica, failure)
+
     def _leave_out(self, replica: Replica, why: str) -> None:
         if replica.alive:
             replica.alive = False
@@ -196,8 +209,7 @@ class VllmServers:
                 return read_completion(replica, request, response, name)
             failure, shunned = f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}", replica
             if response.status_code == 404:  # started anew, it knows no adapters
-                self._leave_out(replica, failure)
-                await self._admit(client, replica)
+                await self._restore(client, replica)
             elif response.status_code >= 500:
                 await self._examine(client, replica, failure)
             elif response.status_code not in (408, 429):
@@ -248,29 +260,6 @@ class VllmServers:
                 return await act(client)
 
         return asyncio.run(run())
-
-
-def read_completion(replica: Replica, request: Request, response: httpx.Response, name: str) -> Completion:
-    """The completion in a response; EmailRLError where it does not belong to the prompt's ids."""
-    choice = read_choice(replica, response, name)
-    if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
-        raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
-    reason = choice.get("finish_reason")
-    completion = Completion(
-        request.trajectory_id, choice["token_ids"], choice["logprobs"]["token_logprobs"], str(reason)
-    )
-    if reason not in ("stop", "length"):
-        completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
-    return completion
-
-
-def read_urls(text: str) -> list[str]:
-    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
-    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
-    for url in urls:
-        if not re.match(r"https?://[^/]", url):
-            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
-    return list(dict.fromkeys(urls))
 
 
 def read_path_map(text: str) -> tuple[Path, Path] | None:

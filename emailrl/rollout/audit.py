@@ -2,7 +2,8 @@
 
 The turns keep what the engine handed back; the samples keep what training will read. The audit walks both side by side:
 every masked run of ids must be the completions of successive turns, id by id and log-probability by log-probability,
-and nothing sampled may be missing.
+and nothing sampled may be missing. The weights that sampled a turn stand on it; turns of other weights than the first's
+must have been counted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def audit(trajectory: Trajectory) -> int:
     starts: set[int] = set()
     for number, sample in enumerate(trajectory.samples):
         trained += _trained(trajectory, number, sample, starts, len(trained))
+    if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
+        raise _drift(trajectory, f"{stale} turns were sampled by other weights than the first")
     position = 0
     for number, turn in enumerate(trajectory.turns):
         if len(turn.completion_ids) != len(turn.logprobs):
@@ -46,6 +49,12 @@ def audit(trajectory: Trajectory) -> int:
     if position != len(trained):
         raise _drift(trajectory, f"{len(trained) - position} ids to be trained were never sampled")
     return position
+
+
+def stale_turns(trajectory: Trajectory) -> int:
+    """How many turns were sampled by other weights than those the trajectory is stamped with."""
+    stamp = trajectory.policy_version, trajectory.adapter_sha256
+    return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
 
 
 def _trained(

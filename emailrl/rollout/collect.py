@@ -92,6 +92,7 @@ class Collector:
                 seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
                 trajectories=trajectories,
                 progress=progress,
+                stale_allowed=self.settings.vllm.stale_spans == "correct",
             )
         for trajectory in trajectories:
             if trajectory.exception is None:

@@ -55,12 +55,15 @@ def run(
     seeds: Sequence[int],
     trajectories: Sequence[Trajectory] | None = None,
     progress: Callable[[Trajectory], None] | None = None,
+    stale_allowed: bool = False,
 ) -> list[Trajectory]:
     """Play every environment to its end; returns one trajectory for each, in their order.
 
     ``seeds`` has one seed for each environment; turn ``t`` samples with a seed derived from it. ``trajectories``
     (empty, with their ids and stamps) are filled in place; without them plain ones are made. ``renderer`` is None for
-    chat engines, whose trajectories have no samples. ``progress`` hears of each trajectory as it ends.
+    chat engines, whose trajectories have no samples. ``progress`` hears of each trajectory as it ends. A trajectory
+    whose weights change between two turns is ended by an exception, or with ``stale_allowed`` goes on; either way the
+    turns of other weights than the first's are counted (``rubric["stale_turns"]``).
 
     An exception inside an environment, or an engine's error for one request, ends that trajectory alone and is recorded
     in its ``exception``; anything else the engine raises, and KeyboardInterrupt, passes through.
@@ -71,7 +74,7 @@ def run(
             for number, environment in enumerate(environments)
         ]
     rollouts = {
-        trajectory.id: _Rollout(environment, renderer, sampling, seed, trajectory, progress)
+        trajectory.id: _Rollout(environment, renderer, sampling, seed, trajectory, progress, stale_allowed)
         for environment, seed, trajectory in zip(environments, seeds, trajectories, strict=True)
     }
     if len(rollouts) != len(environments):
@@ -82,6 +85,13 @@ def run(
         advance=lambda completion: rollouts[completion.trajectory_id].advance(completion),
     )
     return list(trajectories)
+
+
+class StaleSpanError(RuntimeError):
+    """A trajectory's turns were sampled by different weights."""
+
+    def __init__(self, first: str, now: str) -> None:
+        super().__init__(f"the policy changed from {first} to {now} in mid-trajectory")
 
 
 def derive_seed(*parts: object) -> int:
@@ -101,6 +111,7 @@ class _Rollout:
         seed: int,
         trajectory: Trajectory,
         progress: Callable[[Trajectory], None] | None,
+        stale_allowed: bool,
     ) -> None:
         self.environment = environment
         self.renderer = renderer
@@ -108,6 +119,8 @@ class _Rollout:
         self.seed = seed
         self.trajectory = trajectory
         self.progress = progress
+        self.stale_allowed = stale_allowed
+        self.stale_turns = 0
         self.text = ""
 
     def begin(self) -> Request | None:
@@ -207,19 +220,23 @@ class _Rollout:
         )
 
     def _stamp(self, completion: Completion) -> None:
-        """One trajectory, one policy: the stamp of its first completion holds for all."""
+        """One trajectory, one policy: the stamp of its first completion holds for all; what differs is counted."""
         trajectory = self.trajectory
         stamp = (completion.policy_version, completion.adapter_sha256)
         if not trajectory.turns:
             trajectory.policy_version, trajectory.adapter_sha256 = stamp
         elif stamp != (trajectory.policy_version, trajectory.adapter_sha256):
-            raise RuntimeError(f"the policy changed from {trajectory.policy_version} to {stamp[0]} in mid-trajectory")
+            self.stale_turns += 1
+            if not self.stale_allowed:
+                raise StaleSpanError(trajectory.policy_version, stamp[0])
 
     def _finish(self) -> None:
         """Copy the environment's verdict and hand the trajectory over."""
         trajectory = self.trajectory
         rubric = getattr(self.environment, "rubric", None) or {}
         trajectory.rubric = dict(rubric) if isinstance(rubric, dict) else asdict(rubric)
+        if self.stale_turns:
+            trajectory.rubric["stale_turns"] = self.stale_turns
         trajectory.rubric["prompt_tokens"] = sum(turn.prompt_tokens for turn in trajectory.turns)
         trajectory.rubric["completion_tokens"] = sum(turn.completion_tokens for turn in trajectory.turns)
         trajectory.final_answer = getattr(self.environment, "final_answer", None)

@@ -54,7 +54,7 @@ class VllmSettings(Section):
     vllm_max_lora_rank: Positive | None = None
     """Largest rank of an adapter to load; None takes that of the first."""
     vllm_probe_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Largest mean gap between vLLM's log-probs of the probe text and the trainer's; None is 0.05, in fp32 0.001."""
+    """Largest mean gap between vLLM's log-probs of the probe text and the trainer's; None is 0.1, in fp32 0.001."""
     stale_spans: Literal["refuse", "correct"] = "refuse"
-    """A trajectory sampled by several versions: refuse drops it and counts it; correct trains it by the log-probs stamped
-    on each turn (with an importance correction) and counts it."""
+    """A trajectory whose turns several versions sampled is counted, and dropped (refuse) or trained with an importance
+    correction by the log-probs of each turn (correct)."""

@@ -23,6 +23,7 @@ class StubServer:
 
     def __init__(self, reply: Reply, *, delay: float = 0.0) -> None:
         self.reply = reply
+        self.delay = delay
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str] = []
         self.busiest = 0
@@ -44,7 +45,7 @@ class StubServer:
                     stub._running += 1
                     stub.busiest = max(stub.busiest, stub._running)
                 if body:
-                    time.sleep(delay)
+                    time.sleep(stub.delay)
                 status, content, *headers = stub.reply(body | {"path": self.path})
                 with stub._lock:
                     stub._running -= 1

@@ -11,6 +11,7 @@ import pytest
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
 from emailrl.rollout.audit import audit
+from emailrl.rollout.audit import TokenDriftError, audit
 from emailrl.rollout.runner import derive_seed, run
 from emailrl.trajectory import Message, Scenario, StopReason, Trajectory
 
@@ -215,7 +216,18 @@ def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, 
             return super().step(message)
 
     (trajectory,) = run([Swaps()], engine, renderer, SAMPLING, seeds=[1])
-    assert trajectory.exception == "RuntimeError: the policy changed from v1 to v2 in mid-trajectory"
+    assert trajectory.exception == "StaleSpanError: the policy changed from v1 to v2 in mid-trajectory"
+    assert trajectory.rubric["stale_turns"] == 1 and len(trajectory.turns) == 1
+
+    engine.version = "v1"
+    (allowed,) = run([Swaps()], engine, renderer, SAMPLING, seeds=[1], stale_allowed=True)
+    assert allowed.exception is None and allowed.policy_version == "v1" and allowed.rubric["stale_turns"] == 1
+    assert [turn.policy_version for turn in allowed.turns] == ["v1", "v2"]
+    assert [turn.adapter_sha256 for turn in allowed.turns] == ["ab12", "ab12"]
+    assert audit(allowed) > 0
+    allowed.rubric.clear()
+    with pytest.raises(TokenDriftError, match="1 turns were sampled by other weights than the first"):
+        audit(allowed)
 
 
 def test_chat_engines_play_without_tokens() -> None:

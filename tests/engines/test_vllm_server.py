@@ -1,0 +1,343 @@
+"""vLLM servers as replicas, against HTTP servers with a tiny real model: versions, proofs, deaths, retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines.vllm_stub import BASE, VllmStub
+from tiny import make_database, make_model, make_questions
+
+from emailrl.engines import build_engine
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.probe import ProbeError
+from emailrl.engines.replicas import read_urls
+from emailrl.engines.vllm_server import KEPT_ADAPTERS, VllmServers, read_path_map
+from emailrl.engines.weights import adapter_sha256
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import Policy, load_policy
+from emailrl.rollout.audit import audit
+from emailrl.rollout.collect import build_collector
+from emailrl.settings import Settings, load_settings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("vllm") / "model")
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> Policy:
+    return load_policy(load_settings({"model_name": str(model)}, environ={}, cwd=model))
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path) -> list[Path]:
+    """Folders of random adapters that change every linear layer; each other's opinions differ by some tenths."""
+    folders = []
+    for seed in range(KEPT_ADAPTERS + 2):
+        settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=model)
+        one = load_policy(settings, trainable=True)
+        generator = torch.Generator().manual_seed(seed)
+        for _, parameter in one.trainable_parameters():
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        one.save_adapter(model.parent / f"adapter-{seed}")
+        folders.append(model.parent / f"adapter-{seed}")
+    return folders
+
+
+@pytest.fixture
+def serve(policy: Policy) -> Iterator[Callable[..., VllmStub]]:
+    stubs: list[VllmStub] = []
+
+    def start(**changes: float) -> VllmStub:
+        stubs.append(VllmStub(policy, **changes))
+        return stubs[-1]
+
+    yield start
+    for stub in stubs:
+        stub.close()
+
+
+@pytest.fixture
+def connect(policy: Policy, model: Path) -> Callable[..., VllmServers]:
+    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
+        engine = build_engine(settings_for(model, *stubs, **overrides), policy)
+        assert isinstance(engine, VllmServers)
+        return engine
+
+    return build
+
+
+def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
+    urls = ",".join(stub.url for stub in stubs)
+    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 2}
+    return load_settings(given | overrides, environ={}, cwd=model)
+
+
+def ask(engine: VllmServers, count: int = 4, *, max_tokens: int = 6) -> list[Completion]:
+    sampling = SamplingParams(max_tokens, 1.0)
+    return engine.generate([Request(f"t{n}", sampling, [5, 6, 7 + n], seed=n) for n in range(count)])
+
+
+def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-000001")
+        first = ask(engine)
+        engine.load_adapter(adapters[1], "v-000002")
+        second = ask(engine)
+    for completions, adapter, version in ((first, adapters[0], "v-000001"), (second, adapters[1], "v-000002")):
+        stub._engine.load_adapter(adapter, version)
+        own = stub._engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(4)])
+        assert [c.token_ids for c in completions] == [c.token_ids for c in own]
+        for completion, expected in zip(completions, own, strict=True):
+            assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+            assert (completion.policy_version, completion.adapter_sha256) == (version, adapter_sha256(adapter))
+            assert (completion.prompt_tokens, completion.finish_reason) == (3, expected.finish_reason)
+    assert [c.logprobs for c in first] != [c.logprobs for c in second]
+
+
+def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stubs = serve(), serve()
+    engine = connect(*stubs)
+    engine.load_adapter(None, "base")
+    assert ask(engine)[0].adapter_sha256 is None and stubs[0].served[0] == BASE
+    used = []
+    for number, adapter in enumerate([*adapters, adapters[0]]):
+        engine.load_adapter(adapter, f"v-{number % 2}")  # even a version that is named twice
+        used.append(list(stubs[0].adapters)[-1])
+    assert len(set(used)) == len(adapters) + 1
+    for stub in stubs:
+        assert list(stub.adapters) == [BASE, *used[-KEPT_ADAPTERS:]]
+        assert stub.calls.count("/v1/load_lora_adapter") == len(adapters) + 1
+    engine.close()
+    assert list(stubs[0].adapters) == list(stubs[1].adapters) == [BASE]
+
+
+def test_another_engine_on_the_same_server_takes_other_names(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    one, other = connect(stub), connect(stub)
+    one.load_adapter(adapters[0], "v-1")
+    other.load_adapter(adapters[0], "v-1")
+    assert len(stub.adapters) == 3
+    other.close()
+    assert not any(completion.error for completion in ask(one))
+
+
+@pytest.mark.parametrize("wrong", ["ignored", "another"])
+def test_a_replica_with_other_weights_is_named(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], wrong: str
+) -> None:
+    good, bad = serve(), serve()
+    bad.ignore_adapters = wrong == "ignored"
+    bad.adapter_instead = adapters[1] if wrong == "another" else None
+    engine = connect(good, bad)
+    with pytest.raises(ProbeError, match=f"127.0.0.1:{bad.http.port} does not sample from the adapter it was given"):
+        engine.load_adapter(adapters[0], "v-1")
+
+
+def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_probe_tolerance=2.0)
+    engine.load_adapter(adapters[0], "v-1")
+    engine.load_adapter(adapters[1], "v-2")
+    stub.adapter_instead = adapters[1]
+    with pytest.raises(ProbeError, match="did not take the new adapter: it answers bit for bit as before"):
+        engine.load_adapter(adapters[2], "v-3")
+
+
+def test_logprobs_before_temperature_are_refused(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
+    stub.untempered = True
+    with pytest.raises(ProbeError, match=r"before temperature\. Start it with --logprobs-mode processed_logprobs"):
+        connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
+
+
+def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], tmp_path: Path
+) -> None:
+    stub = serve()
+    with pytest.raises(EmailRLError, match=r"did not load the adapter /nowhere.*No adapter found.*ADAPTER_PATH_MAP"):
+        connect(stub, vllm_adapter_path_map=f"{adapters[0].parent}=/nowhere").load_adapter(adapters[0], "v-1")
+    with pytest.raises(UsageError, match="does not lie under"):
+        connect(stub, vllm_adapter_path_map=f"{tmp_path}=/nowhere").load_adapter(adapters[0], "v-1")
+    stub.list_loaded = False
+    with pytest.raises(EmailRLError, match="HTTP 200, and does not list it"):
+        connect(stub).load_adapter(adapters[0], "v-1")
+
+
+def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    alone = [completion.token_ids for completion in ask(engine, 8)]
+    one.served.clear()
+    one.dies_after = 2
+    completions = ask(engine, 8)
+    assert [completion.error for completion in completions] == [None] * 8
+    assert [completion.token_ids for completion in completions] == alone  # the seeds are the requests'
+    assert f"127.0.0.1:{one.http.port} is left out" in capsys.readouterr().err and len(engine.alive) == 1
+    engine.resume()
+    assert len(engine.alive) == 1  # still dead, and told once
+    assert capsys.readouterr().err == ""
+    one.dies_after = None
+    one.adapters = {BASE: None}  # started anew, it knows nothing
+    engine.resume()
+    assert len(engine.alive) == 2 and "takes part again" in capsys.readouterr().err
+    one.served.clear()
+    ask(engine, 8)
+    assert one.served and set(one.served) == set(one.adapters) - {BASE}
+
+
+def test_all_dead_is_one_clear_error(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    one.dies_after = other.dies_after = 0
+    with pytest.raises(EmailRLError, match="None of the 2 vLLM servers can be used"):
+        ask(engine)
+    with pytest.raises(EmailRLError, match="None of the 2 vLLM servers can be used"):
+        engine.load_adapter(adapters[1], "v-2")
+
+
+def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dead, well = serve(), serve()
+    dead.close()
+    engine = connect(dead, well)
+    engine.load_adapter(adapters[0], "v-1")
+    assert "is left out" in capsys.readouterr().err
+    assert not any(completion.error for completion in ask(engine))
+
+
+def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    before = ask(engine)
+    stub.adapters = {BASE: None}
+    assert [c.token_ids for c in ask(engine)] == [c.token_ids for c in before]
+
+
+@pytest.mark.parametrize("failure", [(429, {}), (503, {}), (None, None)])
+def test_passing_failures_are_tried_again_elsewhere(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], failure: tuple[Any, ...]
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    one.failures = [failure] * 2
+    assert not any(completion.error for completion in ask(engine))
+    assert len(engine.alive) == 2  # it said that it was well
+
+
+def test_what_a_server_will_not_take_ends_one_trajectory_alone(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.failures = [(400, {"error": {"message": "no such token"}})]
+    completions = ask(engine)
+    errors = [completion.error for completion in completions if completion.error]
+    assert len(errors) == 1 and "HTTP 400" in errors[0] and "no such token" in errors[0]
+
+
+def test_a_slow_replica_is_left_for_another(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    slow, quick = serve(), serve()
+    engine = connect(slow, quick, vllm_timeout=2.0)
+    engine.load_adapter(adapters[0], "v-1")
+    engine._settings = engine._settings.model_copy(update={"vllm_timeout": 0.3})
+    slow.http.delay = 0.6
+    completions = ask(engine, 2, max_tokens=2)
+    assert not any(completion.error for completion in completions) and len(quick.served) == 2
+
+
+def test_a_conversation_stays_where_its_keys_are(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stubs = serve(), serve()
+    engine = connect(*stubs)
+    engine.load_adapter(adapters[0], "v-1")
+    turns: dict[str, int] = {}
+
+    def advance(completion: Completion) -> Request | None:
+        name = completion.trajectory_id
+        turns[name] = turns.get(name, 0) + 1
+        return Request(name, SamplingParams(2, 1.0), [5, 6, 7, int(name)]) if turns[name] < 3 else None
+
+    engine.generate([Request(str(n), SamplingParams(2, 1.0), [5, 6, 7, n]) for n in range(4)], advance)
+    places: dict[int, set[int]] = {}
+    for place, stub in enumerate(stubs):
+        for path, body in stub.http.requests:
+            if path == "/v1/completions" and "prompt_logprobs" not in body:
+                places.setdefault(body["prompt"][3], set()).add(place)
+    assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
+
+
+def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers]
+) -> None:
+    engine = connect(serve(), max_model_len=20)
+    full, almost = engine.generate(
+        [Request("a", SamplingParams(6, 1.0), [5] * 20), Request("b", SamplingParams(6, 1.0), [5] * 18)]
+    )
+    assert (full.finish_reason, full.token_ids, full.error) == ("length", [], None)
+    assert len(almost.token_ids) <= 2
+
+
+def test_rollouts_pass_the_token_audit(
+    serve: Callable[..., VllmStub], policy: Policy, model: Path, tmp_path: Path
+) -> None:
+    make_database(tmp_path / "mail.db")
+    settings = settings_for(model, serve(), db=tmp_path / "mail.db", max_tokens=5, max_turns=2)
+    with closing(build_engine(settings, policy)) as engine:
+        groups = build_collector(settings, policy, engine).collect(make_questions(2), 2, step=0, seed=3)
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        assert trajectory.exception is None and audit(trajectory) > 0
+
+
+def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
+    assert read_urls("http://a:8000/v1/, https://b ,http://a:8000") == ["http://a:8000", "https://b"]
+    with pytest.raises(UsageError, match="no http address"):
+        read_urls("a:8000")
+    assert read_path_map("") is None
+    assert read_path_map("/x/outputs=/mnt") == (Path("/x/outputs"), Path("/mnt"))
+    with pytest.raises(UsageError, match="HERE=/THERE"):
+        read_path_map("outputs")
+    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": "http://a", "top_p": 0.9, "temperature": 0.7}
+    with pytest.raises(UsageError, match="cannot be trained"):
+        build_engine(load_settings(given, environ={}, cwd=model), policy)
+    build_engine(load_settings(given | {"temperature": 1.0}, environ={}, cwd=model), policy)

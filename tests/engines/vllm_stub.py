@@ -1,0 +1,114 @@
+"""A vLLM server for tests: the HTTP interface of one, with a tiny real model behind it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines.chat_server import StubServer
+
+from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.weights import sampling_weights
+from emailrl.policy.load import Policy
+from emailrl.policy.logprobs import token_logprobs
+
+BASE = "the-base"
+
+
+class VllmStub:
+    """Serves ``policy``. The attributes after ``served`` make it misbehave; ``paths`` maps adapters to folders."""
+
+    def __init__(self, policy: Policy, *, delay: float = 0.0) -> None:
+        self.adapters: dict[str, Path | None] = {BASE: None}
+        self.served: list[str] = []
+        """The model of each completion, probes apart."""
+        self.ignore_adapters = False
+        self.adapter_instead: Path | None = None
+        self.list_loaded = True
+        self.dies_after: int | None = None
+        """Completions until it drops every connection."""
+        self.failures: list[tuple[Any, ...]] = []
+        """Answers to give before it works on."""
+        self.untempered = False
+        self._policy = policy
+        self._engine = TransformersEngine(policy.model, [1], max_rows=8)
+        self._weights = sampling_weights(policy.model)
+        self._lock = threading.Lock()
+        self.http = StubServer(self._reply, delay=delay)
+        self.url = self.http.url
+
+    @property
+    def calls(self) -> list[str]:
+        """Paths asked for, in their order."""
+        return [path for path, _ in self.http.requests]
+
+    def close(self) -> None:
+        self.http.close()
+
+    def _reply(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        with self._lock:
+            if self.dies_after is not None and len(self.served) >= self.dies_after:
+                return None, None
+            path = body["path"]
+            if path == "/health":
+                return 200, {}
+            if path == "/v1/models":
+                return 200, {"data": [self._listed(name) for name in self.adapters]}
+            if path == "/v1/load_lora_adapter":
+                return self._load(body)
+            if path == "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
+                return 200, {}
+            return self._complete(body)
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        return {"id": name, "parent": None if name == BASE else BASE, "max_model_len": 2048 if name == BASE else None}
+
+    def _load(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        name, path = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        if not path.is_dir():
+            return 404, {"error": {"message": f"No adapter found for {path}"}}
+        if self.list_loaded:
+            self.adapters[name] = path
+        return 200, {}
+
+    def _complete(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        if self.failures:
+            return self.failures.pop(0)
+        name = body["model"]
+        if name not in self.adapters:
+            return 404, {"error": {"message": f"The model `{name}` does not exist."}}
+        path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
+        self._engine.load_adapter(path, name)
+        self._weights.load(path)
+        temperature = 1.0 if self.untempered else body["temperature"]
+        sampling = SamplingParams(body["max_tokens"], body["temperature"])
+        [completion] = self._engine.generate([Request("x", sampling, body["prompt"], seed=body["seed"])])
+        prompt, sampled = body["prompt"], completion.token_ids
+        choice: dict[str, Any] = {
+            "finish_reason": completion.finish_reason,
+            "token_ids": sampled,
+            "prompt_token_ids": prompt,
+            "logprobs": {"token_logprobs": self._score([*prompt, *sampled], len(prompt), temperature)},
+        }
+        if "prompt_logprobs" in body:
+            scores = self._score(prompt, 1, 1.0)
+            choice["prompt_logprobs"] = [None] + [
+                {str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)
+            ]
+        else:
+            self.served.append(name)
+        return 200, {"model": name, "choices": [choice]}
+
+    def _score(self, ids: list[int], start: int, temperature: float) -> list[float]:
+        tokens = torch.tensor([ids])
+        mask = torch.zeros_like(tokens)
+        mask[:, start:] = 1
+        with torch.inference_mode(), self._weights.active():
+            scored = token_logprobs(self._weights.model, tokens, mask, temperature=temperature)
+        return scored.logprobs[0, start:].tolist()
