@@ -10,7 +10,6 @@ import pytest
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
-from emailrl.rollout.audit import audit
 from emailrl.rollout.audit import TokenDriftError, audit
 from emailrl.rollout.runner import derive_seed, run
 from emailrl.trajectory import Message, Scenario, StopReason, Trajectory
