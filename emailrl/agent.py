@@ -77,7 +77,7 @@ class EmailAgent:
         EmailRLError for a missing database or where the rollout itself failed.
         """
         from emailrl.engines import SamplingParams
-        from emailrl.environment import MailEnvironment
+        from emailrl.environment.custom import mail_agent
         from emailrl.rollout.runner import run
         from emailrl.store import open_mailbox
 
@@ -88,7 +88,7 @@ class EmailAgent:
         with closing(open_mailbox(self.settings.store.db, inbox, until=query_date)) as mailbox:
             if not mailbox.known:
                 raise UsageError(f"No mail in {mailbox.db} is from or to {inbox}.", "Name another inbox or database.")
-            environment = MailEnvironment(scenario, mailbox, max_turns=agent.max_turns)
+            environment = mail_agent(scenario, mailbox, self.settings)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
         if trajectory.exception is not None:
             raise EmailRLError(f"The question could not be played: {trajectory.exception}")

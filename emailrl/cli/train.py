@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -113,6 +114,7 @@ def train(
             "db": db,
             "output_dir": output_dir,
             "seed": seed,
+            "resume": resume,
             "wandb_mode": wandb,
             "tensorboard": tensorboard,
             "allow_shared_inbox": allow_shared_inbox,
@@ -120,10 +122,30 @@ def train(
         },
         preset,
     )
+    from emailrl.export import check_free
+
+    output = settings.output
+    if output.export_dir is not None:
+        check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
     from emailrl.training.loop import train as run_training
 
-    result = run_training(
-        settings, resume=resume, overwrite=overwrite, progress=lambda line: typer.echo(one_line(line), err=True)
-    )
+    result = run_training(settings, resume=output.resume, overwrite=overwrite, progress=_say)
+    if output.export_dir is not None:
+        _export(result.run_dir, output.export_dir, output.export_format)
     if json:
         print_json(result)
+
+
+def _say(line: str) -> None:
+    typer.echo(one_line(line), err=True)
+
+
+def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
+    """Export the run's best model, or its last where no evaluation chose one."""
+    from emailrl.checkpoints import find_checkpoint
+    from emailrl.export import export_checkpoint
+
+    best = run / "best_model"
+    found = find_checkpoint(best if best.is_dir() else run / "final", run)
+    written = export_checkpoint(found, out, format=format, overwrite=True)
+    _say(f"Exported {written.checkpoint} to {written.out} ({format}).")

@@ -51,7 +51,8 @@ def load_task(name: str) -> Task:
 
 def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> MailEnvironment:
     """The mailbox with its tools."""
-    return MailEnvironment(scenario, mailbox, max_turns=settings.agent.max_turns)
+    agent = settings.agent
+    return MailEnvironment(scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template)
 
 
 class CustomEnvironment:

@@ -40,10 +40,11 @@ class MailEnvironment:
     ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
     """
 
-    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, max_turns: int) -> None:
+    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, max_turns: int, question_template: str = "{}") -> None:
         self.scenario = scenario
         self.mailbox = mailbox
         self.max_turns = max_turns
+        self.question_template = question_template
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
@@ -57,7 +58,7 @@ class MailEnvironment:
         self._state = "running"
         return [
             Message("system", system_prompt(self.scenario, self.max_turns)),
-            Message("user", self.scenario.question),
+            Message("user", self.question_template.replace("{}", self.scenario.question)),
         ]
 
     def step(self, message: Message) -> StepResult:

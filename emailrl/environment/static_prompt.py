@@ -31,9 +31,10 @@ _MIN_WORD = 5
 class StaticPromptEnvironment:
     """A single-use environment that is over after one message, whatever it says."""
 
-    def __init__(self, scenario: Scenario, mailbox: Mailbox) -> None:
+    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, question_template: str = "{}") -> None:
         self.scenario = scenario
         self.mailbox = mailbox
+        self.question_template = question_template
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
@@ -41,9 +42,9 @@ class StaticPromptEnvironment:
     def start(self) -> list[Message]:
         """The system message, and the question followed by the mails."""
         mails = "\n\n".join(map(_render, self._mails()))
-        question = (
-            f"{self.scenario.question}\n\nSome emails of the mailbox:\n\n{mails}" if mails else self.scenario.question
-        )
+        question = self.question_template.replace("{}", self.scenario.question)
+        if mails:
+            question += f"\n\nSome emails of the mailbox:\n\n{mails}"
         return [Message("system", system_prompt(self.scenario, max_turns=1)), Message("user", question)]
 
     def step(self, message: Message) -> StepResult:

@@ -1,5 +1,5 @@
 """Export: a checkpoint as a folder that others load and serve (`folder`), with its README (`card`)."""
 
-from emailrl.export.folder import Export, Format, export_checkpoint
+from emailrl.export.folder import Export, Format, check_free, export_checkpoint
 
-__all__ = ["Export", "Format", "export_checkpoint"]
+__all__ = ["Export", "Format", "check_free", "export_checkpoint"]

@@ -54,7 +54,7 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     export, nothing else), EmailRLError for a damaged checkpoint or a base that does not load.
     """
     verify(checkpoint)
-    _check_free(out, overwrite)
+    check_free(out, overwrite)
     incoming = out.with_name(f".{out.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
@@ -69,7 +69,8 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     return export
 
 
-def _check_free(out: Path, overwrite: bool) -> None:
+def check_free(out: Path, overwrite: bool) -> None:
+    """Raise UsageError unless an export may be written to ``out``."""
     if not out.exists():
         return
     if not out.is_dir():

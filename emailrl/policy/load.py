@@ -21,7 +21,7 @@ from emailrl.policy.adapter import read_base
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.packing import enable_packing, takes_packed
-from emailrl.policy.resolve import base_name, resolve_model, same_base
+from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
@@ -124,6 +124,8 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
             model = _with_fresh_adapter(model, settings)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if settings.model.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(settings.model.chat_template)
     model.eval()  # the updater alone, while it updates, wants dropout
     if trainable:
         check_projection(model)

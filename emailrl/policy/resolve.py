@@ -53,3 +53,12 @@ def same_base(left: str, right: str) -> bool:
         return NANO if full == str(NANO_DIR.resolve()) else full
 
     return canonical(left) == canonical(right)
+
+
+def read_chat_template(path: Path) -> str:
+    """The text of a chat template's file; raises UsageError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"The chat template {path} cannot be read: {reason}.", "Mend CHAT_TEMPLATE.") from error

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, NonNegative, Positive, Section
@@ -25,6 +25,12 @@ _SECRET_PARAMETER: Final = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|pa
 def without_credentials(text: str) -> str:
     """The text with `user:password@`, and the values of parameters that name a key, taken out of every URL in it."""
     return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("//", text))
+
+
+def _with_a_place(template: str) -> str:
+    if template.count("{}") != 1:
+        raise ValueError("a text with one {} in it, where the question goes")
+    return template
 
 
 class ModelSettings(Section):
@@ -40,6 +46,8 @@ class ModelSettings(Section):
     """transformers' attention: sdpa, eager, flash_attention_2."""
     load_in_4bit: bool = False
     """Hold the frozen base in 4 bits (bitsandbytes, GPU only)."""
+    chat_template: Path | None = None
+    """A file with a chat template (Jinja) in place of the model's own."""
     max_model_len: Positive | None = None
     """Context window in tokens; None takes the model's own."""
 
@@ -111,6 +119,8 @@ class GenerationSettings(Section):
 class AgentSettings(Section):
     environment: str = "mail"
     """What is played: mail, or your own: `module:attribute`, path.py:attribute."""
+    question_template: Annotated[str, AfterValidator(_with_a_place)] = "{}"
+    """What the user message says; {} is the question."""
     max_turns: Positive = 10
     """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096
@@ -127,6 +137,8 @@ class AgentSettings(Section):
     """Most remote completions in flight at once."""
     max_batch_trajectories: Positive = 64
     """Most trajectories the in-process engine decodes at once."""
+    max_tokens_per_rollout_pass: Positive | None = None
+    """Tokens of prompts that the in-process engine reads in one pass; None is 8192 on a GPU, 1024 on a CPU."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
     """What samples completions; auto is in process."""
 
@@ -200,6 +212,12 @@ class OutputSettings(Section):
     """Steps from one checkpoint to the next."""
     save_total_limit: Positive = 3
     """Checkpoints kept, best and final apart."""
+    resume: str | None = None
+    """Go on with a run: auto (the latest, if any), latest, best or a checkpoint's folder; None begins a new one."""
+    export_dir: Path | None = None
+    """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
+    export_format: Literal["adapter", "merged"] = "adapter"
+    """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
     verbose: Annotated[bool, Env("VERBOSE")] = False
     """Say more on the console."""
 
@@ -215,6 +233,10 @@ class TrackingSettings(Section):
     """Where runs are tracked; online without a login goes on offline."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra)."""
+    tensorboard_dir: Path | None = None
+    """Folder that gets a folder of TensorBoard events a run; None writes them into the run's own."""
+    logging_steps: Positive = 1
+    """Steps from one line on the console, and at W&B and TensorBoard, to the next; metrics.jsonl has every step."""
 
 
 class BenchmarkSettings(Section):

@@ -89,7 +89,6 @@ def loop(run: Run) -> None:
             | evaluation_metrics(evaluation)
             | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
         )
-        run.tracker.step(metrics)
-        run.tracker.say(step_line(metrics, run.total_steps))
+        run.tracker.step(metrics, step_line(metrics, run.total_steps))
         run.end_step()
     run.finish(reason)

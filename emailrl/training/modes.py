@@ -46,7 +46,7 @@ class Mode:
 
 def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
     """One prompt that holds the question and a few mails."""
-    return StaticPromptEnvironment(scenario, mailbox)
+    return StaticPromptEnvironment(scenario, mailbox, question_template=settings.agent.question_template)
 
 
 MODES: dict[str, Mode] = {

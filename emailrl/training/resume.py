@@ -93,7 +93,7 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
     for section, values in settings.public().items():
         for name, value in values.items():
             old = before.settings.get(section, {}).get(name, value)
-            if old != value:
+            if old != value and name != "resume":
                 changes.append(f"{name} {old} -> {value}")
                 if section == "lora":
                     raise UsageError(f"{path} has {name} {old}, not {value}.", f"Resume with {name.upper()}={old}.")

@@ -35,10 +35,12 @@ class Tracker:
 
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
         self._console = say
+        self._logging_steps = settings.tracking.logging_steps
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
         self._sinks: list[Sink] = []
         if settings.tracking.tensorboard:
-            self._sinks.append(TensorBoard(run_dir / "tensorboard", step))
+            folder = settings.tracking.tensorboard_dir
+            self._sinks.append(TensorBoard(folder / run_id if folder else run_dir / "tensorboard", step))
         if (wandb := start_wandb(settings, run_dir, run_id, self.say)) is not None:
             self._sinks.append(wandb)
         # Last, for opening them removes lines, and a service may refuse to begin.
@@ -57,9 +59,12 @@ class Tracker:
         self._evaluations.write({"step": evaluation.step} | evaluation.metrics())
         self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        """Record one step's numbers."""
+    def step(self, metrics: Mapping[str, Any], line: str) -> None:
+        """Record one step's numbers, and tell of every LOGGING_STEPS-th step: ``line`` on the console."""
         self._metrics.write(dict(metrics))
+        if metrics["step"] % self._logging_steps:
+            return
+        self.say(line)
         self._send({name: value for name, value in metrics.items() if not name.startswith("eval_")}, metrics["step"])
 
     def _send(self, metrics: Mapping[str, Any], step: int) -> None:

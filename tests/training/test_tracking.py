@@ -96,7 +96,7 @@ def test_metrics_and_evaluations_go_on_after_the_step_that_was_resumed(tmp_path:
     for start in (0, 2):
         tracker = Tracker(tmp_path, Settings(tracking=OFF), run_id="r", step=start, say=lambda line: None)
         for step in (start + 1, start + 2, start + 3):
-            tracker.step({"step": step, "start": start})
+            tracker.step({"step": step, "start": start}, "a line")
         tracker.evaluation(evaluation(1, 2, step=start + 3))
         tracker.close()
     recorded = [(line["step"], line["start"]) for line in read_records(tmp_path / "metrics.jsonl")]
@@ -202,7 +202,7 @@ def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pyte
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = Settings(tracking=TrackingSettings(wandb_mode="offline"))
     tracker = Tracker(tmp_path, settings, run_id="run-8", step=0, say=lambda line: None)
-    tracker.step({"step": 1, "loss": 0.5})
+    tracker.step({"step": 1, "loss": 0.5}, "a line")
     tracker.close()
     assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
 
@@ -234,6 +234,6 @@ def test_tensorboard_gets_every_number_and_hides_steps_done_again(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     settings = Settings(tracking=TrackingSettings(wandb_mode="disabled", tensorboard=True))
     tracker = Tracker(tmp_path, settings, run_id="r", step=4, say=lambda line: None)
-    tracker.step({"step": 5, "loss": 0.5, "eval_accuracy": 0.1})
+    tracker.step({"step": 5, "loss": 0.5, "eval_accuracy": 0.1}, "a line")
     tracker.close()
     assert events == [(str(tmp_path / "tensorboard"), 5), ("step", 5.0, 5), ("loss", 0.5, 5), "closed"]
