@@ -96,7 +96,7 @@ def test_the_critic_learns_at_its_own_rate_and_alone_in_its_warm_up(make: Make) 
         assert metrics["loss"] == pytest.approx(0.1 * metrics["value_loss"], abs=1e-6)
         if step == 1:  # AdamW's first move is the learning rate against the gradient's sign
             for was, now in zip(critic, updater.critic, strict=True):
-                assert float((now - was).abs().max()) == pytest.approx(rate, rel=1e-3)
+                assert float((now - was).abs().max().detach()) == pytest.approx(rate, rel=1e-3)
         assert updater.kl.coef == 0.1  # a policy that stands still says nothing of the weight
     updater.step(samples(), step=3)
     assert not any(map(torch.equal, adapter, updater.parameters)) and updater.kl.coef != 0.1

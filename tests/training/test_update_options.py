@@ -1,0 +1,278 @@
+"""What the update adds to the surrogate and to the batch: sampler correction, entropy, splits, memory that runs out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training.updaters import LENGTHS, TEMPERATURE, make_updater, plain_logprobs, samples
+
+from emailrl.engines.base import SamplingParams
+from emailrl.engines.sampling import Uniforms, sample
+from emailrl.errors import EmailRLError
+from emailrl.training import scoring
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.samples import TrainingSample
+from emailrl.training.update import Updater
+
+Make = Callable[..., Updater]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Make an updater; settings by name."""
+    return partial(make_updater, tiny_model)
+
+
+def gradients(updater: Updater) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
+
+
+def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample]) -> dict[str, float]:
+    """Compare a step's gradient with that of ``loss``, made before it; returns the step's metrics."""
+    expected = torch.autograd.grad(loss, updater.parameters)
+    metrics = updater.step(made, step=1)
+    assert max(part.abs().max() for part in expected) > 1e-4
+    for parameter, gradient in zip(updater.parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+    return metrics
+
+
+# -- whatever the micro-batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, name: str) -> None:
+    """With everything on: KL, correction, entropy, whitening, several samples a trajectory."""
+    made = [*samples(), replace(samples()[1], trajectory_id="t0", advantage=1.0)]
+    options = {
+        "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.9, "correction_high": 1.1,
+        "entropy_coef": 0.01,
+    }  # fmt: skip
+    runs = {}
+    for count, cap in ((1, 16384), (2, 30), (5, 1)):
+        updater = make(max_tokens_per_micro_batch=cap, **options)
+        assert len(updater.scorer.micro_batches(made)) == count
+        metrics = updater.step(made, step=1)
+        runs[count] = metrics, gradients(updater)
+    for count in (2, 5):
+        assert runs[count][0] == pytest.approx(runs[1][0], abs=2e-6, rel=1e-5)
+        for actual, expected in zip(runs[count][1], runs[1][1], strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+    assert max(part.abs().max() for part in runs[1][1]) > 1e-5
+
+
+# -- the sampler's policy is not the trainer's ----------------------------------------------------------------------
+
+
+def sampled_otherwise(updater: Updater, gaps: list[float]) -> list[TrainingSample]:
+    """Samples whose sampler gave their trained tokens, in turn, log-probabilities so much below the trainer's."""
+    made = []
+    for one in samples():
+        old = iter(plain_logprobs(updater.policy, one).tolist())
+        turn = iter(gaps * 20)
+        made.append(replace(one, sampler_logprobs=[next(old) - next(turn) if on else None for on in one.loss_mask]))
+    return made
+
+
+LOGS = [math.log(10.0), math.log(0.1), math.log(2.0)]
+"""Importance weights 10, 0.1, 2, 10, ... of the trained tokens of each row."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "cut"),
+    [
+        ("tis", [5.0, 0.5, 2.0], 2 / 3),
+        ("icepop", [0.0, 0.0, 2.0], 2 / 3),
+    ],
+)
+def test_token_corrections(make: Make, kind: str, weights: list[float], cut: float) -> None:
+    updater = make(importance_correction=kind)
+    rows, counted = [], []
+    for one in samples():
+        logprobs = plain_logprobs(updater.policy, one)
+        weight = torch.tensor((weights * 20)[: len(logprobs)])
+        counted.append(weight)
+        rows.append(-one.advantage * weight * logprobs)
+    flat = torch.cat(counted)
+    share = float(((flat != 2.0).float()).mean())
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert metrics["correction_mean"] == pytest.approx(float(flat.mean()), rel=1e-4)
+    assert metrics["correction_min"] == pytest.approx(0.1, rel=1e-4)  # before the bounds
+    assert metrics["correction_max"] == pytest.approx(10.0, rel=1e-4)
+    assert metrics["correction_cut_fraction"] == pytest.approx(share, abs=1e-6) and abs(share - cut) < 0.1
+
+
+def row_weight(one: TrainingSample) -> float:
+    logs = (LOGS * 20)[: one.num_trainable]
+    return math.exp(sum(logs) / len(logs))
+
+
+def test_sequence_mask_keeps_or_drops_whole_rows(make: Make) -> None:
+    means = [row_weight(one) for one in samples()]
+    low, high = sorted(means)[1] - 1e-3, sorted(means)[2] + 1e-3
+    updater = make(importance_correction="sequence_mask", correction_low=low, correction_high=high)
+    rows, cut, total = [], 0, 0
+    for one, mean in zip(samples(), means, strict=True):
+        logprobs = plain_logprobs(updater.policy, one)
+        kept = low <= mean <= high
+        cut += 0 if kept else len(logprobs)
+        total += len(logprobs)
+        weight = torch.tensor([math.exp(log) * kept for log in (LOGS * 20)[: len(logprobs)]])
+        rows.append(-one.advantage * weight * logprobs)
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert 0 < cut < total and metrics["correction_cut_fraction"] == pytest.approx(cut / total)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop", "sequence_mask"])
+def test_gspo_corrects_whole_sequences_by_their_geometric_mean(make: Make, kind: str) -> None:
+    means = [row_weight(one) for one in samples()]
+    low, high = sorted(means)[0] + 1e-3, sorted(means)[3] - 1e-3  # one row below, one above
+    bounded = {"tis": lambda w: min(max(w, low), high)}.get(kind, lambda w: w if low <= w <= high else 0.0)
+    updater = make(
+        algorithm="gspo", importance_correction=kind, correction_low=low, correction_high=high, update_epochs=1
+    )
+    # At ratio 1 the sequence ratio's gradient is the mean of its tokens': a mean over rows of their means.
+    rows = [
+        -one.advantage * bounded(mean) * plain_logprobs(updater.policy, one).mean()
+        for one, mean in zip(samples(), means, strict=True)
+    ]
+    metrics = assert_gradients(updater, torch.stack(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert metrics["correction_min"] == pytest.approx(min(means), rel=1e-4)
+    assert metrics["correction_max"] == pytest.approx(max(means), rel=1e-4)
+    cut = [mean for mean in means if not low <= mean <= high]
+    assert len(cut) == 2 and 0 < metrics["correction_cut_fraction"] < 1
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
+    """As in `rollout` mode, which trains tool results too."""
+    updater = make(importance_correction=kind)
+    made, rows, drawn = [], [], 0
+    for one in sampled_otherwise(updater, [math.log(2.0)]):
+        trained = [t for t, on in enumerate(one.loss_mask) if on]
+        tool = set(trained[::3])
+        drawn += len(trained) - len(tool)
+        weight = torch.tensor([1.0 if t in tool else 2.0 for t in trained])
+        rows.append(-one.advantage * weight * plain_logprobs(updater.policy, one))
+        hidden = [None if t in tool else logprob for t, logprob in enumerate(one.sampler_logprobs)]
+        made.append(replace(one, sampler_logprobs=hidden))
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), made)
+    assert metrics["correction_mean"] == pytest.approx(2.0, rel=1e-4)  # sampled tokens alone
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_faithful_sampler_needs_no_correction(make: Make, epochs: int) -> None:
+    plain, corrected = make(update_epochs=epochs), make(update_epochs=epochs, importance_correction="icepop")
+    made = sampled_otherwise(plain, [0.0])
+    plain.step(made, step=1)
+    metrics = corrected.step(made, step=1)
+    assert metrics["correction_cut_fraction"] == 0 and metrics["correction_mean"] == pytest.approx(1, abs=1e-5)
+    for actual, expected in zip(gradients(corrected), gradients(plain), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.5, 0), (1.0, 3), (0.6, 5)])
+def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: float, top_k: int) -> None:
+    """Log-probabilities are recorded before top-p and top-k: what these renormalise by is no mismatch."""
+    updater = make(importance_correction="tis")
+    params = SamplingParams(max_tokens=1, temperature=TEMPERATURE, top_p=top_p, top_k=top_k)
+    made = []
+    for n in range(8):
+        with torch.no_grad():
+            logits = updater.policy.model(input_ids=torch.tensor([[7, n + 1]])).logits[0, -1:]
+        (token,), (logprob,) = sample(logits, [params], [Uniforms(n)])
+        made.append(TrainingSample(f"t{n}", "g", [7, n + 1, token], [0, 0, 1], [None, None, logprob], 1.0))
+    metrics = updater.step(made, step=1)
+    assert metrics["correction_min"] == pytest.approx(1, abs=1e-4)
+    assert metrics["correction_max"] == pytest.approx(1, abs=1e-4)
+
+
+# -- entropy --------------------------------------------------------------------------------------------------------
+
+
+def test_entropy_bonus(make: Make) -> None:
+    updater = make(entropy_coef=0.2)
+    rows = []
+    for one in samples():
+        logits = updater.policy.model(input_ids=torch.tensor([one.token_ids])).logits[0] / TEMPERATURE
+        trained = torch.tensor(one.loss_mask).nonzero()[:, 0]
+        logp = logits.log_softmax(-1)[trained - 1]
+        rows.append(-(logp.exp() * logp).sum(-1))
+    entropy = torch.cat(rows).mean()
+    metrics = assert_gradients(updater, -0.2 * entropy, samples([0.0] * 4))
+    assert metrics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
+    assert metrics["loss"] == pytest.approx(-0.2 * entropy.item(), abs=1e-5) and metrics["policy_loss"] == 0
+
+
+# -- memory that runs out -------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Stands in for ``token_logprobs`` on a device that holds so many rows (of padded tokens) at once."""
+
+    def __init__(self, most: int, *, only_training: bool = False) -> None:
+        self.most, self.only_training, self.refused = most, only_training, 0
+        self.honest = scoring.token_logprobs
+
+    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
+        if token_ids.numel() > self.most and (torch.is_grad_enabled() or not self.only_training):
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 byte.")
+        return self.honest(model, token_ids, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo"])
+@pytest.mark.parametrize("only_training", [False, True])
+def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
+    make: Make, name: str, only_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"algorithm": name, "beta": 0.1 if name != "gspo" else 0.0, "update_epochs": 2}
+    rich, poor = make(**options), make(**options)
+    expected = rich.step(samples(), step=1)
+    memory = Memory(20, only_training=only_training)
+    monkeypatch.setattr(scoring, "token_logprobs", memory)
+    metrics = poor.step(samples(), step=1)
+    assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
+    assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
+    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+    refused = memory.refused
+    poor.step(samples(), step=2)
+    assert memory.refused == refused  # it has learned what fits
+
+
+def test_half_a_gradient_is_thrown_away(make: Make) -> None:
+    """Memory may run out in the middle of a backward pass, with some parameters' gradients already added."""
+    rich, poor = make(), make()
+    rich.step(samples(), step=1)
+    refused: list[int] = []
+
+    def refuse(gradient: Tensor) -> None:
+        if not refused:
+            refused.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    handle = poor.parameters[0].register_hook(refuse)  # the first layer's: backward reaches it last
+    metrics = poor.step(samples(), step=1)
+    handle.remove()
+    assert metrics["micro_batches_halved"] == 1
+    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = make()
+    monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
+    with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
+        updater.step(samples(), step=1)
+    assert "GRADIENT_CHECKPOINTING" in caught.value.hint
