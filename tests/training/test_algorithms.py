@@ -11,6 +11,7 @@ from emailrl.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.training.advantages import ESTIMATORS
 from emailrl.training.algorithms import ALGORITHMS, Algorithm, resolve
+from emailrl.training.mix import advice
 
 
 def resolved(name: str = "grpo", **overrides: Any) -> Algorithm:
@@ -67,3 +68,115 @@ def test_unknown_name() -> None:
         resolved("grop")
     with pytest.raises(UsageError, match=r"Unknown algorithm 'xyz'\. Known: "):
         resolved("xyz")
+
+
+def test_every_field_can_be_overridden() -> None:
+    algorithm = resolved(
+        "grpo", advantage_estimator="rloo", whiten_advantages=True, ratio_level="token", clip_low=0.1, clip_high=0.3,
+        dual_clip=3.0, loss_aggregation="constant", kl_in="reward", kl_estimator="k1", dynamic_filtering=True,
+    )  # fmt: skip
+    assert algorithm == Algorithm(
+        "grpo", "rloo", whiten=True, clip_low=0.1, clip_high=0.3, dual_clip=3.0, aggregation="constant",
+        kl_in="reward", kl_estimator="k1", dynamic_filtering=True,
+    )  # fmt: skip
+    assert resolved("gspo", ratio_level="token").ratio_level == "token"
+    assert resolved("reinforce_pp", whiten_advantages=False).whiten is False
+    assert resolved("grpo", advantage_estimator="gae", value_clip=0.2).value_clip == 0.2
+    assert resolved("ppo").value_clip == 0.5 and resolved("ppo", advantage_estimator="rloo").value_clip is None
+
+
+IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("grpo", {"value_clip": 0.2}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=group_norm (--algorithm grpo)", "gae")),
+    ("ppo", {"value_clip": 0.2, "advantage_estimator": "rloo"}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=rloo has none")),
+    ("grpo", {"value_coef": 0.5}, ("VALUE_COEF=0.5", "ADVANTAGE_ESTIMATOR=group_norm")),
+    ("rloo", {"critic_learning_rate": 1e-3}, ("CRITIC_LEARNING_RATE=0.001", "ADVANTAGE_ESTIMATOR=rloo")),
+    ("grpo", {"critic_warmup_steps": 3}, ("CRITIC_WARMUP_STEPS=3", "ADVANTAGE_ESTIMATOR=group_norm")),
+    ("reinforce_pp", {"gae_lambda": 0.9}, ("GAE_LAMBDA=0.9", "ADVANTAGE_ESTIMATOR=reinforce")),
+    ("grpo", {"gamma": 0.9}, ("EMAILRL_GAMMA=0.9", "ADVANTAGE_ESTIMATOR=group_norm", "gae or reinforce")),
+    ("grpo", {"constant_length": 9}, ("CONSTANT_LENGTH=9", "LOSS_AGGREGATION=token_mean")),
+    ("grpo", {"kl_target": 0.1, "beta": 0}, ("KL_TARGET=0.1", "BETA=0")),
+    ("grpo", {"correction_low": 0.1}, ("CORRECTION_LOW=0.1", "IMPORTANCE_CORRECTION=off")),
+    ("grpo", {"correction_high": 2.0}, ("CORRECTION_HIGH=2", "IMPORTANCE_CORRECTION=off")),
+    ("ppo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "ADVANTAGE_ESTIMATOR=gae", "RATIO_LEVEL=token")),
+    ("rloo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "KL_IN=reward", "KL_IN=loss, BETA=0")),
+    (
+        "reinforce_pp",
+        {"ratio_level": "sequence", "gamma": 0.9, "kl_in": "loss"},
+        ("RATIO_LEVEL=sequence", "EMAILRL_GAMMA=0.9"),
+    ),
+    (
+        "grpo",
+        {"importance_correction": "icepop", "correction_low": 2.0, "correction_high": 2.0},
+        ("CORRECTION_LOW=2", "CORRECTION_HIGH=2"),
+    ),
+    ("grpo", {"reward_clip_low": 1.0, "reward_clip_high": 1.0}, ("REWARD_CLIP_LOW=1", "REWARD_CLIP_HIGH=1")),
+    ("ppo", {"critic_warmup_steps": 200}, ("CRITIC_WARMUP_STEPS=200", "MAX_STEPS=200")),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "said"), IMPOSSIBLE)
+def test_an_impossible_mix_names_both_settings_and_a_way_out(
+    name: str, overrides: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolved(name, **overrides)
+    whole = f"{caught.value} {caught.value.hint}"
+    assert [part for part in said if part not in whole] == [] and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("ppo", {"value_clip": 0.2, "value_coef": 0.5, "critic_warmup_steps": 199, "gamma": 0.9, "gae_lambda": 0.9}),
+        ("reinforce_pp", {"gamma": 0.9}),
+        ("dr_grpo", {"constant_length": 9}),
+        ("grpo", {"importance_correction": "icepop", "correction_low": 0.9, "correction_high": 1.1}),
+        ("rloo", {"ratio_level": "sequence", "kl_in": "loss"}),
+        ("rloo", {"ratio_level": "sequence", "beta": 0}),
+        ("reinforce_pp", {"ratio_level": "sequence", "kl_in": "loss"}),
+        ("grpo", {"reward_clip_low": -1.0, "reward_clip_high": 1.0}),
+        ("grpo", {"reward_clip_low": 1.0}),
+        *((name, {"kl_in": place, "kl_estimator": k}) for name in ("grpo", "ppo") for place in ("loss", "reward")
+          for k in ("k1", "k2", "k3")),
+    ],
+)  # fmt: skip
+def test_possible_mixes(name: str, overrides: dict[str, Any]) -> None:
+    assert resolved(name, **overrides).name == name
+
+
+def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
+    one = {"num_generations": 1}
+    for name, algorithm in ALGORITHMS.items():
+        settings = Settings.model_validate({"training": {"algorithm": name} | one})
+        if algorithm.compares_rollouts:
+            with pytest.raises(UsageError, match=f"NUM_GENERATIONS=1 is too few for {name}, .*ADVANTAGE_ESTIMATOR="):
+                resolve(settings)
+        else:
+            assert resolve(settings).name == name
+    engine = {"agent": {"engine": "openai"}, "algorithm": {"importance_correction": "tis"}}
+    with pytest.raises(UsageError, match=r"IMPORTANCE_CORRECTION=tis .* EMAILRL_ENGINE=openai"):
+        resolve(Settings.model_validate(engine))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("grpo", {"kl_estimator": "k1"}, "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0"),
+        ("grpo", {"kl_in": "reward"}, "KL_ESTIMATOR=k3 with KL_IN=reward does not follow"),
+        ("grpo", {"ratio_level": "sequence"}, "RATIO_LEVEL=sequence averages over tokens: CLIP_LOW=0.2"),
+        ("reinforce_pp", {"whiten_advantages": False}, "without WHITEN_ADVANTAGES has no baseline"),
+    ],
+)
+def test_advice(name: str, overrides: dict[str, Any], said: str) -> None:
+    settings = Settings.model_validate({"training": {"algorithm": name}, "algorithm": overrides})
+    (note,) = advice(resolve(settings), settings)
+    assert said in note
+
+
+def test_named_algorithms_need_no_advice() -> None:
+    for name in ALGORITHMS:
+        settings = Settings.model_validate({"training": {"algorithm": name}})
+        assert advice(resolve(settings), settings) == []
+    silent = {"beta": 0.0, "kl_estimator": "k1"}
+    settings = Settings.model_validate({"algorithm": silent})
+    assert advice(resolve(settings), settings) == []
