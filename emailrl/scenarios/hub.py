@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.scenarios.rows import parse_row
+from emailrl.scenarios.rows import ART_E, Fields, parse_row
 from emailrl.store.sources.hub import go_offline_if_unreachable
 from emailrl.trajectory import Scenario
 
@@ -15,18 +15,19 @@ HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
 SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 
 
-def read_dataset(name: str) -> Iterator[Scenario]:
+def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
     """The questions of every split of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
 
     Raises EmailRLError with the alternatives where the hub cannot be reached, UsageError for a folder that is no
     dataset and for rows that are no questions.
     """
+    names = {fields.train_split: fields.train_split} | SPLIT_NAMES
     for split_name, rows in _load(name).items():
         for number, row in enumerate(rows):
             where = f"{name}[{split_name}][{number}]"
-            if split_name not in SPLIT_NAMES:
+            if split_name not in names:
                 raise UsageError(f"{where}: a question set has the splits train, val(idation) and test.")
-            yield parse_row({**row, "split": SPLIT_NAMES[split_name]}, where)
+            yield parse_row({**row, "split": names[split_name]}, where, fields)
 
 
 def _load(name: str) -> Any:

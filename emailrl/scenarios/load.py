@@ -15,12 +15,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.rows import read_jsonl
+from emailrl.scenarios.rows import Fields, read_jsonl
 from emailrl.scenarios.splits import check_disjoint, cut_val, mixed_order
 from emailrl.settings import DataSettings
 from emailrl.trajectory import Scenario
@@ -79,8 +79,8 @@ def load_scenario_set(
     Raises UsageError (file and line) for a bad row, for splits that share an inbox and for an empty split,
     EmailRLError where the hub cannot be reached.
     """
-    source, rows = _open(questions or data.questions)
-    everything, dropped = _filter(rows, data.max_source_mails)
+    source, rows = _open(questions or data.questions, data)
+    everything, dropped = _filter(_trained_split(rows, data.train_split), data.max_source_mails)
     if not everything:
         raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
     allow_shared = data.allow_shared_inbox or not check_inboxes
@@ -105,16 +105,26 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     return digest.hexdigest()
 
 
-def _open(questions: Path | None) -> tuple[str, Iterator[Scenario]]:
+def _open(questions: Path | None, data: DataSettings) -> tuple[str, Iterator[Scenario]]:
     """Where the questions come from, and a reader over them."""
+    fields = Fields(data.question_field, data.answer_field, data.train_split)
     if questions is not None and Path(questions).is_file():
-        return str(questions), read_jsonl(Path(questions))
+        return str(questions), read_jsonl(Path(questions), fields)
     if questions is not None and not Path(questions).exists():
         raise UsageError(f"No such question file: {questions}.")
     from emailrl.scenarios.hub import HUB_QUESTIONS, read_dataset
 
     source = str(questions or HUB_QUESTIONS)
-    return source, read_dataset(source)
+    return source, read_dataset(source, fields)
+
+
+def _trained_split(rows: Iterator[Scenario], train_split: str) -> Iterator[Scenario]:
+    """The rows with the split to train on called ``train``, those that had that name left out."""
+    for scenario in rows:
+        if scenario.split == train_split:
+            yield replace(scenario, split="train")
+        elif scenario.split != "train":
+            yield scenario
 
 
 def _filter(rows: Iterator[Scenario], max_source_mails: int) -> tuple[list[Scenario], dict[str, int]]:

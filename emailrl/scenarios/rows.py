@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,20 @@ from emailrl.trajectory import Scenario
 ONE_A_LINE = "A question file has one JSON object a line."
 
 
-def read_jsonl(path: Path) -> Iterator[Scenario]:
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where a question set departs from ART-E's names."""
+
+    question: str = "question"
+    answer: str = "answer"
+    train_split: str = "train"
+    """A split that rows may name beside train, val and test."""
+
+
+ART_E = Fields()
+
+
+def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
     """The questions of a JSONL file; a bad row raises UsageError with file and line."""
     lines: dict[tuple[str | None, str], int] = {}
     first_split: str | None = None
@@ -27,7 +40,7 @@ def read_jsonl(path: Path) -> Iterator[Scenario]:
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
-                scenario = parse_row(_json(line, where), where)
+                scenario = parse_row(_json(line, where), where, fields)
                 if not lines:
                     first_split = scenario.split
                 elif (scenario.split is None) != (first_split is None):
@@ -42,7 +55,7 @@ def read_jsonl(path: Path) -> Iterator[Scenario]:
         raise UsageError(f"{path}: the question file is empty.")
 
 
-def parse_row(row: Any, where: str) -> Scenario:
+def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     """One checked question; raises UsageError that begins with ``where`` and names the field."""
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
@@ -54,15 +67,16 @@ def parse_row(row: Any, where: str) -> Scenario:
     if not 0 <= realistic <= 1:
         raise UsageError(f"{where}: field 'how_realistic' must lie between 0 and 1, not {realistic!r}.")
     split = row.get("split")
-    if split is not None and split not in SPLITS:
-        raise UsageError(f"{where}: field 'split' must be one of {', '.join(SPLITS)}, not {split!r}.")
+    splits = dict.fromkeys((*SPLITS, fields.train_split))
+    if split is not None and split not in splits:
+        raise UsageError(f"{where}: field 'split' must be one of {', '.join(splits)}, not {split!r}.")
     kind = row.get("kind")
     if kind is not None and not isinstance(kind, str):
         raise UsageError(f"{where}: field 'kind' must be a string, not {kind!r}.")
     return Scenario(
         id=str(question_id),
-        question=_field(row, "question", (str,), where),
-        answer=_field(row, "answer", (str,), where),
+        question=_field(row, fields.question, (str,), where),
+        answer=_field(row, fields.answer, (str,), where),
         message_ids=list(message_ids),
         inbox_address=_field(row, "inbox_address", (str,), where).strip().lower(),
         query_date=_day(_field(row, "query_date", (str, date), where), where),

@@ -27,6 +27,12 @@ def without_credentials(text: str) -> str:
     return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("//", text))
 
 
+def _no_held_out_split(name: str) -> str:
+    if name in ("val", "test"):
+        raise ValueError("a split that nothing is measured on: val chooses the best model, benchmark reads test")
+    return name
+
+
 def _with_a_place(template: str) -> str:
     if template.count("{}") != 1:
         raise ValueError("a text with one {} in it, where the question goes")
@@ -81,6 +87,12 @@ class StoreSettings(Section):
 class DataSettings(Section):
     questions: Path | None = None
     """A local question file (JSONL); None reads the hub's ART-E questions."""
+    question_field: str = "question"
+    """Where a question set holds the question; its other fields have ART-E's names."""
+    answer_field: str = "answer"
+    """Where a question set holds the reference answer."""
+    train_split: Annotated[str, AfterValidator(_no_held_out_split)] = "train"
+    """The split to train on; with another name than train, rows of train are left out."""
     train_dataset_size: Annotated[Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE")] = 3000
     """Most questions to train on."""
     eval_dataset_size: Annotated[Positive, Env("EVAL_DATASET_SIZE", "VAL_SET_SIZE")] = 100
