@@ -51,12 +51,10 @@ class Updater:
             raise EmailRLError("The policy has nothing to train.", "Load it with trainable=True.")
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        if not algorithm.has_critic:
-            policy.value_head = None
-        elif policy.value_head is None:
-            policy.value_head = make_value_head(policy.model)
-        self.critic = list(policy.value_head.parameters()) if policy.value_head else []
-        self.names += [f"value_head.{name}" for name, _ in policy.value_head.named_parameters()] if self.critic else []
+        policy.value_head = (policy.value_head or make_value_head(policy.model)) if algorithm.has_critic else None
+        critic = list(policy.value_head.named_parameters()) if policy.value_head is not None else []
+        self.critic = [parameter for _, parameter in critic]
+        self.names += [f"value_head.{name}" for name, _ in critic]
         self.optimizer = torch.optim.AdamW(
             [{"params": params} for params in (self.parameters, self.critic) if params],
             lr=settings.training.learning_rate,
