@@ -16,10 +16,12 @@ _MONTH = (
 )
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+_FRACTION = r"(?:1/[2-9]|2/[3579]|3/[457]|4/5)(?![\d/])"
 _DATE = (
-    rf"(?:{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?(?!\d|[:.,]\d\d)(?:,?\s+(?:19|20)\d\d)?"
+    rf"(?:{_MONTH}\s+(?!0\d\b(?!,?\s+(?:19|20)\d\d)|'|99)\d{{1,2}}(?:st|nd|rd|th)?(?!\d|[:.,]\d\d)"
+    r"(?:,?\s+(?:19|20)\d\d)?"
     rf"|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(?:19|20)\d\d)?"
-    r"|(?:1[0-2]|0?[1-9])/(?:3[01]|[12]\d|0?[1-9])(?!\d)(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
+    rf"|(?!{_FRACTION})(?:1[0-2]|0?[1-9])/(?:3[01]|[12]\d|0?[1-9])(?!\d)(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
 )
 _TIME = (
     r"(?:(?:1[0-2]|0?[1-9])(?:[:.][0-5]\d)?\s?(?:[ap]\.m\.?|[ap]m)|(?:[01]?\d|2[0-3]):[0-5]\d|\bnoon\b|\bmidnight\b)"
@@ -27,7 +29,11 @@ _TIME = (
 _TO = r"\s?(?:-|–|/|&|\bto\b|\band\b|\bor\b|\bthrough\b|\bthru\b|\btill?\b|\buntil\b)\s?"
 _UNIT = (
     r"(?:(?:mm|m)?btus?|(?:mm|m|b|t)cf|[mgk]wh?|megawatts|dth|dekatherms|barrels|bbls?|tons|units|seats|copies"
-    r"|gallons|acres|square\sfeet|sq\.?\sft\.?|hours|shares|miles)"
+    r"|gallons|acres|square\sfeet|sq\.?\sft\.?|shares)"
+)
+_LARGE_NUMBER = r"(?<![\d,.$])\d{1,3}(?:,\d{3})+(?![\d,])"
+_FILE_NAMES = re.compile(
+    r"<<[^>\n]*>>|^[ \t]*-[ \t][^\n]*\.\w{2,4}[ \t]*$|\(See attached file:[^)]*\)", re.IGNORECASE | re.MULTILINE
 )
 _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
@@ -49,7 +55,11 @@ class Extractor:
     rivals: re.Pattern[str] | None = None
     """Other mentions that could answer the same question, looked for in what the pattern leaves over."""
     ranges: re.Pattern[str] | None = None
-    """Mentions of a span (3 to 5 pm), which are no single fact."""
+    """Mentions of a span (3 to 5 pm) or a list, which are no single fact."""
+    lookalikes: re.Pattern[str] | None = None
+    """Texts that may be another fact of the kind if they are as long as the fact found."""
+    in_file_names: bool = False
+    """Whether the name of an attached file states a fact of this kind."""
 
     def find(self, text: str) -> list[Fact]:
         """Every mention, in order."""
@@ -61,8 +71,13 @@ class Extractor:
 
     def only(self, own: str, whole: str) -> Fact | None:
         """The one fact of its kind in the whole body, if it stands in the mail's own text; else None."""
-        mine = self.find(own)
+        mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
         if not mine or len({fact.key for fact in self.find(whole)}) != 1:
+            return None
+        if self.lookalikes is not None and any(
+            len(other) == len(mine[0].text) and self.key(other) != mine[0].key
+            for other in self.lookalikes.findall(whole)
+        ):
             return None
         if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", whole)):
             return None
@@ -120,11 +135,14 @@ PHONE = Extractor(
 )
 AMOUNT = Extractor(
     _pattern(
-        r"\$\s?\d[\d,]*(?:\.\d+)?(?:\s{0,3}(?:million|billion|thousand|mm|bn|[mk])\b)?"
+        r"\$\s?\d+(?:,\d{3})*(?:\.\d+)?(?:\s{0,3}(?:million|billion|thousand|mm|bn|[mk])\b)?"
         r"(?:\s?(?:/|per\s|an?\s(?=hour|day|week|month|year))\s?(?:mmbtu|mwh|mcf|dth|hour|day|week|month|year|person|share|unit)\b)?"
     ),
     _number,
-    rivals=re.compile(r"\$|\b\d[\d,.]*\s?(?:dollars|cents|bucks|usd)\b|[€£]", re.IGNORECASE),
+    rivals=re.compile(
+        rf"\$|\b\d[\d,.]*\s?(?:dollars|cents|bucks|usd|million|billion|mm|k)\b|[€£]|{_LARGE_NUMBER}(?!\s?{_UNIT})",
+        re.IGNORECASE,
+    ),
     ranges=re.compile(rf"\$\s?\d[\d,.]*\s?(?:million|[mk]\b)?{_TO}\$?\d", re.IGNORECASE),
 )
 PERCENT = Extractor(
@@ -140,22 +158,34 @@ TIME = Extractor(
 DATE = Extractor(
     _pattern(rf"(?<![\d/$.:])\b(?:{_WEEKDAY},?\s+(?:the\s+)?)?{_DATE}(?![\d/])\b"),
     _date,
-    ranges=re.compile(rf"{_DATE}{_TO}(?:{_WEEKDAY},?\s)?\d|{_DATE}{_TO}{_MONTH}|\d{_TO}{_DATE}", re.IGNORECASE),
-    rivals=re.compile(rf"\b(?:today|tomorrow|tonight|yesterday|{_WEEKDAY})\b", re.IGNORECASE),
+    ranges=re.compile(
+        rf"{_DATE}{_TO}(?:{_WEEKDAY},?\s)?\d|{_DATE}{_TO}{_MONTH}|\d{_TO}{_DATE}|{_DATE}\s?,\s?\d{{1,2}}(?!\d)",
+        re.IGNORECASE,
+    ),
+    rivals=re.compile(
+        rf"\b(?:today|tomorrow|tonight|yesterday|{_WEEKDAY})\b|(?<!\d){_FRACTION}|\b{_MONTH}\s+'?\d\d?\b", re.IGNORECASE
+    ),
+)
+_WHEN = (
+    r"(?:(?:close\s+of\s+business|cob|the\s+end\s+of)\s+(?:on\s+)?)?"
+    rf"(?:{_TIME}\s+(?:on\s+)?)?(?:{_WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?"
+)
+_DUTY = (
+    r"(?:please|needs?|needed|must|rsvp|respon[ds]e?|reply|send|submit(?:ted)?|provide|returned?|complete[d]?|comments?"
+    r"|feedback|finali[sz]ed?|turned\s+in|let\s+(?:me|us)\s+know|register|received?|filed?|review|order|deliver(?:ed)?)"
 )
 DEADLINE = Extractor(
     _pattern(
-        r"(?<!stop )(?<!come )(?<!drop )(?<!swing )(?<!run )\b"
-        r"(?:(?:no\s+later\s+than|due(?:\s+(?:by|on))?|deadline(?:\s+(?:is|of|for\s[\w ]{1,30}\sis))?|by)\s+"
-        r"(?:this\s+|next\s+|on\s+)?)(?P<fact>(?:(?:close\s+of\s+business|cob|the\s+end\s+of)\s+(?:on\s+)?)?"
-        rf"(?:{_TIME}\s+(?:on\s+)?)?(?:{_WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?)"
+        rf"\b(?:(?:no\s+later\s+than|due(?:\s+(?:by|on))?|deadline(?:\s+(?:is|of|for\s[\w ]{{1,30}}\sis))?"
+        rf"|{_DUTY}\b[^.?!]{{0,80}}?(?<!stop )(?<!come )(?<!drop )(?<!swing )(?<!run )\bby)\s+"
+        rf"(?:this\s+|next\s+|on\s+)?)(?P<fact>{_WHEN})"
     ),
     _letters,
-    rivals=re.compile(r"\b(?:deadline|no later than|due (?:by|on))\b", re.IGNORECASE),
+    rivals=re.compile(rf"\b(?:deadline|no later than|due (?:by|on)|by\s+(?:this\s+|next\s+)?{_WHEN})\b", re.IGNORECASE),
 )
 ROOM = Extractor(
     _pattern(
-        rf"\b(?P<fact>(?:(?i:conference|conf\.?|meeting)\s+)?(?i:room|rm\.?)\s+(?:#\s?)?{_CODE}"
+        rf"\b(?P<fact>(?:(?i:conference|conf\.?|meeting)\s+)?(?i:room|rm\.?)[ \t]+(?:#[ \t]?)?{_CODE}"
         r"|(?:(?i:conference|meeting)\s+(?i:room)|Room)\s+[A-Z][a-z]{2,}(?=[\s.,;])|EB\s?-?\d{2,4}[A-Z]?\d?\b)",
         0,
     ),
@@ -164,7 +194,7 @@ ROOM = Extractor(
 VENUE = Extractor(
     _pattern(
         r"\b(?:(?:the|at|in|to)\s+)?(?P<fact>(?!(?:The|This|That|Our|Your|My|An?)\s)"
-        r"(?:[A-Z][\w'&-]+\s){1,3}(?:Hotel|Restaurant|Grill|Cafe|Café|Inn|Club|Airport|Museum|Theat(?:re|er)|Stadium|Ballroom|Country\sClub|Steakhouse))\b",
+        r"(?:[A-Z][\w'&-]+\s){1,3}(?:Hotel|Restaurant|Grill|Cafe|Café|Inn|Airport|Museum|Theat(?:re|er)|Stadium|Ballroom|(?:Country|Golf|Athletic|Yacht)\sClub|Steakhouse))\b",
         0,
     ),
     _letters,
@@ -179,10 +209,12 @@ ATTACHMENT = Extractor(
     ),
     str.lower,
     rivals=re.compile(r"\.(?:xlsx?|docx?|pptx?|pdf|zip)\b", re.IGNORECASE),
+    in_file_names=True,
 )
 QUANTITY = Extractor(
     _pattern(rf"(?<![\d.,$])\d[\d,]*(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"),
     _number,
+    rivals=re.compile(_LARGE_NUMBER),
     ranges=re.compile(rf"\d{_TO}\d[\d,.]*\s?{_UNIT}", re.IGNORECASE),
 )
 FLIGHT = Extractor(
@@ -199,5 +231,6 @@ def numbered(noun: str) -> Extractor:
             r"[ \t]*:?[ \t]*(?P<fact>[A-Z]{0,3}-?\d{4,}(?:[.-]\d+)*)\b"
         ),
         _letters,
-        rivals=re.compile(rf"\b{noun}s?\s*(?:#|no\.|number)", re.IGNORECASE),
+        rivals=re.compile(rf"\b{noun}s?\s*(?:#|no\.|number|\d)", re.IGNORECASE),
+        lookalikes=re.compile(r"(?<![\w$.,/-])\d{4,}(?:\.\d+)?(?![\w,/-])"),
     )

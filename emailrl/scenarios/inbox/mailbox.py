@@ -119,6 +119,10 @@ class Mailbox:
         """Whether the mail came to the owner from someone else."""
         return mail.sender != self.me and not self.people.is_me(mail.sender)
 
+    def is_boilerplate(self, text: str, mail: Mail) -> bool:
+        """Whether mails outside this mail's thread hold a text too, as they do what programs add to them."""
+        return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
+
     def ask_day(self, mail: Mail, rng: Random) -> date:
         """A day on which a question about the mail is asked."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))

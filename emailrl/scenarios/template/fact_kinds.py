@@ -16,6 +16,10 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
             return None
         if fact.text.lower() in mail.addresses:  # an address the header shows already
             return None
+        if fact.text.startswith("100") and extractor is facts.PERCENT:  # a manner of speaking
+            return None
+        if extractor is facts.URL and box.is_boilerplate(fact.text, mail):
+            return None
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
             return None
@@ -90,7 +94,7 @@ FACT_KINDS = (
         facts.ROOM,
         "Which room is named in {mail}?",
         "What room does {mail} mention?",
-        "In which room do we meet, going by {mail}?",
+        "What is the room given in {mail}?",
     ),
     _fact_kind(
         "venue",

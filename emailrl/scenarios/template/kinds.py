@@ -36,7 +36,7 @@ class Kind:
 def refer_to(box: Mailbox, mail: Mail, rng: Random) -> str:
     """Words that mean one mail by its sender and topic, as its mailbox's owner would say them."""
     topic = mail.topic.text
-    if box.received(mail):
+    if mail.sender != box.me:
         person = box.people.called(mail.sender)
         forms: tuple[str, ...] = (
             f'{possessive(person)} mail about "{topic}"',

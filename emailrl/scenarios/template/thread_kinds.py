@@ -51,6 +51,8 @@ def _thread_starter(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     """The author of the first mail of a thread, when every later one is a reply to it or forwards it."""
     if not mail.topic.is_telling or mail.topic.is_reply or mail.topic.is_forward or not box.received(mail):
         return None
+    if mail.own != mail.body:  # it quotes or forwards one that may have begun the thread
+        return None
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day)
     later = thread[1:]

@@ -56,3 +56,5 @@ def test_who_began_a_thread() -> None:
     assert answer("thread_starter", box(second), second) is None
     rival = mail(10, "05-06 11:00", BO, [ANA, CY], "Dredging permit")
     assert answer("thread_starter", box(first, rival), first) is None
+    quoting = mail(8, "05-06 09:00", CY, [ANA, BO], "Dredging permit", "See below.\n-----Original Message-----\nHi")
+    assert answer("thread_starter", box(quoting, second), quoting) is None
