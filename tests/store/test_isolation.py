@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
@@ -50,6 +51,27 @@ KEYWORD = st.one_of(
     st.text(max_size=20),
     st.builds(
         "{} {}".format, st.sampled_from(WORDS), st.sampled_from([*WORDS, '"', "*", ")", "OR gas", "\0", "\ue0001"])
+    ),
+    st.sampled_from(
+        [
+            "gas OR the",
+            "gas* OR parties",
+            "NOT gas",
+            '"',
+            '""',
+            '"gas',
+            "gas)",
+            "{subject} : the",
+            "parties : q1",
+            "^gas",
+            "NEAR(gas the)",
+            "-gas",
+            "\0",
+            "gas\0 OR the",
+            "' OR 1=1 --",
+            "%",
+            "\ud800",
+        ]
     ),
     st.builds(lambda word, times: word * times, st.sampled_from(["gas ", "\U0001f600", "x"]), st.integers(1, 400)),
 )
@@ -126,3 +148,36 @@ def test_search_finds_all_it_should(
     found = {hit.message_id for hit in hits}
     assert found <= expected
     assert len(found) == min(10, len(expected))
+
+
+WRITES = [
+    "INSERT INTO emails (message_id, subject) VALUES ('<new@x>', 'x')",
+    "UPDATE emails SET subject = 'x'",
+    "DELETE FROM recipients",
+    "DROP TABLE emails_fts",
+    "INSERT INTO emails_fts (emails_fts) VALUES ('delete-all')",
+    "CREATE TABLE notes (x)",
+    "PRAGMA user_version = 9",
+    "VACUUM",
+]
+
+
+@pytest.mark.parametrize("guard_off", [False, True], ids=["as_opened", "query_only_switched_off"])
+@pytest.mark.parametrize("write", WRITES)
+def test_an_agent_s_connection_cannot_write(
+    mailbox: tuple[Path, dict[str, RawEmail]], write: str, guard_off: bool
+) -> None:
+    db, _ = mailbox
+    before = db.read_bytes()
+    box = open_mailbox(db, PEOPLE[0])
+    assert box.search(["gas"])
+    connection = box._open().connection
+    if guard_off:  # the file itself is opened read-only, so this guard is not the only one
+        connection.execute("PRAGMA query_only = OFF")
+    try:
+        with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only|query_only"):
+            connection.execute(write).fetchall()
+    finally:
+        connection.execute("PRAGMA query_only = ON")
+    assert db.read_bytes() == before
+    assert [path.name for path in db.parent.iterdir()] == [db.name], "no journal either"
