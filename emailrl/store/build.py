@@ -1,8 +1,9 @@
-"""Build a mail database from a stream of messages: filter, dedupe, put in order of date, index.
+"""Build a mail database from a stream of messages, or add to one: filter, dedupe, put in order of date, index.
 
-Messages are first staged in a file of their own, since their ids follow their dates; then tables and full-text index
-are written once, in order, into a file beside the target that takes its name when all is done. A build that is killed
-leaves the old database as it was. Memory stays flat: what is kept of every message is a hash or two.
+Messages are first staged in a file of their own, since their ids follow their dates; then they are written, in order,
+into a file beside the target that takes its name when all is done: an empty file, or a copy of the old database where
+mail is added. Who has the old one open keeps it; a build that is killed leaves it as it was. Memory stays flat: what
+is kept of every message is a hash or two.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ import contextlib
 import functools
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.connection import connect, reading
-from emailrl.store.sieve import DATE_FORMAT, Listing, Mail, Sieve, as_mail, sift
+from emailrl.store.sieve import Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
-from emailrl.store.staging import Stage
-from emailrl.store.target import claim
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with the phase (``read`` or ``index``), the messages done in it, and their number where it is known."""
+from emailrl.store.staging import Stage, connect_for_loading
+from emailrl.store.stored import LAST_ID, stored_addresses, stored_emails, stored_keys
+from emailrl.store.target import Target, claim
+from emailrl.store.writing import Progress, add_to_database, write_database
 
 _PROGRESS_MAILS = 1000
+_LARGEST_SHARE = 4
+_FEW_MAILS = 1000
 
 
 @dataclass(slots=True)
@@ -59,10 +60,10 @@ def build_database(
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
 
-    ``append`` keeps the mails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit``
-    stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is parsed by
-    ``workers`` processes beside this one (None: as many as the machine has use for). ``listing`` hears of every message
-    skipped or mended.
+    ``append`` keeps the mails of an existing database and adds those it lacks (see ``_add``); ``overwrite`` replaces
+    it; ``limit`` stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is
+    parsed by ``workers`` processes beside this one (None: as many as the machine has use for). ``listing`` hears of
+    every message skipped or mended.
 
     Raises ``UsageError`` where ``db`` exists and neither flag is given, where it is no database or cannot be written,
     or where nothing is left to store; ``EmailRLError`` where the source or the disk fails, or another build is writing
@@ -73,29 +74,71 @@ def build_database(
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     with claim(db, overwrite=overwrite, append=append) as target:
+        old = target.db if append and target.db.exists() else None
         try:
-            with contextlib.closing(Stage(target.staging, progress)) as stage:
-                if append and target.db.exists():
-                    for email in stored_emails(target.db):
-                        mail = as_mail(email)
-                        sieve.remember(mail)
-                        stage.add(mail)
-                stage.keep()
+            with contextlib.closing(Stage(target.staging, stored_addresses(old) if old else None)) as stage:
+                for keys in stored_keys(old) if old else ():
+                    sieve.remember(*keys)
                 with contextlib.closing(_sifted(emails, settings, workers)) as mails:
                     _stage_all(mails, sieve, stage, limit, progress)
-                if stage.count == 0:
-                    raise UsageError(
-                        f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written."
-                    )
-                stage.write(target.building)
+                new = stage.tally
+                if new.mails and old:
+                    _add(stage, old, target, progress)
+                elif new.mails:
+                    write_database(target.building, stage, progress)
         except sqlite3.Error as error:
             raise EmailRLError(
                 f"The database {target.db} cannot be written: {error}.", "It was left as it was."
             ) from error
-        target.publish()
-    return BuildReport(
-        stage.added, stage.added_recipients, sieve.skipped, time.monotonic() - started, target.db, sieve.defects
-    )
+        if new.mails:
+            target.publish()
+        elif not old:
+            raise UsageError(f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written.")
+    seconds = time.monotonic() - started
+    return BuildReport(new.mails, new.recipients, sieve.skipped, seconds, target.db, sieve.defects)
+
+
+def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> None:
+    """Write the staged mails and those of the database ``old`` into the file to be.
+
+    Mails there that are newer than the oldest staged one change their ids: they are taken out of a copy and put back
+    with the new ones. Where they are many (old mail is added), or ids do not follow dates, all is written anew.
+    """
+    fingerprint = stage.tally.fingerprint
+    last_id = _newer_than(stage.oldest(), old)
+    for email in stored_emails(old, LAST_ID if last_id is None else last_id):
+        stage.add(as_mail(email))
+    if last_id is None:
+        write_database(target.building, stage, progress)
+        return
+    _copy(old, target.building)
+    add_to_database(target.building, stage, last_id, fingerprint, progress)
+
+
+def _copy(db: Path, copy: Path) -> None:
+    with (
+        reading(db),
+        contextlib.closing(connect(db)) as source,
+        contextlib.closing(connect_for_loading(copy)) as connection,
+    ):
+        source.backup(connection)
+
+
+def _newer_than(oldest: tuple[str, str] | None, db: Path) -> int | None:
+    """The highest id of the mails of ``db`` newer than a date and Message-ID (of none, where these are None); None
+    where they are too many to be moved, or ids do not follow dates."""
+    with reading(db), contextlib.closing(connect(db)) as connection:
+        if connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone() is None:
+            return None
+        mails, lowest = connection.execute("SELECT count(*), coalesce(min(id), 1) FROM emails").fetchone()
+        if oldest is None:
+            return int(lowest) - 1
+        date, message_id = oldest
+        last_id, newer = connection.execute(
+            "SELECT coalesce(max(id), ?), count(*) FROM emails WHERE date > ? OR (date = ? AND message_id > ?)",
+            (lowest - 1, date, date, message_id),
+        ).fetchone()
+    return None if newer > max(_FEW_MAILS, mails // _LARGEST_SHARE) else int(last_id)
 
 
 def _sifted(
@@ -112,7 +155,7 @@ def _stage_all(
     for seen, mail in enumerate(mails, 1):
         if sieve.passes(mail):
             stage.add(mail)
-            if stage.added == limit:
+            if stage.tally.mails == limit:
                 return
         if progress and seen % _PROGRESS_MAILS == 0:
             progress("read", seen, None)
@@ -122,25 +165,3 @@ def _stage_all(
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{number:,} {reason}" for reason, number in counts.items()) or "no message was found"
-
-
-def stored_emails(db: Path) -> Iterator[RawEmail]:
-    """The mails of a database, oldest first.
-
-    Raises ``UsageError`` where it is none of ours, ``EmailRLError`` where it is damaged.
-    """
-    with reading(db), contextlib.closing(connect(db)) as connection:
-        people = connection.cursor()
-        for key, message_id, subject, sender, date, body, file_name in connection.execute(
-            "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails ORDER BY id DESC"
-        ):
-            lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
-            for address, kind in people.execute(
-                "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid", (key,)
-            ):
-                lists[kind].append(address)
-            try:
-                moment = None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
-            except ValueError as error:
-                raise sqlite3.DataError(f"the date of mail {key} is not as it was written") from error
-            yield RawEmail(message_id, subject, sender, lists["to"], lists["cc"], lists["bcc"], moment, body, file_name)

@@ -19,7 +19,7 @@ from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, che
 from emailrl.store.connection import connect, no_database, reading
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
-_LAST_ID = 2**63 - 1
+_FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -189,11 +189,11 @@ class Mailbox:
         return rows[0][0] if rows else None
 
     def _last_id(self, day: str) -> int:
-        """The highest id of the mails dated ``day`` or later, which have the lowest ids."""
+        """The highest id of the mails dated ``day`` or later, which have the lowest ids (below zero too)."""
         if not day:
             return _LAST_ID
         rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
-        return rows[0][0] if rows else 0
+        return rows[0][0] if rows else _FIRST_ID
 
 
 _UNDATED_END, _DATES_END = "0", "~"

@@ -106,9 +106,19 @@ def create_tables(connection: sqlite3.Connection) -> None:
 
 
 def create_indexes(connection: sqlite3.Connection) -> None:
-    """Create the indexes and triggers over loaded tables."""
+    """Create the indexes over loaded tables."""
     for table in metadata.sorted_tables:
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             connection.execute(_sql(CreateIndex(index)))
+
+
+def create_triggers(connection: sqlite3.Connection) -> None:
+    """Create the triggers, which keep everything right row by row; a bulk load does it at once, before them."""
     for head, body in TRIGGERS.items():
         connection.execute(f"CREATE TRIGGER {head} BEGIN {body} END")
+
+
+def drop_triggers(connection: sqlite3.Connection) -> None:
+    """Drop the triggers, as far as they are there."""
+    for head in TRIGGERS:
+        connection.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")

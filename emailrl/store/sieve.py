@@ -73,9 +73,22 @@ def _bounded(email: RawEmail) -> RawEmail:
     return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
 
 
+def keys_of(message_id: str, subject: str, from_address: str, body: str) -> tuple[bytes, bytes]:
+    """``id_key`` and ``content_key`` of a mail, see ``Mail``."""
+    return _id_key(message_id), _content(subject, from_address, body).digest()
+
+
+def _id_key(message_id: str) -> bytes:
+    return blake2b(message_id.encode(), digest_size=12).digest()
+
+
+def _content(subject: str, from_address: str, body: str) -> blake2b:
+    return blake2b(f"{subject}\0{from_address}\0{body}".encode(), digest_size=16)
+
+
 def as_mail(email: RawEmail) -> Mail:
     """The form to store, without any judgement."""
-    content = blake2b(f"{email.subject}\0{email.from_address}\0{email.body}".encode(), digest_size=16)
+    content = _content(email.subject, email.from_address, email.body)
     content_key = content.digest()
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(
@@ -84,7 +97,7 @@ def as_mail(email: RawEmail) -> Mail:
     content.update(f"\0{email.message_id}\0{date}\0{email.file_name}\0{people}".encode())
     return Mail(
         email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people,
-        blake2b(email.message_id.encode(), digest_size=12).digest(), content_key, content.digest(), email.defects,
+        _id_key(email.message_id), content_key, content.digest(), email.defects,
     )  # fmt: skip
 
 
@@ -114,7 +127,7 @@ class Sieve:
         elif mail.id_key in self._ids:
             reason = "duplicate_id"
         else:
-            self.remember(mail)
+            self.remember(mail.id_key, mail.content_key)
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
                 if self._listing:
@@ -125,7 +138,7 @@ class Sieve:
             self._listing("skipped", reason, mail.file_name)
         return False
 
-    def remember(self, mail: Mail) -> None:
-        """Take a mail as seen."""
-        self._contents.add(mail.content_key)
-        self._ids.add(mail.id_key)
+    def remember(self, id_key: bytes, content_key: bytes) -> None:
+        """Take a mail of these keys as seen."""
+        self._contents.add(content_key)
+        self._ids.add(id_key)

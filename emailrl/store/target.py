@@ -91,10 +91,22 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if not stat.S_ISREG(mode):
         raise UsageError(f"{db} is no regular file.", OTHER_FILE)
     check_header(db)
+    _check_journals(db)
     if append:
         database_fingerprint(db)  # raises where it is not a database of ours
     elif not overwrite:
         raise _exists(db)
+
+
+def _check_journals(db: Path) -> None:
+    """SQLite would read what is left of another program's writing into whatever file has come to bear the name."""
+    for name in (f"{db.name}-wal", f"{db.name}-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            if db.with_name(name).stat().st_size:
+                raise UsageError(
+                    f"Another program is writing {db}, or died at it: {name} stands beside it.",
+                    f"Close that program, or open the database once with sqlite3, until {name} is gone.",
+                )
 
 
 def _exists(db: Path) -> UsageError:

@@ -36,8 +36,9 @@ from peak_memory import PeakMemory
 from store_queries import Query
 
 from emailrl.store import open_mailbox
-from emailrl.store.build import build_database, stored_emails
+from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail, open_source
+from emailrl.store.stored import stored_emails
 
 ENRON = Path(__file__).resolve().parents[3] / "shared" / "data" / "enron"
 APPENDED = 2000

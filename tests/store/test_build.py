@@ -18,8 +18,9 @@ import pytest
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store import database_fingerprint, open_mailbox
-from emailrl.store.build import build_database, stored_emails
+from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail, Skipped
+from emailrl.store.stored import stored_emails
 
 Make = Callable[..., RawEmail]
 
@@ -124,10 +125,10 @@ def test_append_adds_new_mail_only_and_keeps_the_order(tmp_path: Path, email: Ma
     )
     assert (report.emails, report.recipients, report.skipped) == (2, 2, {"duplicate": 1})
     assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
-        (1, "<4@x>"),
-        (2, "<3@x>"),
-        (3, "<2@x>"),
-        (4, "<1@x>"),
+        (0, "<4@x>"),
+        (1, "<3@x>"),
+        (2, "<2@x>"),
+        (3, "<1@x>"),
     ]
     hits = open_mailbox(db, "bob@x.org").search(["subject"])
     assert [hit.message_id for hit in hits] == ["<4@x>", "<3@x>", "<2@x>", "<1@x>"]

@@ -15,11 +15,11 @@ from emailrl.cli.app import main
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios import missing_ids
 from emailrl.scenarios.template import generate
-from emailrl.store import database_fingerprint, open_mailbox
-from emailrl.store.build import build_database, stored_emails
+from emailrl.store import database_fingerprint, open_mailbox, writing
+from emailrl.store.build import build_database
 from emailrl.store.connection import connect
 from emailrl.store.sources import RawEmail
-from emailrl.store.staging import Stage
+from emailrl.store.stored import stored_emails
 from emailrl.trajectory import Scenario
 
 Make = Callable[..., RawEmail]
@@ -118,16 +118,17 @@ def test_what_dead_builds_left_is_cleared_up_and_nothing_else(tmp_path: Path, em
 
 def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    index = Stage._index
+    note = writing._note
 
-    def watched(self: Stage, connection: sqlite3.Connection) -> None:
+    def watched(connection: sqlite3.Connection, fingerprint: int) -> None:
         seen.update(mode for schema in ("main", "staging") for (mode,) in connection.execute(
             f"PRAGMA {schema}.journal_mode"))  # fmt: skip
-        index(self, connection)
+        note(connection, fingerprint)
 
-    monkeypatch.setattr(Stage, "_index", watched)
-    build_database([email(1)], tmp_path / "mail.db")
-    assert seen == {"off"}
+    monkeypatch.setattr(writing, "_note", watched)
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / "mail.db", append=True)
+        assert seen == {"off"}
 
 
 def test_a_journal_is_removed_with_its_file(tmp_path: Path, email: Make) -> None:
