@@ -65,29 +65,17 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
 def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
     from emailrl.engines.probe import Probe
     from emailrl.engines.renderer import stop_ids
-    from emailrl.engines.vllm_server import VllmServers
+    from emailrl.engines.transformers_engine import generation_stop_ids
+    from emailrl.engines.vllm_arguments import check_sampling
 
     check_sampling(settings, trainable=policy.trainable)
     tolerance = settings.vllm.vllm_probe_tolerance
     probe = Probe(policy, temperature=settings.agent.temperature, tolerance=tolerance)
-    stops = stop_ids(policy.tokenizer)
+    stops = stop_ids(policy.tokenizer) | generation_stop_ids(policy.model)
     if settings.vllm.vllm_urls:
+        from emailrl.engines.vllm_server import VllmServers
+
         return VllmServers(settings, probe, stops)
-    raise UsageError("vLLM in this process is not available.", "Set VLLM_URLS.")
+    from emailrl.engines.vllm_engine import VllmEngine
 
-
-def check_sampling(settings: Settings, *, trainable: bool) -> None:
-    """Raise UsageError for sampling whose log-probabilities vLLM cannot state as training needs them."""
-    agent, algorithm = settings.agent, settings.algorithm
-    filtered = agent.top_p < 1 or agent.top_k > 0
-    if filtered and agent.temperature not in (0, 1):
-        raise UsageError(
-            f"vLLM states log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
-            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
-            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
-        )
-    if trainable and settings.vllm.stale_spans == "correct" and algorithm.importance_correction == "off":
-        raise UsageError(
-            "STALE_SPANS=correct needs an importance correction.",
-            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
-        )
+    return VllmEngine(settings, policy, probe, stops)

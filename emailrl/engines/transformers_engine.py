@@ -60,7 +60,7 @@ class TransformersEngine:
         self._weights = sampling_weights(model)
         self._config = self._weights.model.config.get_text_config()
         check_full_attention(self._config)
-        self.stop_ids = frozenset(stop_ids) | _generation_stop_ids(self._weights.model)
+        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self._weights.model)
         own = int(self._config.max_position_embeddings)
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
@@ -267,6 +267,7 @@ def _full(request: Request) -> Completion:
     return Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
 
 
-def _generation_stop_ids(model: nn.Module) -> frozenset[int]:
+def generation_stop_ids(model: nn.Module) -> frozenset[int]:
+    """The ids that end a completion by the model's generation config."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -8,7 +8,6 @@ to the others, and it is taken in again at the next rollout once it is well and 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import sys
 import time
@@ -24,6 +23,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.probe import Probe
 from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, read_urls, sampling_body
+from emailrl.engines.report import report
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings
@@ -270,11 +270,3 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
     if not separator or not here or not there.startswith("/"):
         raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Write outputs=/mnt/outputs.")
     return Path(here).absolute(), Path(there)
-
-
-def report(line: str) -> None:
-    """Tell the user, and the run's log where there is one."""
-    logger = logging.getLogger("emailrl.engines")
-    if logger.hasHandlers():
-        logger.warning("%s", line)
-    print(line, file=sys.stderr)

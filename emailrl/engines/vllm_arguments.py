@@ -1,0 +1,85 @@
+"""What vLLM in this process is started with, from the settings; no vLLM is needed to know it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values vLLM takes for ``max_lora_rank``."""
+
+
+def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
+    """The fields of ``vllm.EngineArgs``.
+
+    ``lora_rank`` is the largest rank to make room for; ``dtype`` a torch type's name. Log-probs are those after
+    temperature, save where top-p or top-k would change them too (``check_sampling``). The tokenizer stays out: ids go
+    in, ids come out.
+    """
+    vllm, agent = settings.vllm, settings.agent
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "seed": settings.training.seed % 2**32,
+        "max_model_len": settings.model.max_model_len,
+        "max_num_seqs": agent.max_batch_trajectories,
+        "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
+        "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
+        "enforce_eager": vllm.vllm_enforce_eager,
+        "enable_prefix_caching": vllm.vllm_enable_prefix_caching,
+        "enable_sleep_mode": vllm.vllm_enable_sleep and can_sleep,
+        "logprobs_mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
+        "disable_log_stats": True,
+        "enable_lora": True,
+        "max_loras": vllm.vllm_max_loras,
+        "max_lora_rank": lora_rank_limit(lora_rank),
+    }
+    if settings.model.load_in_4bit:
+        arguments["quantization"] = "bitsandbytes"
+    return arguments
+
+
+def lora_rank_limit(rank: int) -> int:
+    """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError where vLLM has none."""
+    for limit in LORA_RANKS:
+        if rank <= limit:
+            return limit
+    raise UsageError(f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+
+
+def adapter_rank(path: Path) -> int:
+    """The largest rank in an adapter's config; EmailRLError where it cannot be read."""
+    try:
+        config = json.loads((path / "adapter_config.json").read_text("utf-8"))
+        return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EmailRLError(f"{path} is not an adapter: {error}") from error
+
+
+def is_filtered(settings: Settings) -> bool:
+    """Whether training rollouts draw from part of the distribution only."""
+    return settings.agent.top_p < 1 or settings.agent.top_k > 0
+
+
+def check_sampling(settings: Settings, *, trainable: bool) -> None:
+    """Raise UsageError for sampling whose log-probabilities vLLM cannot state as training needs them.
+
+    It states them before temperature, or after temperature, top-p and top-k; training needs them in between.
+    """
+    agent = settings.agent
+    if is_filtered(settings) and agent.temperature not in (0, 1):
+        raise UsageError(
+            f"vLLM states log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
+            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
+            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        )
+    if trainable and settings.vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
+        raise UsageError(
+            "STALE_SPANS=correct needs an importance correction.",
+            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
+        )

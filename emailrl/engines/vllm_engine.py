@@ -1,0 +1,276 @@
+"""vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
+
+Adapters go in under a new id for each version and after each wake, never merged and never in place, and prove
+themselves by their log-probabilities before anything is sampled (``probe``): vLLM has served stale and damaged adapters
+(#42125, #53888). Follow-ups join the running batch in the step after their turn ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from emailrl.engines.base import Advance, Completion, Request, SamplingParams
+from emailrl.engines.probe import SAMPLED, Probe
+from emailrl.engines.report import report
+from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
+from emailrl.engines.weights import adapter_sha256
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that no other one holds the GPU
+    "VLLM_HOST_IP": "127.0.0.1",  # workers have hung at their start without it
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to --json
+}
+
+
+class VllmEngine:
+    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` names a version.
+
+    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank. Raises EmailRLError
+    where vLLM is missing, UsageError under torchrun, where it would share the trainer's process group.
+    """
+
+    def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
+        if find_spec("vllm") is None:
+            raise EmailRLError(
+                "The engine vllm is not installed.",
+                "Run: pip install 'emailrl[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
+            )
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError("vLLM in process works for one training process only.", "Name servers in VLLM_URLS.")
+        self._settings = settings
+        self._model = str(policy.path)
+        self._dtype = str(policy.dtype).removeprefix("torch.")
+        self._lora_rank: int = policy.lora.get("rank") or settings.lora.lora_rank
+        self._probe = probe
+        self._stop_ids = sorted(stop_ids)
+        self._can_sleep = policy.device.type == "cuda"
+        if settings.vllm.vllm_enable_sleep and not self._can_sleep:
+            report("vLLM cannot sleep without a GPU: it keeps its memory while the trainer works.")
+        self._engine: Any = None
+        self._lora: Any = None
+        self._loras = 0
+        self._path: Path | None = None
+        self._proven = False
+        self._requests = 0
+        self.version = ""
+        self.adapter_sha256: str | None = None
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it has proven itself.
+
+        Raises ProbeError where it does not, UsageError for a rank that there is no room for.
+        """
+        self._path = None if path is None else path.absolute()
+        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
+        self._proven = False
+        self._prove()
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``."""
+        if not self._proven:
+            self._prove()
+        running: dict[str, tuple[int, Request, float]] = {}
+        ended: list[tuple[int, Completion]] = []
+
+        def begin(place: int, request: Request | None) -> None:
+            while request is not None:
+                room = self.max_model_len - len(request.prompt_ids)
+                if room >= 1:
+                    params = self._params(request.sampling, request.seed, min(request.sampling.max_tokens, room))
+                    running[self._add(request.prompt_ids, params)] = place, request, time.perf_counter()
+                    return
+                full = Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
+                request = end(place, full)
+
+        def end(place: int, completion: Completion) -> Request | None:
+            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
+            ended.append((place, completion))
+            return advance(completion) if advance is not None else None
+
+        try:
+            for place, request in enumerate(requests):
+                begin(place, request)
+            while running:
+                for output in self._step():
+                    place, request, started = running.pop(output.request_id)
+                    begin(place, end(place, read_output(output, request, time.perf_counter() - started)))
+        except BaseException:
+            self._engine.abort_request(list(running))
+            raise
+        if advance is None:
+            ended.sort(key=lambda pair: pair[0])
+        return [completion for _, completion in ended]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return int(self._engine.model_config.max_model_len)
+
+    def release(self) -> None:
+        """Sleep (level 1: weights to host memory, cache dropped) while the trainer works."""
+        if self._engine is not None and self._sleeps:
+            self._engine.reset_prefix_cache()
+            self._engine.sleep(level=1)
+
+    def resume(self) -> None:
+        """Wake; the adapter is loaded and proven anew before it samples."""
+        if self._engine is None or not self._sleeps or not self._engine.is_sleeping():
+            return
+        gc.collect()
+        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is needed now
+        self._engine.wake_up()
+        self._engine.reset_prefix_cache()
+        self._proven = False
+
+    def close(self) -> None:
+        """Stop vLLM and give its memory back."""
+        if self._engine is None:
+            return
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine.engine_core.shutdown()
+        self._engine, self._lora, self._proven = None, None, False
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    # -- vLLM
+
+    @property
+    def _sleeps(self) -> bool:
+        return bool(self._engine.model_config.enable_sleep_mode)
+
+    def _start(self) -> None:
+        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        rank = self._settings.vllm.vllm_max_lora_rank or self._lora_rank
+        if self._path is not None:
+            rank = max(rank, adapter_rank(self._path))
+        arguments = engine_arguments(
+            self._settings, model=self._model, dtype=self._dtype, lora_rank=rank, can_sleep=self._can_sleep
+        )
+        with generators_kept():
+            try:
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            except (RuntimeError, ValueError, OSError) as error:
+                reason = " ".join(str(error).split())[:300]
+                raise EmailRLError(
+                    f"vLLM does not start: {reason}",
+                    "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true.",
+                ) from error
+
+    def _prove(self) -> None:
+        """Give vLLM the adapter in use under a new id, and compare its log-probabilities with the trainer's."""
+        if self._engine is None:
+            self._start()
+        self._take_adapter()
+        self._probe.load(self._path)
+        agent = self._settings.agent
+        sampling = SamplingParams(SAMPLED, agent.temperature, agent.top_p, agent.top_k)
+        self._add(self._probe.ids, self._params(sampling, 0, SAMPLED, prompt_logprobs=0))
+        outputs: list[Any] = []
+        while not outputs:
+            outputs = self._step()
+        ids, said = self._probe.ids, outputs[0].outputs[0]
+        prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
+        self._probe.check("vLLM", prompt, said.token_ids, logprobs_of(said))
+        self._proven = True
+
+    def _take_adapter(self) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if self._lora is not None:
+            self._engine.remove_lora(self._lora.lora_int_id)
+            self._lora = None
+        if self._path is None:
+            return
+        rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
+        if rank > room:
+            raise UsageError(
+                f"vLLM was started for adapters up to rank {room}, and {self._path} has {rank}.",
+                f"Set VLLM_MAX_LORA_RANK={rank}.",
+            )
+        self._loras += 1
+        request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
+        if not self._engine.add_lora(request):
+            raise EmailRLError(f"vLLM did not take the adapter {self._path}.")
+        self._lora = request
+
+    def _params(self, sampling: SamplingParams, seed: int, max_tokens: int, **more: Any) -> Any:
+        from vllm import SamplingParams as Params
+        from vllm.sampling_params import RequestOutputKind
+
+        return Params(
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **more,
+        )
+
+    def _add(self, prompt_ids: list[int], params: Any) -> str:
+        self._requests += 1
+        name = str(self._requests)
+        self._engine.add_request(name, {"prompt_token_ids": prompt_ids}, params, lora_request=self._lora)
+        return name
+
+    def _step(self) -> list[Any]:
+        return [output for output in self._engine.step() if output.finished]
+
+
+def read_output(output: Any, request: Request, seconds: float) -> Completion:
+    """A finished ``vllm.RequestOutput`` as a completion."""
+    said = output.outputs[0]
+    completion = Completion(
+        request.trajectory_id,
+        list(said.token_ids),
+        logprobs_of(said),
+        str(said.finish_reason),
+        seconds=seconds,
+        prompt_tokens=len(request.prompt_ids),
+    )
+    if said.finish_reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {said.finish_reason!r}"
+    return completion
+
+
+def logprobs_of(said: Any) -> list[float]:
+    """The log-probability of each sampled token."""
+    return [entry[token].logprob for token, entry in zip(said.token_ids, said.logprobs, strict=True)]
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """vLLM seeds the process's global generators when it starts; a run's draws must not depend on it."""
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
