@@ -12,6 +12,9 @@ from emailrl.errors import UsageError
 from emailrl.store.connection import connect, reading
 from emailrl.trajectory import Scenario
 
+MAX_NAMED = 3
+"""Message ids that a note spells out."""
+
 _VISIBLE = """
 SELECT 1 FROM emails WHERE message_id = :message_id AND date < :until AND (
     from_address = :inbox
@@ -63,10 +66,20 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
         )
     if coverage.num_answerable == coverage.num_questions:
         return []
+    causes = [
+        f"{words} {_some(ids)}"
+        for words, ids in (("it lacks", coverage.missing), ("outside the inbox or too late:", coverage.hidden))
+        if ids
+    ]
     return [
         f"the database can answer {coverage.num_answerable} of {coverage.num_questions} questions "
-        f"({coverage.answerable:.1%}); the others lack source mails"
+        f"({coverage.answerable:.1%}); {'; '.join(causes)}"
     ]
+
+
+def _some(ids: Sequence[str]) -> str:
+    """The first message ids of a list, and how many more there are."""
+    return ", ".join(ids[:MAX_NAMED]) + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
 
 
 def _is_visible(connection: sqlite3.Connection, message_id: str, scenario: Scenario) -> bool:

@@ -45,7 +45,9 @@ def test_what_is_absent_is_told_from_what_is_out_of_sight(db: Path) -> None:
 def test_the_share_of_answerable_questions_is_said(db: Path) -> None:
     assert coverage_notes([ask("<1@x>")], db) == []
     [note] = coverage_notes([ask("<1@x>"), ask("<9@x>"), ask("<2@x>")], db)
-    assert "2 of 3 questions (66.7%)" in note
+    assert note == "the database can answer 2 of 3 questions (66.7%); it lacks <9@x>"
+    [note] = coverage_notes([ask("<1@x>"), *(ask(f"<{n}@x>") for n in range(5, 10)), ask("<3@x>")], db)
+    assert note.endswith("(14.3%); it lacks <5@x>, <6@x>, <7@x> and 2 more; outside the inbox or too late: <3@x>")
     with pytest.raises(UsageError, match="holds the source mails of none"):
         coverage_notes([ask("<9@x>")], db)
 
