@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 PEAK_TFLOPS = 790
-SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "fast"]
+SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "leanest", "fast", "exact"]
+UNTIMED = ("float32", "exact")
 TRL_WAYS = [(8, False), (8, True), (4, False), (4, True)]
 
 
@@ -45,7 +46,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (given.folder or Path(temporary)) / shape
             results = [run_side(shape, side, folder, given.limit) for side in ["save", *given.sides]]
-        table = [one for one in results if "seconds" in one or "error" in one]
+        table = [one for one in results if one["side"] != "save"]
         for one in results:
             print(json.dumps(one), file=sys.stderr)
             if given.out:
@@ -92,7 +93,7 @@ def measure(shape: str, side: str, folder: Path) -> dict[str, Any]:
     gradients = ran.gradients()
     result |= agreement(folder, side, logprobs, gradients)
     ran.run(samples[2:10])
-    if side != "float32":
+    if side not in UNTIMED:
         seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
         result |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": result["tokens"] / seconds}
         result["mfu"] = flops(shape, samples) / seconds / PEAK_TFLOPS / 1e12
@@ -115,9 +116,14 @@ def make_side(side: str, folder: Path) -> tuple[Any, str]:
     if side == "unsloth":
         settings = lora_settings(folder, backend="unsloth", gradient_checkpointing="on")
         return policy_side(settings, 16384), "masked head, padded, checkpointing"
-    if side == "lean":
-        return policy_side(lora_settings(folder, gradient_checkpointing="selective"), 8192), "selective, 8192 tokens"
-    return policy_side(lora_settings(folder, gradient_checkpointing="auto"), 16384), "auto, 16384 tokens"
+    checkpointing, dtype, max_tokens = {
+        "fast": ("auto", "bf16", 16384),
+        "lean": ("selective", "bf16", 8192),
+        "leanest": ("on", "bf16", 4096),
+        "exact": ("on", "fp32", 16384),
+    }[side]
+    settings = lora_settings(folder, dtype=dtype, gradient_checkpointing=checkpointing)
+    return policy_side(settings, max_tokens), f"{checkpointing}, {max_tokens} tokens, {dtype}"
 
 
 def best_trl(folder: Path, samples: list[Any]) -> tuple[Any, str]:
@@ -134,7 +140,7 @@ def best_trl(folder: Path, samples: list[Any]) -> tuple[Any, str]:
             side.run(samples[: way[0]])
             seconds[way] = timed(side, samples[8:16], 1)[0]
         except torch.cuda.OutOfMemoryError:
-            continue
+            pass
         finally:
             side = None
             gc.collect()
@@ -186,12 +192,21 @@ def print_table(shape: str, rows: list[dict[str, Any]]) -> None:
         one = next(iter(by_side.values()))
         share = one["trainable"] / one["tokens"]
         print(f"\n{shape}: {one['tokens']:,} tokens, {share:.1%} trainable, {one.get('device', 'CPU')}\n")
-    print("| side | setting | seconds | tokens/s | x TRL | x Unsloth | peak GiB | MFU | log-prob vs bf16, fp32 (max) | gradient vs bf16, fp32 |")
+    print(
+        "| side | setting | seconds | tokens/s | x TRL | x Unsloth | peak GiB | MFU | log-prob vs bf16, fp32 (max) | gradient vs bf16, fp32 |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if "error" in row:
             print(f"| {row['side']} | {row['error']} |" + " |" * 8)
             continue
+        if "seconds" not in row:
+            row |= {
+                "seconds": float("nan"),
+                "tokens_per_second": float("nan"),
+                "peak_gib": float("nan"),
+                "mfu": float("nan"),
+            }
         ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
         cells = [
             row["side"], row["setting"], f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,.0f}",

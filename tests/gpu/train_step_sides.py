@@ -77,7 +77,7 @@ def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int 
             ids, mask = list(prompt), [0] * len(prompt)
             total = int(draw.triangular(2000, 6000, 3200)) // scale
             while len(ids) < total:
-                for trained, most in ((1, 260), (0, 560)):
+                for trained, most in ((1, 200), (0, 560)):
                     length = draw.randrange(most // 2, most) // scale + 1
                     ids += [draw.randrange(300, vocabulary) for _ in range(length)]
                     mask += [trained] * length
@@ -109,8 +109,11 @@ class Side:
 
     def gradients(self) -> dict[str, Tensor]:
         """The adapter's gradients by name."""
-        named = ((name[name.index("layers.") :].replace(".default", ""), one) for name, one in self.model.named_parameters() if "lora_" in name)
-        return {name: one.grad.float().cpu() for name, one in named if one.grad is not None}
+        return {
+            name[name.index("layers.") :].replace(".default", ""): one.grad.float().cpu()
+            for name, one in self.model.named_parameters()
+            if "lora_" in name and one.grad is not None
+        }
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -180,6 +183,7 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
         processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
     )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
     trained = trainer.model
     set_lora(trained)
     trained.train()

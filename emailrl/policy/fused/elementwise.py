@@ -70,13 +70,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (wide * torch.sigmoid(wide)).to(gate.dtype) * up
 
 
-def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``swiglu`` by ``gate`` and by ``up``, and its value again."""
+def swiglu_backward_(grad: Tensor, gate: Tensor, up: Tensor) -> None:
+    """Turn ``gate`` and ``up`` into ``swiglu``'s gradients by them, and ``grad`` into its value, where they stand."""
     wide, wide_up, wide_grad = _wide(gate), _wide(up), _wide(grad)
     sigmoid = torch.sigmoid(wide)
     silu = wide * sigmoid
-    by_gate = wide_grad * wide_up * sigmoid * (1 + wide - silu)
-    return by_gate.to(gate.dtype), (wide_grad * silu).to(up.dtype), (silu * wide_up).to(up.dtype)
+    product, by_up = silu * wide_up, wide_grad * silu
+    gate.copy_(wide_grad * wide_up * sigmoid * (1 + wide - silu))
+    up.copy_(by_up)
+    grad.copy_(product)
 
 
 def log_softmax_at(logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from emailrl.policy.fused.elementwise import fused, log_softmax_at
 
-CHUNK_ELEMENTS = 2**27
-"""Logits held at once: 256 MiB in bf16, and as much for their gradient."""
+CHUNK_ELEMENTS = 2**25
+"""Logits held at once: 64 MiB in bf16, and as much for their gradient."""
 
 
 class _Head(torch.autograd.Function):

@@ -22,7 +22,7 @@ from emailrl.policy.fused.elementwise import (
     rotate,
     rotate_backward,
     swiglu,
-    swiglu_backward,
+    swiglu_backward_,
 )
 from emailrl.policy.fused.projections import Parameters, Projections, adapter_of
 from emailrl.policy.packing import Segments
@@ -191,11 +191,11 @@ def _mlp_backward(grad: Tensor, made: _States, weights: LayerWeights) -> tuple[T
     """From the layer's output back to ``made.middle``; lets go of gate and up on the way."""
     assert made.gate_up is not None and made.middle is not None
     norm = weights.layer.post_attention_layernorm
-    grad_product, by_inner = weights.down.input_gradient([grad])
-    *grad_gate_up, product = fused(swiglu_backward, grad_product, *made.gate_up)
-    made.gate_up = None
+    product, by_inner = weights.down.input_gradient([grad])
+    grad_gate_up, made.gate_up = made.gate_up, None
+    fused(swiglu_backward_, product, *grad_gate_up)  # in place: these are the widest states of a layer
     by_down = weights.down.adapter_gradients([grad], by_inner, product)
-    del grad_product, product
+    del product
     normed = fused(rms_norm, made.middle, norm.weight, norm.variance_epsilon)
     grad_normed, by_inner = weights.gate_up.input_gradient(grad_gate_up)
     by_gate_up = weights.gate_up.adapter_gradients(grad_gate_up, by_inner, normed, made.gate_up_inner)

@@ -67,7 +67,7 @@ class FusedBackbone:
             kept += hidden + queries + 2 * keys
         if keep >= Keep.ALL:
             kept += 2 * ffn
-        at_work = 6 * ffn + 4 * (queries + hidden) + 4 * keys
+        at_work = 4 * ffn + 4 * (queries + hidden) + 4 * keys
         itemsize = linear_of(first.modules[0]).weight.dtype.itemsize
         return num_tokens * itemsize * (kept * len(self.layers) + at_work)
 
