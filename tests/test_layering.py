@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"quickstart"},
-    {"benchmark", "inspection", "export", "plan", "agent", "doctor"},
+    {"benchmark", "inspection", "export", "plan", "agent", "doctor", "openrlhf"},
     {"training"},
     {"evaluation"},
     {"rollout"},

@@ -1,6 +1,7 @@
 """The reference pages made from the code itself: ``python -m emailrl.cli.reference docs`` writes them, a test compares.
 
-``docs/cli.md`` is every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning.
+``docs/cli.md`` is every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
+``docs/openrlhf.md`` every flag of OpenRLHF with the settings it comes to.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import typer.main
 
 from emailrl.cli.app import app
+from emailrl.openrlhf.page import page as openrlhf_page
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
 
@@ -50,6 +52,12 @@ def settings_reference() -> str:
     return "\n".join([*parts, _presets()])
 
 
+def openrlhf_reference() -> str:
+    """``docs/openrlhf.md``: every flag of OpenRLHF and what stands for it here."""
+    head, _, rest = openrlhf_page().partition("\n\n")
+    return f"{head}\n\n{_MADE}\n{rest}"
+
+
 def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
     """``(command, help text)`` for a command and those below it."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
@@ -82,11 +90,12 @@ def _shown(value: object) -> str:
 
 
 def main() -> None:
-    """Write both pages into the folder named on the command line."""
+    """Write the pages into the folder named on the command line."""
     folder = Path(sys.argv[1])
     folder.mkdir(exist_ok=True)
     (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
+    (folder / "openrlhf.md").write_text(openrlhf_reference(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ def train(
     algorithm: Annotated[str | None, typer.Option(help="grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, …")] = None,
     reward: Reward = None,
     environment: Environment = None,
+    from_openrlhf: Annotated[
+        str | None, typer.Option(metavar="<flags>", help="Print the emailrl.toml of OpenRLHF's flags; trains nothing.")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="transformers or unsloth.")] = None,
     model: Model = None,
     engine: Engine = None,
@@ -83,7 +86,13 @@ def train(
       emailrl train --mode simple --max-steps 20
       emailrl train --resume latest
       emailrl train --resume outputs/grpo_masked/checkpoint-20 --max-steps 400
+      emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
     """
+    if from_openrlhf is not None:
+        from emailrl.openrlhf import to_toml
+
+        typer.echo(to_toml(from_openrlhf), nl=False)
+        return
     from emailrl.settings import load_settings
 
     settings = load_settings(

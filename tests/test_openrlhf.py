@@ -1,0 +1,355 @@
+"""OpenRLHF's flags: every one of its list has a place, a command line is read as a shell reads it, and comes to TOML."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.cli.reference import openrlhf_reference
+from emailrl.errors import UsageError
+from emailrl.openrlhf import FLAGS, find_flag, parse, to_toml
+from emailrl.openrlhf.flags import NAMES
+from emailrl.openrlhf.joint import BATCHES, JOINT
+from emailrl.openrlhf.special import SPECIAL
+from emailrl.settings import Settings, load_settings
+from emailrl.settings.names import by_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED = ROOT.parent / "shared" / "seeds" / "openrlhf_options.zh.txt"
+
+# The flags OpenRLHF 0.9.2 documents for PPO: what each stands for is in emailrl/openrlhf/table.py.
+DOCUMENTED = """
+    pretrain reward_pretrain critic_pretrain prompt_data input_key label_key output_key apply_chat_template input_template
+    max_samples prompt_split actor_num_nodes actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node
+    ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node vllm_num_engines
+    vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_sync_backend enforce_eager enable_prefix_caching
+    colocate_all_models colocate_actor_ref colocate_critic_reward vllm_enable_sleep deepspeed_enable_sleep zero_stage
+    gradient_checkpointing adam_offload overlap_comm ds_tensor_parallel_size ring_attn_size ring_head_stride
+    train_batch_size rollout_batch_size micro_train_batch_size micro_rollout_batch_size n_samples_per_prompt
+    actor_learning_rate critic_learning_rate lr_scheduler lr_warmup_ratio max_epochs num_episodes max_steps init_kl_coef
+    kl_target kl_horizon use_kl_loss kl_estimator eps_clip eps_clip_low_high dual_clip gamma lambd advantage_estimator
+    agent_func_path remote_rm_url async_train async_queue_size dynamic_filtering dynamic_filtering_reward_range
+    packing_samples use_dynamic_batch train_max_tokens_per_gpu rollout_max_tokens_per_gpu prompt_max_len generate_max_len
+    temperature top_p top_k param_dtype attn_implementation load_in_4bit lora_rank lora_alpha lora_dropout target_modules
+    enable_vllm_is_correction vllm_is_truncated_threshold use_icepop save_path ckpt_path load_checkpoint save_steps
+    save_hf_ckpt max_ckpt_num logging_steps eval_steps use_wandb use_tensorboard
+""".split()
+
+# What may stand without a setting: placement by role, weight sync, pairs, separate models, DeepSpeed's own.
+WITHOUT_A_SETTING = {
+    *(f"{role}_num_{what}" for role in ("critic", "ref", "reward") for what in ("nodes", "gpus_per_node")),
+    *("vllm_sync_backend", "colocate_actor_ref", "colocate_critic_reward", "reward_pretrain", "critic_pretrain"),
+    *("overlap_comm", "ds_tensor_parallel_size", "ring_attn_size", "ring_head_stride"),
+}
+
+
+def settings_of(text: str, folder: Path) -> Settings:
+    (folder / "emailrl.toml").write_text(to_toml(text), encoding="utf-8")
+    return load_settings(cwd=folder, environ={})
+
+
+def values_of(text: str) -> dict[str, Any]:
+    """Setting → value of the active lines."""
+    return {key: value for table in tomllib.loads(to_toml(text)).values() for key, value in table.items()}
+
+
+def comments_of(text: str) -> str:
+    return "\n".join(line for line in to_toml(text).splitlines() if line.startswith("#"))
+
+
+# -- the table
+
+
+def test_every_documented_flag_is_known() -> None:
+    assert [name for name in DOCUMENTED if name not in NAMES] == []
+
+
+def test_every_flag_of_the_list_is_known() -> None:
+    if not SEED.is_file():
+        pytest.skip(f"no list of OpenRLHF's options at {SEED}")
+    listed = re.findall(r"^--(\w+)", SEED.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(set(listed)) > 90
+    assert set(listed) == set(DOCUMENTED)
+
+
+def test_only_what_has_no_counterpart_is_without_a_setting() -> None:
+    assert {flag.name for flag in FLAGS if flag.is_built and not flag.settings} == WITHOUT_A_SETTING
+    assert all(flag.note for flag in FLAGS if not flag.settings)
+
+
+def test_flags_and_settings_are_named_once_and_exist() -> None:
+    names = [name for flag in FLAGS for name in (flag.name, flag.dotted) if name]
+    assert len(names) == len(set(names))
+    assert [key for flag in FLAGS for key in flag.settings if key not in by_name()] == []
+    assert {*SPECIAL, *JOINT, *BATCHES} <= {flag.name for flag in FLAGS}
+
+
+def test_the_page_is_current() -> None:
+    assert (ROOT / "docs/openrlhf.md").read_text(encoding="utf-8") == openrlhf_reference(), "run `make docs`"
+
+
+def test_the_page_has_every_flag_once() -> None:
+    rows = re.findall(r"^\| `--(\w+)` \|", openrlhf_reference(), re.MULTILINE)
+    assert sorted(rows) == sorted(flag.name for flag in FLAGS)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.settings], ids=lambda flag: flag.name)
+def test_every_flag_comes_to_the_settings_the_page_names(flag: Any) -> None:
+    value = {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
+    text = f"{NEEDS.get(flag.name, '')} --{flag.name} {value}"
+    written = set(values_of(text)) | set(re.findall(r"\w+", "\n".join(to_toml(text).splitlines()[2:])))
+    assert set(flag.settings) <= written
+
+
+NEEDS = {
+    "train_batch_size": "--rollout_batch_size 8 --n_samples_per_prompt 2",
+    **dict.fromkeys(("vllm_is_truncated_threshold", "use_icepop", "is_correction_type"), "--enable_vllm_is_correction"),
+    "vllm_num_engines": "",
+}
+VALUES = {
+    "advantage_estimator": "gae",
+    "attn_implementation": "sdpa",
+    "dual_clip": "3.0",
+    "gamma": "0.9",
+    "input_template": "'Q: {}'",
+    "is_correction_type": "icepop",
+    "kl_estimator": "k2",
+    "lambd": "0.9",
+    "lora_dropout": "0.1",
+    "lr_scheduler": "cosine_with_min_lr",
+    "lr_warmup_ratio": "0.1",
+    "min_lr_ratio": "0.1",
+    "param_dtype": "fp32",
+    "policy_loss_type": "ppo",
+    "top_p": "0.9",
+    "vllm_gpu_memory_utilization": "0.5",
+}
+
+
+# -- reading
+
+
+def test_a_shells_quoting_equals_signs_and_continuations() -> None:
+    text = (
+        "python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain 'a folder/model' \\\r\n --kl_estimator=k2 --use_kl_loss\\\n"
+        ' --eps_clip_low_high 0.2 0.28 \\ \n --input_template="Q: {}"  # a comment\n --save_steps -1 --use_wandb='
+    )
+    assert parse(text) == {
+        "pretrain": ["a folder/model"],
+        "kl_estimator": ["k2"],
+        "use_kl_loss": [],
+        "eps_clip_low_high": ["0.2", "0.28"],
+        "input_template": ["Q: {}"],
+        "save_steps": ["-1"],
+        "use_wandb": [""],
+    }
+
+
+def test_old_and_dotted_names_are_one_flag() -> None:
+    old = "--actor_learning_rate 3e-6 --n_samples_per_prompt 4 --lora_rank 8 --advantage_estimator group_norm"
+    new = "--actor.adam.lr 3e-6 --rollout.n_samples_per_prompt 4 --ds.lora.rank 8 --algo.advantage.estimator group_norm"
+    assert to_toml(old) == to_toml(new)
+
+
+def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
+    assert values_of("--max_steps 3 --max_steps 5")["max_steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--kl_estimater k3", "Unknown flag of OpenRLHF: --kl_estimater. Did you mean --kl_estimator?"),
+        ("--algo.kl.estimater k3", "Did you mean --algo.kl.estimator?"),
+        ("--quux 3", "docs/openrlhf.md lists those known"),
+        ("group_norm", "do not begin with a flag"),
+        ("--temperature", "--temperature takes one value, not 0"),
+        ("--temperature 1 2", "--temperature takes one value, not 2"),
+        ("--use_kl_loss true", "--use_kl_loss takes no value, not 1"),
+        ("--eps_clip_low_high 0.2", "--eps_clip_low_high takes two values, not 1"),
+        ("--target_modules", "--target_modules takes one value, not 0"),
+        ("--pretrain 'open", "cannot be read: No closing quotation"),
+        ("--temperature hot", "--temperature: not a number"),
+        ("--max_steps 2.5", "--max_steps: max_steps should be a valid integer"),
+        ("--save_steps soon", "--save_steps: not a number"),
+        ("--rollout_batch_size many", "A batch size is not a number"),
+        ("--rollout_batch_size 0", "A batch size is less than 1"),
+        ("--kl_estimator k4", "kl_estimator should be 'k1', 'k2' or 'k3'"),
+        ("--temperature -1", "--temperature: temperature should be greater than or equal to 0"),
+        ("--advantage_estimator ppo", "should be one of gae, reinforce,"),
+        ("--policy_loss_type dpo", "should be ppo or gspo"),
+        ("--lr_scheduler polynomial", "lr_scheduler should be 'constant', 'linear' or 'cosine'"),
+        ("--lora_rank 0", "trains all weights"),
+        ("--input_template plain", r"question_template should be a text with one \{\} in it"),
+        ("--prompt_split test", "train_split should be a split that nothing is measured on"),
+        ("--remote_rm_url http://a/,http://b/", "names several servers"),
+        ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too few for rloo"),
+    ],
+)
+def test_what_cannot_be_converted(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        to_toml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--use_wandb sk-secret",
+        "--use_wandb=sk-secret",
+        "--logger.wandb.key sk-secret",
+        "--use_wandb sk-secret sk-secret",
+        "--use_wandb_key sk-secret",
+        "--use_wandb_key=sk-secret",
+        "--use_wandb 'sk-secret",
+        "sk-secret",
+    ],
+)
+def test_a_token_is_never_written(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        said = to_toml(text)
+    except UsageError as error:
+        said = str(error)
+    else:
+        assert 'wandb_mode = "online"' in said and "WANDB_API_KEY" in said
+    assert "secret" not in said
+
+
+# -- what comes out
+
+
+def test_reinforce_with_a_baseline(tmp_path: Path) -> None:
+    text = "--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --init_kl_coef 1e-5 --use_kl_loss"
+    assert values_of(text + " --kl_estimator k2") == {
+        "algorithm": "reinforce_pp_baseline",
+        "num_generations": 8,
+        "beta": 1e-5,
+        "kl_in": "loss",
+        "kl_estimator": "k2",
+        "whiten_advantages": True,
+        "ratio_level": "token",
+        "loss_aggregation": "token_mean",
+        "min_group_std": 0.0,
+        "reward_clip_low": -10.0,
+        "reward_clip_high": 10.0,
+    }
+
+
+def test_the_objective_is_openrlhfs_where_it_is_not_given() -> None:
+    nothing = values_of("")
+    assert nothing["algorithm"] == "ppo" and nothing["whiten_advantages"] is True
+    assert (nothing["kl_in"], nothing["kl_estimator"]) == ("reward", "k1")
+    grpo = values_of("--advantage_estimator group_norm")
+    assert (grpo["algorithm"], grpo["whiten_advantages"], grpo["kl_in"]) == ("grpo", False, "reward")
+    dr_grpo = values_of("--advantage_estimator dr_grpo --init_kl_coef 0")
+    assert (dr_grpo["loss_aggregation"], dr_grpo["beta"]) == ("token_mean", 0.0)
+    gspo = values_of("--advantage_estimator group_norm --policy_loss_type gspo")
+    assert (gspo["ratio_level"], gspo["loss_aggregation"], gspo["kl_in"]) == ("sequence", "sequence_mean", "loss")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # 16 questions x 4 rollouts = 64 trajectories, 32 to an update: two updates a step.
+        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 32", (16, 2)),
+        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", (16, 2)),
+        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 999", (16, 1)),
+        ("--train_batch_size 32 --n_samples_per_prompt 4", (8, None)),
+        ("--rollout_batch_size 16", (16, None)),
+    ],
+)
+def test_batches(text: str, expected: tuple[int, int | None]) -> None:
+    values = values_of(text)
+    assert (values["per_device_train_batch_size"], values.get("num_mini_batches")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--eps_clip 0.3", {"clip_low": 0.3, "clip_high": 0.3}),
+        ("--eps_clip 0.3 --eps_clip_low_high 0.2 0.28", {"clip_low": 0.2, "clip_high": 0.28}),
+        ("--lr_scheduler cosine_with_min_lr", {"lr_scheduler": "cosine", "min_lr_ratio": 0.1}),
+        ("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.2", {"lr_scheduler": "cosine", "min_lr_ratio": 0.2}),
+        ("--max_samples 1e3", {"train_dataset_size": 1000}),
+        ("--top_k -1", {"top_k": 0}),
+        ("--top_k 20", {"top_k": 20}),
+        ("--save_steps -1", {"save_steps": 1_000_000_000}),
+        ("--prompt_max_len 3000", {"max_model_len": 4024}),
+        ("--prompt_max_len 3000 --generate_max_len 500", {"max_model_len": 3500, "max_tokens": 500}),
+        ("--micro_train_batch_size 2", {"max_rows_per_micro_batch": 2}),
+        ("--remote_rm_url http://h:5000/get_reward", {"reward": "http://h:5000/get_reward"}),
+        ("--remote_rm_url my/r.py --dynamic_filtering", {"reward": "my/r.py:reward_func", "filter_on": "reward"}),
+        ("--dynamic_filtering", {"dynamic_filtering": True, "filter_on": "accuracy"}),
+        ("--agent_func_path a.py", {"environment": "a.py:Environment"}),
+        ("--enable_vllm_is_correction", {"importance_correction": "tis"}),
+        ("--enable_vllm_is_correction --use_icepop", {"importance_correction": "icepop"}),
+        (
+            "--enable_vllm_is_correction --is_correction_type seq-mask-tis --vllm_is_truncated_threshold 0.9 2",
+            {"importance_correction": "sequence_mask", "correction_low": 0.9, "correction_high": 2.0},
+        ),
+        ("--reward_clip_range -inf 5", {"reward_clip_high": 5.0}),
+        ("--target_modules q_proj v_proj", {"target_modules": "q_proj,v_proj"}),
+        ("--vllm_num_engines 1", {"engine": "vllm"}),
+        ("--vllm_num_engines 0", {"engine": "transformers"}),
+        ("--load_checkpoint", {"resume": "auto"}),
+        ("--save_hf_ckpt", {"export_format": "merged", "export_dir": "./ckpt"}),
+        ("--save_hf_ckpt --save_path out", {"export_format": "merged", "export_dir": "out"}),
+        ("--use_tensorboard events", {"tensorboard": True, "tensorboard_dir": "events"}),
+        ("--gradient_checkpointing", {"gradient_checkpointing": "on"}),
+        ("--max_epochs 2 --num_episodes 3", {"update_epochs": 2, "num_train_epochs": 3}),
+    ],
+)
+def test_values(text: str, expected: dict[str, Any]) -> None:
+    values = values_of(text)
+    assert {key: values.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "absent", "told"),
+    [
+        ("--use_icepop", "importance_correction", "--use_icepop: idle without --enable_vllm_is_correction"),
+        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "idle without --enable_vllm_is_correction"),
+        ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: idle, rloo has no critic"),
+        ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: idle, as in OpenRLHF"),
+        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: idle without a KL"),
+        (
+            "--micro_train_batch_size 2 --use_dynamic_batch",
+            "max_rows_per_micro_batch",
+            "--use_dynamic_batch: always on",
+        ),
+        ("--zero_stage 3", "zero_stage", "--zero_stage: not built yet"),
+        ("--async_train", "async_train", "--async_train: not built yet"),
+        ("--ring_attn_size 2", "ring_attn_size", "--ring_attn_size: DeepSpeed's own"),
+        ("--vllm_num_engines 4", "vllm_urls", "start so many servers and name them"),
+        ("", "learning_rate", "# learning_rate = 1e-06  # --actor_learning_rate not given"),
+    ],
+)
+def test_what_has_no_line_of_its_own_is_a_comment(text: str, absent: str, told: str) -> None:
+    assert absent not in values_of(text)
+    assert told in comments_of(text)
+
+
+def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
+    text = "--pretrain 'a\"b\\c \N{GRINNING FACE}\x7f' --input_template 'Frage: {}\n# not a comment' --wandb_run_name 'x # y'"
+    settings = settings_of(text, tmp_path)
+    assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
+    assert settings.agent.question_template == "Frage: {}\n# not a comment"
+    assert settings.tracking.wandb_name == "x # y"
+
+
+def test_all_flags_at_once_load(tmp_path: Path) -> None:
+    """Every flag that takes a place in the file, through the loader that train uses."""
+    text = " ".join(
+        f"--{flag.name} "
+        + {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
+        for flag in FLAGS
+    )
+    settings = settings_of(text, tmp_path)
+    assert settings.training.algorithm == "ppo" and settings.algorithm.gae_lambda == 0.9
+    assert settings.algorithm.importance_correction == "icepop"
+
+
+def test_the_nearest_flag_is_found_by_either_name() -> None:
+    assert find_flag("--kl-estimator") is find_flag("algo.kl.estimator")
