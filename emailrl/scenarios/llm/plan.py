@@ -12,7 +12,15 @@ from urllib.parse import urlsplit
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.inbox.mailbox import MailReader
 from emailrl.scenarios.llm.cache import ReplyCache
-from emailrl.scenarios.llm.prompts import QUESTIONS_A_PROMPT, SYSTEM_PROMPT, Batch, read_batches
+from emailrl.scenarios.llm.prompts import (
+    MAX_BODY_CHARS,
+    MIN_BODY_CHARS,
+    MIN_MAILS,
+    QUESTIONS_A_PROMPT,
+    SYSTEM_PROMPT,
+    Batch,
+    read_batches,
+)
 from emailrl.settings import GenerationSettings
 from emailrl.store.connection import connect, reading
 
@@ -70,7 +78,10 @@ def make_plan(
     with reading(db), closing(connect(Path(db))) as connection:
         batches = read_batches(MailReader(connection), inboxes, ceil(limit / QUESTIONS_A_PROMPT), seed)
     if not batches:
-        raise EmailRLError("No mailbox has mails enough to ask about.", "Name larger ones with --inbox.")
+        raise EmailRLError(
+            f"No mailbox has {MIN_MAILS} mails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
+            "Name others with --inbox, or take --generator template.",
+        )
     cache = ReplyCache(settings.generator_cache)
     to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
     tokens_in = sum(tokens_of_prompt(batch) for batch in to_send)

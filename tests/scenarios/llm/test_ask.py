@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from pydantic import SecretStr
 from scenarios.llm.chat_stub import ChatStub, good, mails_of
 
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.llm import GenerationError, Harvest, Plan, QuestionWriter, harvest, make_plan
 from emailrl.settings import GenerationSettings
+from emailrl.store.build import build_database
+from emailrl.store.sources import RawEmail
 
 Serve = Callable[..., ChatStub]
 Make = Callable[..., GenerationSettings]
@@ -199,6 +202,14 @@ def test_a_cache_that_cannot_be_used_is_said_before_anything_is_paid_for(
     with pytest.raises(UsageError, match="GENERATOR_CACHE"):
         run(mail_db, generation(stub.url, generator_cache=tmp_path / "text.sqlite"))
     assert stub.requests == []
+
+
+def test_mails_too_short_to_ask_about_are_said(tmp_path: Path, generation: Make) -> None:
+    sent_at = datetime(2001, 5, 3, tzinfo=UTC)
+    mails = [RawEmail(f"<{n}@x>", "Hi", "bo@x.org", ["me@x.org"], [], [], sent_at, f"No {n}.") for n in range(9)]
+    db = build_database(mails, tmp_path / "short.db").db
+    with pytest.raises(EmailRLError, match="5 mails with bodies of 200 to 5000 characters"):
+        make_plan(db, generation("http://localhost/v1"), inboxes=["me@x.org"])
 
 
 def test_prompts_show_twenty_mails_in_order_and_each_mail_to_one_split(mail_db: Path, generation: Make) -> None:
