@@ -85,7 +85,8 @@ class EmailAgent:
         today = query_date or datetime.now(UTC).date().isoformat()
         scenario = Scenario("question", question, "", [], inbox.lower(), today)
         sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
-        with closing(open_mailbox(self.settings.store.db, inbox, until=query_date)) as mailbox:
+        db = self.settings.store.db
+        with closing(open_mailbox(db, inbox, until=query_date, order=agent.search_order)) as mailbox:
             if not mailbox.known:
                 raise UsageError(f"No mail in {mailbox.db} is from or to {inbox}.", "Name another inbox or database.")
             environment = mail_agent(scenario, mailbox, self.settings)

@@ -127,8 +127,9 @@ class Collector:
     def _environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         from emailrl.store import open_mailbox
 
+        order = self.settings.agent.search_order
         mailbox = opened.enter_context(
-            closing(open_mailbox(self.db, scenario.inbox_address, until=scenario.query_date))
+            closing(open_mailbox(self.db, scenario.inbox_address, until=scenario.query_date, order=order))
         )
         return self.make_environment(scenario, mailbox, self.settings)
 

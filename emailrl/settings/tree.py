@@ -145,6 +145,8 @@ class AgentSettings(Section):
     """Sampling from the k likeliest tokens; 0 is off."""
     eval_temperature: Annotated[float, Field(ge=0)] = 0.0
     """Temperature of evaluation and benchmark; 0 is greedy."""
+    search_order: Literal["newest", "relevance"] = "newest"
+    """Which mails search_emails returns first, and so which ten; relevance is BM25, the subject counting five times."""
     rollout_concurrency: Positive = 10
     """Most remote completions in flight at once."""
     max_batch_trajectories: Positive = 64

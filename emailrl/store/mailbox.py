@@ -2,7 +2,8 @@
 
 A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
 ``emailrl.store.parties``); dates become bounds of row ids, which count from the newest mail; and the scan stops at
-the last hit asked for. Result sets and snippets are those of ART-E's query, newest first.
+the last hit asked for. Result sets and snippets are those of ART-E's query, newest first. By relevance, every mail that
+matches is weighed by FTS5's BM25 instead, and the best are kept.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from emailrl.errors import EmailRLError, ToolError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
 from emailrl.store.connection import connect, no_database, reading
 from emailrl.store.parties import SNIPPET_WORDS, party_word
+
+Order = Literal["newest", "relevance"]
+"""Which hits come first, and so which are among the ten; of equally relevant ones the newest."""
 
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
@@ -84,20 +88,23 @@ class _Readers(threading.local):
 _readers = _Readers()
 
 
-def open_mailbox(db: Path | str, inbox: str, until: str | None = None) -> Mailbox:
+def open_mailbox(db: Path | str, inbox: str, until: str | None = None, *, order: Order = "newest") -> Mailbox:
     """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
 
-    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. Raises ``UsageError``
-    where ``db`` is no mail database, ``ToolError`` for a bad ``inbox`` or ``until``.
+    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. ``order`` is that of every
+    search. Raises ``UsageError`` where ``db`` is no mail database, ``ToolError`` for any other bad argument.
     """
-    return Mailbox(Path(db), inbox, until)
+    return Mailbox(Path(db), inbox, until, order)
 
 
 class Mailbox:
     """The mails that one address sent or received, up to a date."""
 
-    def __init__(self, db: Path, inbox: str, until: str | None = None) -> None:
+    def __init__(self, db: Path, inbox: str, until: str | None = None, order: Order = "newest") -> None:
         self.db = db
+        if order not in ("newest", "relevance"):
+            raise ToolError("order must be newest or relevance.")
+        self.order = order
         address = check_address("inbox", inbox)
         if address is None:
             raise ToolError("inbox must be an address.")
@@ -121,7 +128,7 @@ class Mailbox:
         sent_before: str | None = None,
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
-        """The newest mails whose subject or body hold every keyword.
+        """The newest mails (or the most relevant, see ``order``) whose subject or body hold every keyword.
 
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Raises ``ToolError`` for any bad argument.
@@ -137,13 +144,13 @@ class Mailbox:
             return []
         parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
         match = " AND ".join([text, *parties])
-        if not self._open().ids_follow_dates:
-            rows = self._rows(_OF_PEOPLE_BY_DATE, (match, sender, sender, recipient, recipient, low, high, limit, text))
-        elif others:
-            ids = self._last_id(high), self._last_id(low)
-            rows = self._rows(_OF_PEOPLE, (match, sender, sender, recipient, recipient, *ids, limit, text))
+        by_id = self._open().ids_follow_dates
+        bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
+        if by_id and self.order == "newest" and not others:
+            rows = self._rows(_NEWEST, (match, *bounds, limit))
         else:
-            rows = self._rows(_NEWEST, (match, self._last_id(high), self._last_id(low), limit))
+            people = (sender, sender, recipient, recipient)
+            rows = self._rows(_SEARCHES[self.order, by_id], (match, *people, *bounds, limit, text))
         return [SearchHit(*row) for row in rows]
 
     def read(self, message_id: str) -> Email | None:
@@ -208,22 +215,29 @@ _NEWEST = f"""
 
 # A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
 # keywords alone.
-_OF_PEOPLE = f"""
+_SEARCH = f"""
     SELECT e.message_id, {_SNIPPET}
     FROM (
-        SELECT m.id FROM emails_fts CROSS JOIN emails m
+        SELECT m.id, {{score}} AS score FROM emails_fts CROSS JOIN emails m
         WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
         AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
-        AND {{range_and_order}} LIMIT ?
+        AND {{bounds}} ORDER BY {{first}} LIMIT ?
     ) hits CROSS JOIN emails_fts CROSS JOIN emails e
     WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
-    ORDER BY {{order}}"""
-_OF_PEOPLE_BY_DATE = _OF_PEOPLE.format(
-    range_and_order="coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ? ORDER BY m.date DESC, m.id",
-    order="e.date DESC, e.id",
-)
-_OF_PEOPLE = _OF_PEOPLE.format(
-    range_and_order="emails_fts.rowid > ? AND emails_fts.rowid <= ? ORDER BY emails_fts.rowid", order="e.id"
-)
+    ORDER BY {{then}}"""
+_BY_ID = "emails_fts.rowid > ? AND emails_fts.rowid <= ?"
+_BY_DATE = "coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ?"
+_SUBJECT_WEIGHT = 5.0
+"""A keyword in the subject counts so many times one in the body: the subject says in few words what a mail is about."""
+_BM25 = f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)"
+_SEARCHES: dict[tuple[Order, bool], str] = {
+    ("newest", True): _SEARCH.format(score=0, bounds=_BY_ID, first="emails_fts.rowid", then="e.id"),
+    ("newest", False): _SEARCH.format(score=0, bounds=_BY_DATE, first="m.date DESC, m.id", then="e.date DESC, e.id"),
+    ("relevance", True): _SEARCH.format(score=_BM25, bounds=_BY_ID, first="score, m.id", then="score, e.id"),
+    ("relevance", False): _SEARCH.format(
+        score=_BM25, bounds=_BY_DATE, first="score, m.date DESC, m.id", then="score, e.date DESC, e.id"
+    ),
+}
+"""By order, and whether ids follow dates."""
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from emailrl.errors import ToolError
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
+from emailrl.store.mailbox import Order
 from emailrl.store.sources import RawEmail
 
 PEOPLE = [f"p{number}@x.org" for number in range(6)]
@@ -82,6 +83,7 @@ CALL = st.fixed_dictionaries(
     optional={"from_addr": ADDRESS, "to_addr": ADDRESS, "sent_after": DAY, "sent_before": DAY,
               "max_results": st.one_of(st.integers(0, 11), ANYTHING)},
 )  # fmt: skip
+ORDER = st.sampled_from(["newest", "relevance"])
 UNTIL = st.one_of(st.none(), st.integers(0, 45).map(lambda days: str(FIRST_DAY + timedelta(days=days))))
 
 
@@ -92,16 +94,18 @@ def is_visible(email: RawEmail, inbox: str, until: str | None) -> bool:
 
 
 @settings(max_examples=400, deadline=None)
-@given(call=CALL, inbox=st.sampled_from(PEOPLE), until=UNTIL)
+@given(call=CALL, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
 def test_search_shows_nothing_it_should_not(
-    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None
+    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None, order: Order
 ) -> None:
     db, emails = mailbox
     try:
-        hits = open_mailbox(db, inbox, until).search(**call)
+        hits = open_mailbox(db, inbox, until, order=order).search(**call)
     except ToolError:
         return
     assert all(is_visible(emails[hit.message_id], inbox, until) for hit in hits)
+    if order == "relevance":
+        return
     dates = [emails[hit.message_id].date for hit in hits]
     known = [day for day in dates if day is not None]
     assert known == sorted(known, reverse=True)
@@ -131,9 +135,9 @@ QUESTION = st.fixed_dictionaries(
 
 
 @settings(max_examples=200, deadline=None)
-@given(question=QUESTION, inbox=st.sampled_from(PEOPLE), until=UNTIL)
+@given(question=QUESTION, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
 def test_search_finds_all_it_should(
-    mailbox: tuple[Path, dict[str, RawEmail]], question: dict[str, Any], inbox: str, until: str | None
+    mailbox: tuple[Path, dict[str, RawEmail]], question: dict[str, Any], inbox: str, until: str | None, order: Order
 ) -> None:
     db, emails = mailbox
     expected = {
@@ -144,7 +148,7 @@ def test_search_finds_all_it_should(
         and question.get("from_addr", email.from_address) == email.from_address
         and ("to_addr" not in question or question["to_addr"] in (*email.to, *email.cc, *email.bcc))
     }
-    hits = open_mailbox(db, inbox, until).search(**question)
+    hits = open_mailbox(db, inbox, until, order=order).search(**question)
     found = {hit.message_id for hit in hits}
     assert found <= expected
     assert len(found) == min(10, len(expected))
