@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
-from emailrl.engines.renderer import MARKUP
+from emailrl.engines.renderer import MARKUP, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.settings import Settings, without_credentials
 from emailrl.trajectory import Message, ToolCall
@@ -28,9 +28,18 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 OPENROUTER, OPENAI = "openrouter.ai", "api.openai.com"
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+"""What the limit of sampled tokens is called, elsewhere and at OpenAI."""
+
+_WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
+"""How servers say that prompt and token limit together are too long."""
 
 _CONTROL = re.compile(r"<\|[^|>]{1,64}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|" + "|".join(map(re.escape, MARKUP)))
 """What servers' tokenizers turn into control tokens, in the families of Llama, Qwen, Mistral and Gemma."""
+
+
+class PromptTooLong(Exception):
+    """The prompt alone fills the context window."""
 
 
 class OpenAIEngine:
@@ -38,7 +47,8 @@ class OpenAIEngine:
 
     At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
     tried again with a growing pause, or after what ``Retry-After`` says; what fails for good ends its own trajectory
-    alone. Raises UsageError where OpenRouter's key is missing.
+    alone. A prompt that leaves no room in the context window is a completion of length zero. Raises UsageError where
+    OpenRouter's key is missing.
     """
 
     def __init__(self, settings: Settings, tools: Sequence[dict[str, Any]]) -> None:
@@ -74,8 +84,9 @@ class OpenAIEngine:
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
         try:
-            reply = await client.chat.completions.create(**self._body(request))
-            self._read(reply, completion)
+            self._read(await self._ask(client, request), completion)
+        except PromptTooLong:
+            completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIStatusError as error:
             completion.error = f"HTTP {error.status_code}: {self._plain(error.message)}"
         except openai.APIError as error:
@@ -85,9 +96,23 @@ class OpenAIEngine:
         completion.seconds = time.perf_counter() - started
         return completion
 
+    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatCompletion:
+        """Ask with the token limit, and where prompt and limit exceed the context window, for what is left of it."""
+        import openai
+
+        body = self._body(request)
+        for _ in range(2):
+            try:
+                return await client.chat.completions.create(**body)
+            except openai.BadRequestError as error:
+                if not _WINDOW.search(f"{error.code} {error.message}"):
+                    raise
+            body = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
+        raise PromptTooLong
+
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
-        length = "max_completion_tokens" if self._host == OPENAI else "max_tokens"
+        length = TOKEN_LIMITS[self._host == OPENAI]
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [as_api(message) for message in request.messages],
@@ -155,9 +180,11 @@ def as_api(message: Message) -> dict[str, Any]:
 
 
 def as_message(said: ChatCompletionMessage) -> Message:
-    """The server's message; arguments that are no JSON object make a ``parse_error``, as in sampled text."""
+    """The server's message; arguments that are no JSON object, or markup left in the text, make a ``parse_error``."""
     message = Message("assistant", said.content or "")
     try:
+        if not said.tool_calls and parse_tool_calls(message.content):
+            raise ValueError("the server left the tool call in the text: does it have a parser for this model?")
         for number, call in enumerate(said.tool_calls or ()):
             if call.type != "function" or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")

@@ -97,6 +97,23 @@ def test_a_broken_call_is_a_parse_error(
     assert completion.message.parse_error is not None and problem in completion.message.parse_error
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('<tool_call>{"name": "search_emails", "arguments": {}}</tool_call>', "left the tool call in the text"),
+        ('<tool_call>{"name": "search_em', "not closed"),
+    ],
+)
+def test_markup_that_the_server_did_not_read_is_a_parse_error(
+    serve: Callable[..., StubServer], tmp_path: Path, text: str, problem: str
+) -> None:
+    server = serve(lambda body: (200, said(text)))
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
+        [completion] = ask(engine, "?")
+    assert completion.message is not None and completion.message.tool_calls == []
+    assert completion.message.parse_error is not None and problem in completion.message.parse_error
+
+
 def test_no_arguments_at_all_are_an_empty_object_and_length_is_told(
     serve: Callable[..., StubServer], tmp_path: Path
 ) -> None:
@@ -160,6 +177,22 @@ def test_what_stays_wrong_ends_its_own_request_alone_and_shows_no_key(
     assert "sk-" not in refused.error
     assert empty.error is not None and "upstream is down" in empty.error and empty.finish_reason == "error"
     assert fine.error is None and len(server.requests) == 3
+
+
+def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(
+    serve: Callable[..., StubServer], tmp_path: Path
+) -> None:
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        if body["messages"][0]["content"] == "long" or "max_tokens" in body:
+            return 400, {"error": {"message": "This model's maximum context length is 40 tokens. Please reduce …"}}
+        return 200, said("fits", finish="length")
+
+    server = serve(reply)
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
+        long, short = ask(engine, "long", "short")
+    assert (long.finish_reason, long.error, long.message) == ("length", None, Message("assistant", ""))
+    assert (short.finish_reason, short.error, short.message) == ("length", None, Message("assistant", "fits"))
+    assert len(server.requests) == 4
 
 
 def test_a_slow_server_is_not_waited_for(serve: Callable[..., StubServer], tmp_path: Path) -> None:
