@@ -11,8 +11,10 @@ from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scenarios.llm.chat_stub import ChatStub, mails_of
 
 from emailrl.scenarios import read_jsonl
 
@@ -47,7 +49,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HOME": str(home), "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"HOME": str(home), "PATH": path, "TEST_SET_SIZE": "12"}  # a short benchmark
     done = subprocess.run(
         ["bash", "-euc", script], cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -64,13 +67,35 @@ def test_own_mail_in_three_commands(home: Path) -> None:
     assert {question.inbox_address for question in questions} == {"me@example.org"}
     assert {"amount", "sender", "sent_to"} <= {question.kind for question in questions}
     result = json.loads(told)
-    assert result["num_questions"] == min(len(questions), 100)
+    assert result["num_questions"] == 12
     assert result["exceptions"] == 0
 
 
-def test_the_estimate_of_a_model_s_questions_needs_no_key_and_no_network(home: Path) -> None:
-    run("\n".join(blocks()[0].splitlines()[:1]), home)
-    [script] = [block for block in blocks() if "--dry-run" in block]
-    assert (
-        "to send to openai/gpt-4.1" in run(script.splitlines()[0].replace("data/mail.db", "data/mine.db"), home).stderr
-    )
+def test_questions_by_a_model_estimated_without_a_key_and_then_asked_of_a_local_server(home: Path) -> None:
+    run(blocks()[0].splitlines()[0], home)
+    estimate, local = (block.splitlines()[0] for block in blocks() if "--generator llm" in block)
+    told = run(estimate.replace("data/mail.db", "data/mine.db"), home).stderr
+    assert "to send to openai/gpt-4.1 at https://openrouter.ai/api/v1" in told
+
+    def answer(body: dict[str, Any], number: int) -> tuple[int, str]:
+        return 200, json.dumps(
+            [
+                {
+                    "question": f"What does it cost to mend the {mail['subject'].removeprefix('Survey of ')[:9]}?",
+                    "answer": re.findall(r"\$[\d,]+", mail["body"])[0],
+                    "message_ids": [mail["message_id"]],
+                    "how_realistic": 0.9,
+                }
+                for mail in mails_of(body)[:10]
+            ]
+        )
+
+    stub = ChatStub(answer)
+    try:
+        done = run(f"{local.replace('http://localhost:8000/v1', stub.url)} --db data/mine.db --json", home)
+    finally:
+        stub.close()
+    result = json.loads(done.stdout)
+    assert (result["kinds"]["llm"], result["dropped"], result["cost"]) == (result["questions"], {}, 0.0)
+    assert len(list(read_jsonl(home / "data" / "mine_questions.jsonl"))) == result["questions"] == 20
+    assert {request["model"] for request in stub.requests} == {"Qwen/Qwen3-14B"}
