@@ -32,7 +32,7 @@ def connect(db: Path) -> sqlite3.Connection:
             f"file:{quote(str(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA mmap_size = 1073741824")
+        connection.execute("PRAGMA mmap_size = 2147418112")
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if missing := _TABLES - tables:
         connection.close()
