@@ -12,6 +12,7 @@ from typing import Any
 from emailrl.evaluation import Evaluation, is_correct, mean, rubric_means
 from emailrl.recording import Record
 from emailrl.training.filtering import Collected
+from emailrl.training.kl import LOG_RATIO_LIMIT
 from emailrl.training.samples import TrainingSample, is_truncated
 from emailrl.trajectory import Trajectory
 
@@ -108,15 +109,25 @@ def training_records(
             }
 
 
-def sample_record(sample: TrainingSample, old_logprobs: Sequence[float], logprobs: Sequence[float]) -> Record:
+def sample_record(
+    sample: TrainingSample, old_logprobs: Sequence[float], logprobs: Sequence[float], advantages: Sequence[float]
+) -> Record:
     """One trained sequence: lists as long as its tokens, null where the mask of the mode is 0.
 
-    ``ratio`` is exp(log-probability in the last pass - old one): 1 where a step makes one update.
+    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
+    update. ``advantages`` stands only where tokens differ from their trajectory (whose number, with a critic, is its reward).
     """
     trained = sample.loss_mask
     olds = [old if on else None for old, on in zip(old_logprobs, trained, strict=True)]
-    ratios = [math.exp(new - old) if on else None for new, old, on in zip(logprobs, old_logprobs, trained, strict=True)]
-    return {"loss_mask": trained, "old_logprobs": olds, "ratio": ratios}
+    gaps = (new - old for new, old in zip(logprobs, old_logprobs, strict=True))
+    ratios = [
+        math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) if on else None
+        for gap, on in zip(gaps, trained, strict=True)
+    ]
+    worth = [advantage if on else None for advantage, on in zip(advantages, trained, strict=True)]
+    shaped = not all(each is None or math.isclose(each, sample.advantage, rel_tol=1e-6) for each in worth)  # float32
+    record: Record = {"loss_mask": trained, "old_logprobs": olds, "ratio": ratios}
+    return record | ({"advantages": worth} if shaped else {})
 
 
 def first_exception(trajectories: Sequence[Trajectory]) -> str | None:

@@ -169,8 +169,8 @@ class Run:
             return {}, {}
         passes: dict[int, tuple[str, Record]] = {}
 
-        def observe(sample: TrainingSample, old: list[float], now: list[float]) -> None:
-            passes[id(sample)] = sample.trajectory_id, sample_record(sample, old, now)  # the last pass stays
+        def observe(sample: TrainingSample, *tokens: list[float]) -> None:
+            passes[id(sample)] = sample.trajectory_id, sample_record(sample, *tokens)  # the last pass stays
 
         self.updater.observe = observe
         metrics = self.updater.step(samples, step=step)

@@ -33,8 +33,9 @@ from emailrl.training.tally import Tally
 MAX_SKIPPED_IN_A_ROW = 3
 """So many updates whose loss or gradient is not finite end the run."""
 
-Observe = Callable[[TrainingSample, list[float], list[float]], None]
-"""Hears, in each pass, of each sample with its old and its present log-probabilities, one a token (0 off the mask)."""
+Observe = Callable[[TrainingSample, list[float], list[float], list[float]], None]
+"""Hears, in each pass, of each sample with old and present log-probabilities and advantages of its tokens (0 off the
+mask)."""
 
 
 class Updater:
@@ -244,9 +245,10 @@ class Updater:
             item, scored, whole, seen, first_pass=first_pass, critic_only=critic_only
         )
         if self.observe is not None:
-            for sample, before, now in zip(item.samples, old.tolist(), scored.logprobs.tolist(), strict=True):
+            columns = (old.tolist(), scored.logprobs.tolist(), item.advantages.tolist())
+            for sample, before, now, worth in zip(item.samples, *columns, strict=True):
                 length = len(sample.token_ids)
-                self.observe(sample, before[:length], now[:length])
+                self.observe(sample, before[:length], now[:length], worth[:length])
         loss.backward()
         return losses
 

@@ -87,7 +87,11 @@ def test_every_field_can_be_overridden() -> None:
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"value_clip": 0.2}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=group_norm (--algorithm grpo)", "gae")),
-    ("ppo", {"value_clip": 0.2, "advantage_estimator": "rloo"}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=rloo has none")),
+    (
+        "ppo",
+        {"value_clip": 0.2, "advantage_estimator": "rloo"},
+        ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=rloo has none"),
+    ),
     ("grpo", {"value_coef": 0.5}, ("VALUE_COEF=0.5", "ADVANTAGE_ESTIMATOR=group_norm")),
     ("rloo", {"critic_learning_rate": 1e-3}, ("CRITIC_LEARNING_RATE=0.001", "ADVANTAGE_ESTIMATOR=rloo")),
     ("grpo", {"critic_warmup_steps": 3}, ("CRITIC_WARMUP_STEPS=3", "ADVANTAGE_ESTIMATOR=group_norm")),

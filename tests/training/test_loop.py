@@ -110,7 +110,7 @@ class Script:
     def step(self, samples: list[Any], *, step: int) -> dict[str, float]:
         self.events.append(f"update {step}")
         for sample in samples:
-            self.observe(sample, [0.0, 0.0, -0.5], [0.0, 0.0, -0.5])
+            self.observe(sample, [0.0, 0.0, -0.5], [0.0, 0.0, -0.5], [0.0, 0.0, sample.advantage])
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
         return {"loss": 0.5, "learning_rate": 1e-5} | tokens
 

@@ -12,6 +12,7 @@ from torch import Tensor, tensor
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batches import micro_batches
+from emailrl.training.metrics import sample_record
 from emailrl.training.prepared import Prepared
 from emailrl.training.samples import TrainingSample
 from emailrl.training.shaping import shape_advantages
@@ -126,3 +127,16 @@ def test_whitening_sees_the_tokens_of_the_whole_step(cap: int) -> None:
 def test_returns_are_not_whitened() -> None:
     _, returns, _ = shape(Algorithm("mine", advantage="gae", whiten=True))
     close(returns, [[2.0, 2.0], [-4.0], [2.0]])
+
+
+def test_the_record_has_the_advantages_of_tokens_where_they_differ_from_the_trajectorys() -> None:
+    one = sample("a", [0, 1, 0, 1], 0.1)
+    flat = torch.tensor([0.0, 0.1, 0.0, 0.1]).tolist()  # float32's 0.1
+    record = sample_record(one, [0.0, -1.0, 0.0, -2.0], [0.0, -1.5, 0.0, 998.0], flat)
+    assert record == {
+        "loss_mask": [0, 1, 0, 1],
+        "old_logprobs": [None, -1.0, None, -2.0],
+        "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
+    }
+    shaped = sample_record(one, [0.0] * 4, [0.0] * 4, [0.0, 0.3, 0.0, 0.1])
+    assert shaped["advantages"] == [None, 0.3, None, 0.1]

@@ -124,8 +124,9 @@ def test_several_updates_keep_the_old_logprobs_and_clip(make: Make) -> None:
     old = {s.trajectory_id: plain_logprobs(updater.policy, s).detach() for s in samples()}
     heard: list[tuple[str, Tensor, Tensor]] = []
 
-    def observe(sample: TrainingSample, before: list[float], now: list[float]) -> None:
+    def observe(sample: TrainingSample, before: list[float], now: list[float], worth: list[float]) -> None:
         trained = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        assert worth == [sample.advantage * on for on in sample.loss_mask]
         heard.append((sample.trajectory_id, torch.tensor(before)[trained], torch.tensor(now)[trained]))
 
     updater.observe = observe
