@@ -1,4 +1,4 @@
-"""OpenRLHF's flags: every one of its list has a place, a command line is read as a shell reads it, and comes to TOML."""
+"""OpenRLHF's flags: each of its list has a place, a command line is read as a shell reads it and comes to TOML."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED = ROOT.parent / "shared" / "seeds" / "openrlhf_options.zh.txt"
 
 # The flags OpenRLHF 0.9.2 documents for PPO: what each stands for is in emailrl/openrlhf/table.py.
-DOCUMENTED = """
-    pretrain reward_pretrain critic_pretrain prompt_data input_key label_key output_key apply_chat_template input_template
-    max_samples prompt_split actor_num_nodes actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node
-    ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node vllm_num_engines
-    vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_sync_backend enforce_eager enable_prefix_caching
-    colocate_all_models colocate_actor_ref colocate_critic_reward vllm_enable_sleep deepspeed_enable_sleep zero_stage
-    gradient_checkpointing adam_offload overlap_comm ds_tensor_parallel_size ring_attn_size ring_head_stride
-    train_batch_size rollout_batch_size micro_train_batch_size micro_rollout_batch_size n_samples_per_prompt
-    actor_learning_rate critic_learning_rate lr_scheduler lr_warmup_ratio max_epochs num_episodes max_steps init_kl_coef
-    kl_target kl_horizon use_kl_loss kl_estimator eps_clip eps_clip_low_high dual_clip gamma lambd advantage_estimator
-    agent_func_path remote_rm_url async_train async_queue_size dynamic_filtering dynamic_filtering_reward_range
-    packing_samples use_dynamic_batch train_max_tokens_per_gpu rollout_max_tokens_per_gpu prompt_max_len generate_max_len
-    temperature top_p top_k param_dtype attn_implementation load_in_4bit lora_rank lora_alpha lora_dropout target_modules
-    enable_vllm_is_correction vllm_is_truncated_threshold use_icepop save_path ckpt_path load_checkpoint save_steps
-    save_hf_ckpt max_ckpt_num logging_steps eval_steps use_wandb use_tensorboard
-""".split()
+DOCUMENTED: list[str] = re.findall(
+    r"\w+",
+    """
+    pretrain reward_pretrain critic_pretrain prompt_data input_key label_key output_key apply_chat_template
+    input_template max_samples prompt_split actor_num_nodes actor_num_gpus_per_node critic_num_nodes
+    critic_num_gpus_per_node ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node
+    vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_sync_backend enforce_eager
+    enable_prefix_caching colocate_all_models colocate_actor_ref colocate_critic_reward vllm_enable_sleep
+    deepspeed_enable_sleep zero_stage gradient_checkpointing adam_offload overlap_comm ds_tensor_parallel_size
+    ring_attn_size ring_head_stride train_batch_size rollout_batch_size micro_train_batch_size
+    micro_rollout_batch_size n_samples_per_prompt actor_learning_rate critic_learning_rate lr_scheduler
+    lr_warmup_ratio max_epochs num_episodes max_steps init_kl_coef kl_target kl_horizon use_kl_loss kl_estimator
+    eps_clip eps_clip_low_high dual_clip gamma lambd advantage_estimator agent_func_path remote_rm_url
+    async_train async_queue_size dynamic_filtering dynamic_filtering_reward_range packing_samples
+    use_dynamic_batch train_max_tokens_per_gpu rollout_max_tokens_per_gpu prompt_max_len generate_max_len
+    temperature top_p top_k param_dtype attn_implementation load_in_4bit lora_rank lora_alpha lora_dropout
+    target_modules enable_vllm_is_correction vllm_is_truncated_threshold use_icepop save_path ckpt_path
+    load_checkpoint save_steps save_hf_ckpt max_ckpt_num logging_steps eval_steps use_wandb use_tensorboard
+    """,
+)
 
 # What may stand without a setting: placement by role, weight sync, pairs, separate models, DeepSpeed's own.
 WITHOUT_A_SETTING = {
@@ -135,7 +139,8 @@ VALUES = {
 
 def test_a_shells_quoting_equals_signs_and_continuations() -> None:
     text = (
-        "python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain 'a folder/model' \\\r\n --kl_estimator=k2 --use_kl_loss\\\n"
+        "python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain 'a folder/model' \\\r\n --kl_estimator=k2"
+        " --use_kl_loss\\\n"
         ' --eps_clip_low_high 0.2 0.28 \\ \n --input_template="Q: {}"  # a comment\n --save_steps -1 --use_wandb='
     )
     assert parse(text) == {
@@ -332,7 +337,8 @@ def test_what_has_no_line_of_its_own_is_a_comment(text: str, absent: str, told: 
 
 
 def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
-    text = "--pretrain 'a\"b\\c \N{GRINNING FACE}\x7f' --input_template 'Frage: {}\n# not a comment' --wandb_run_name 'x # y'"
+    text = "--pretrain 'a\"b\\c \N{GRINNING FACE}\x7f' --input_template 'Frage: {}\n# not a comment'"
+    text += " --wandb_run_name 'x # y'"
     settings = settings_of(text, tmp_path)
     assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
     assert settings.agent.question_template == "Frage: {}\n# not a comment"

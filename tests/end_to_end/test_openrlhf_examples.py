@@ -1,0 +1,133 @@
+"""The three typical combinations of OpenRLHF's list, converted, scaled down and trained with nano on demo mail.
+
+The first is for eight A100 with vLLM; what makes it big (engines, GPUs, memory) cannot run on a CPU, so its engine is
+changed to the one in process. What it optimises, PPO with a critic, is trained as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.checkpoints import read_checkpoint
+from emailrl.openrlhf import to_toml
+from emailrl.recording import read_records
+from emailrl.settings import load_settings
+from emailrl.training.loop import train
+
+SEED = Path(__file__).resolve().parents[3] / "shared" / "seeds" / "openrlhf_options.zh.txt"
+
+HYBRID_ENGINE = r"""
+--actor_num_gpus_per_node 8 \
+--critic_num_gpus_per_node 8 \
+--ref_num_gpus_per_node 8 \
+--reward_num_gpus_per_node 8 \
+--vllm_num_engines 4 \
+--vllm_tensor_parallel_size 2 \
+--colocate_all_models \
+--vllm_enable_sleep \
+--deepspeed_enable_sleep \
+--vllm_gpu_memory_utilization 0.5
+"""
+REINFORCE_BASELINE = r"""
+--advantage_estimator reinforce_baseline \
+--n_samples_per_prompt 8 \
+--init_kl_coef 1e-5 \
+--use_kl_loss \
+--kl_estimator k2
+"""
+FILTERING = r"""
+--dynamic_filtering \
+--dynamic_filtering_reward_range 0.0 1.0 \
+--n_samples_per_prompt 8
+"""
+
+
+def test_these_are_the_combinations_of_the_list() -> None:
+    if not SEED.is_file():
+        pytest.skip(f"no list of OpenRLHF's options at {SEED}")
+    text = SEED.read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text[text.index("8x A100") :], re.DOTALL)
+    assert [block.split() for block in blocks] == [
+        example.split() for example in (HYBRID_ENGINE, REINFORCE_BASELINE, FILTERING)
+    ]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Demo mail and settings that make a run small."""
+    from emailrl.scenarios.demo import questions_file, write_demo
+    from emailrl.settings import StoreSettings
+
+    db = tmp_path_factory.mktemp("demo") / "mail.db"
+    write_demo(db, seed=42, settings=StoreSettings())
+    return {
+        "model_name": "nano",
+        "db": db,
+        "questions": questions_file(db),
+        "max_steps": 2,
+        "warmup_steps": 0,
+        "learning_rate": 1e-3,
+        "temperature": 1.0,
+        "max_turns": 5,
+        "max_tokens": 96,
+        "per_device_train_batch_size": 2,
+        "num_generations": 3,
+        "max_refill_rounds": 2,
+        "eval_dataset_size": 2,
+        "eval_steps": 2,
+        "judge": "offline",
+        "wandb_mode": "disabled",
+    }
+
+
+def run(flags: str, demo: dict[str, Any], folder: Path, **scaled: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Train as the flags say, scaled down; returns the steps' metrics and the final checkpoint's settings."""
+    (folder / "emailrl.toml").write_text(to_toml(flags), encoding="utf-8")
+    settings = load_settings(demo | {"output_dir": folder / "grpo"} | scaled, cwd=folder, environ={})
+    result = train(settings)
+    assert result.steps == 2
+    metadata = read_checkpoint(result.run_dir / "final").metadata
+    return list(read_records(result.run_dir / "metrics.jsonl")), metadata.settings
+
+
+def test_hybrid_engine_scaled_down_to_one_process(demo: dict[str, Any], tmp_path: Path) -> None:
+    steps, settings = run(HYBRID_ENGINE, demo, tmp_path, engine="transformers")
+    assert settings["training"]["algorithm"] == "ppo" and settings["algorithm"]["kl_in"] == "reward"
+    assert (settings["vllm"]["vllm_tensor_parallel_size"], settings["vllm"]["vllm_gpu_memory_utilization"]) == (2, 0.5)
+    for step in steps:
+        assert step["trainable_tokens"] > 0 and step["value_loss"] > 0 and step["grad_norm"] > 0
+    assert steps[0]["kl"] == 0.0 < steps[1]["kl"]  # the adapter has moved
+
+
+def test_reinforce_with_a_baseline(demo: dict[str, Any], tmp_path: Path) -> None:
+    steps, settings = run(REINFORCE_BASELINE, demo, tmp_path)
+    assert settings["training"]["algorithm"] == "reinforce_pp_baseline"
+    for step in steps:
+        assert step["trainable_tokens"] > 0 and step["grad_norm"] > 0 and step["kl_coef"] == 1e-5
+        # The KL is in the loss: k2, at the start of a step's only update.
+        assert step["loss"] == pytest.approx(step["policy_loss"] + 1e-5 * step["kl"], abs=1e-9)
+    assert steps[0]["kl"] == 0.0 < steps[1]["kl"]
+
+
+def test_dynamic_filtering(demo: dict[str, Any], tmp_path: Path) -> None:
+    steps, settings = run(FILTERING, demo, tmp_path)
+    assert settings["algorithm"]["dynamic_filtering"] is True and settings["training"]["algorithm"] == "ppo"
+    trained = [step for step in steps if step["trainable_tokens"]]
+    assert trained and all(step["grad_norm"] > 0 for step in trained)
+    for number, step in enumerate(steps, 1):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for line in read_records(tmp_path / f"grpo_masked/trajectories/step-{number:06d}.jsonl"):
+            groups.setdefault(line["group_id"], []).append(line)
+        kept = {
+            line["group_id"]
+            for line in read_records(tmp_path / f"grpo_masked/training/step-{number:06d}.jsonl")
+            if line["advantage"] is not None or line["samples"]
+        }
+        for name, group in groups.items():
+            right = sum(line["rubric"]["answer_correct"] for line in group)
+            assert (0 < right < len(group)) or name not in kept  # all right or all wrong teaches nothing
+        assert step["num_trajectories"] >= 6  # 2 questions x 3, and what was asked in place of those dropped
