@@ -115,7 +115,7 @@ def sample_record(
     """One trained sequence: lists as long as its tokens, null where the mask of the mode is 0.
 
     ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
-    update. ``advantages`` stands only where tokens differ from their trajectory (whose number, with a critic, is its reward).
+    update. ``advantages`` stands where tokens differ from their trajectory, whose number under gae is its reward.
     """
     trained = sample.loss_mask
     olds = [old if on else None for old, on in zip(old_logprobs, trained, strict=True)]
