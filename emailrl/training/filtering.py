@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import Algorithm
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
@@ -62,16 +61,11 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     """The filter of an algorithm with the settings' overrides.
 
     ``answers`` says whether the rollouts answer their questions; where they do not (mode ``simple``), the mean is that
-    of the reward unless FILTER_ON says otherwise. Raises UsageError for an empty range.
+    of the reward unless FILTER_ON says otherwise.
     """
     min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
     if not algorithm.dynamic_filtering:
         return Filter(algorithm.min_group_size, min_group_std)
-    if wanted.filter_low >= wanted.filter_high:
-        raise UsageError(
-            f"No mean lies between FILTER_LOW={wanted.filter_low:g} and FILTER_HIGH={wanted.filter_high:g}.",
-            "Give a lower bound below the upper one.",
-        )
     return Filter(
         algorithm.min_group_size,
         min_group_std,

@@ -18,12 +18,13 @@ Problem = tuple[str, str]
 """What does not go together, naming both settings; and what to change."""
 
 CRITIC_SETTINGS = ("value_clip", "value_coef", "critic_learning_rate", "critic_warmup_steps", "gae_lambda")
+FILTER_SETTINGS = ("filter_on", "filter_low", "filter_high", "max_refill_rounds")
 _DEFAULTS = AlgorithmSettings()
 
 
 def check_mix(algorithm: Algorithm, settings: Settings) -> None:
     """Raise UsageError for the first pair of settings that cannot work together."""
-    for check in (_idle, _ratio, _bounds, _rollouts):
+    for check in (_idle, _ratio, _bounds, _rollouts, _filters):
         for message, hint in check(algorithm, settings):
             raise UsageError(message, hint)
 
@@ -78,6 +79,35 @@ def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
                 f"{_given(wanted, name)} is idle under IMPORTANCE_CORRECTION=off.",
                 f"Use IMPORTANCE_CORRECTION=tis, icepop or sequence_mask, or leave {name.upper()} out.",
             )
+
+
+def _filters(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    wanted = settings.algorithm
+    for name in FILTER_SETTINGS if not algorithm.dynamic_filtering else ():
+        if getattr(wanted, name) != getattr(_DEFAULTS, name):
+            yield (
+                f"{_given(wanted, name)} is idle without DYNAMIC_FILTERING.",
+                f"Use --algorithm dapo or DYNAMIC_FILTERING=true, or leave {name.upper()} out.",
+            )
+    low, high = wanted.filter_low, wanted.filter_high
+    if algorithm.dynamic_filtering and low >= high:
+        yield (
+            f"No mean lies between {_given(wanted, 'filter_low')} and {_given(wanted, 'filter_high')}.",
+            "Give a lower bound below the upper one.",
+        )
+    one = settings.training.num_generations == 1 and wanted.filter_on != "reward"
+    if algorithm.dynamic_filtering and one and low >= 0 and high <= 1:
+        yield (
+            f"DYNAMIC_FILTERING drops every question under NUM_GENERATIONS=1: one answer is right or wrong, never"
+            f" between {low:g} and {high:g}.",
+            "Use at least 2, or FILTER_ON=reward.",
+        )
+    buffer = algorithm.overlong_share if wanted.overlong_buffer is None else wanted.overlong_buffer
+    if wanted.overlong_penalty != _DEFAULTS.overlong_penalty and not buffer:
+        yield (
+            f"{_given(wanted, 'overlong_penalty')} is idle without OVERLONG_BUFFER.",
+            "Give OVERLONG_BUFFER tokens, or leave OVERLONG_PENALTY out.",
+        )
 
 
 def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
-from emailrl.settings import AlgorithmSettings
-from emailrl.training.algorithms import ALGORITHMS
+from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
+from emailrl.training.algorithms import ALGORITHMS, resolve
 from emailrl.training.filtering import Collected, Filter, collect_groups, make_filter
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
@@ -115,10 +115,41 @@ def test_the_filter_of_dapo(settings: dict[str, Any], answers: bool, expected: F
 
 
 def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
-    wanted = AlgorithmSettings(filter_low=0.4, filter_high=0.2, max_refill_rounds=3)  # an empty range nobody asked for
-    assert make_filter(ALGORITHMS["grpo"], wanted, answers=True) == Filter(2, 0.05)
-    with pytest.raises(UsageError, match=r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"):
-        make_filter(ALGORITHMS["dapo"], wanted, answers=True)
+    assert make_filter(ALGORITHMS["grpo"], AlgorithmSettings(), answers=True) == Filter(2, 0.05)
+    assert make_filter(ALGORITHMS["ppo"], AlgorithmSettings(), answers=True) == Filter(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "generations", "complaint"),
+    [
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.2}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"),
+        ("grpo", {"filter_low": 0.4}, 3, "FILTER_LOW=0.4 is idle without DYNAMIC_FILTERING"),
+        ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, 3, "MAX_REFILL_ROUNDS=3 is idle"),
+        ("reinforce_pp", {"dynamic_filtering": True}, 1, "drops every question under NUM_GENERATIONS=1"),
+        ("grpo", {"overlong_penalty": 0.5}, 3, r"OVERLONG_PENALTY=0\.5 is idle without OVERLONG_BUFFER"),
+        ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, 3, "is idle without OVERLONG_BUFFER"),
+    ],
+)
+def test_mixes_that_cannot_work_are_refused(
+    algorithm: str, changes: dict[str, Any], generations: int, complaint: str
+) -> None:
+    wanted = Settings(
+        training=TrainingSettings(algorithm=algorithm, num_generations=generations),
+        algorithm=AlgorithmSettings(**changes),
+    )
+    with pytest.raises(UsageError, match=complaint):
+        resolve(wanted)
+
+
+def test_mixes_that_work() -> None:
+    for algorithm, changes, generations in (
+        ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"}, 1),
+        ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0}, 3),
+        ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}, 3),
+        ("dapo", {"overlong_penalty": 0.5}, 3),
+    ):
+        training = TrainingSettings(algorithm=algorithm, num_generations=generations)
+        resolve(Settings(training=training, algorithm=AlgorithmSettings.model_validate(changes)))
 
 
 class Game:
