@@ -21,7 +21,7 @@ from pathlib import Path
 from .run import Result, Suite, preload, run
 
 ROOM = "emailrl.training"
-MODULES = ("advantages", "kl", "losses", "samples", "batches")
+MODULES = ("advantages", "kl", "losses", "samples", "batches", "filtering", "shaping")
 EVERY = ("tests/training/test_independent.py", "tests/training/test_gradients.py")
 """Run for each module after its own tests."""
 
