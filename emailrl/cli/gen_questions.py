@@ -121,7 +121,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
     generation = settings.generation
     plan = make_plan(settings.store.db, generation, inboxes=inboxes, limit=limit, seed=settings.training.seed)
     estimate = _estimate(plan, settings)
-    cost = _dollars(plan.cost, "unknown (set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT)")
+    cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     progress_console().print(
         f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} answered already; "
         f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "

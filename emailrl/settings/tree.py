@@ -114,9 +114,9 @@ class GenerationSettings(Section):
     """Any OpenAI-compatible server."""
     generator_api_key: SecretStr | None = None
     """The server's key; at OpenRouter, OPENROUTER_API_KEY serves where this is not set."""
-    generator_price_in: Annotated[float, Field(ge=0)] | None = None
+    generator_input_price: Annotated[float, Field(ge=0)] | None = None
     """Dollars for a million tokens read; None is unknown (nothing for a server on this machine)."""
-    generator_price_out: Annotated[float, Field(ge=0)] | None = None
+    generator_output_price: Annotated[float, Field(ge=0)] | None = None
     """Dollars for a million tokens written; None is unknown (nothing for a server on this machine)."""
     generator_cache: Path = Path("outputs/generator_cache.sqlite")
     """Replies on disk: the same prompt is never paid for twice."""

@@ -75,7 +75,7 @@ class QuestionWriter:
         self._price = price_of(settings)
         self._max_cost = max_cost
         if max_cost is not None and self._price.cost(0, 0) is None:
-            raise UsageError("--max-cost needs prices.", "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT.")
+            raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
 
     def ask(self, plan: Plan, progress: Progress | None = None) -> Spending:
         """Send every prompt that the cache does not answer; the replies are then in the cache.

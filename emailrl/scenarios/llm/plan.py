@@ -103,7 +103,7 @@ def tokens_of_reply() -> int:
 def price_of(settings: GenerationSettings) -> Price:
     """The prices of the settings; a server on this machine costs nothing unless they say otherwise."""
     free = 0.0 if host_of(settings.generator_base_url) in ("localhost", "127.0.0.1", "::1") else None
-    price_in, price_out = settings.generator_price_in, settings.generator_price_out
+    price_in, price_out = settings.generator_input_price, settings.generator_output_price
     return Price(free if price_in is None else price_in, free if price_out is None else price_out)
 
 

@@ -160,7 +160,7 @@ def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve
 
 def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serve: Serve, generation: Make) -> None:
     stub = serve(usage={"prompt_tokens": 10_000, "completion_tokens": 1_000, "total_tokens": 11_000})
-    settings = generation(stub.url, generator_price_in=2.0, generator_price_out=8.0, generator_concurrency=1)
+    settings = generation(stub.url, generator_input_price=2.0, generator_output_price=8.0, generator_concurrency=1)
     plan = make_plan(mail_db, settings, limit=120, seed=3)
     spending = QuestionWriter(settings).ask(make_plan(mail_db, settings, limit=30, seed=3))
     assert (spending.tokens_in, spending.tokens_out, spending.num_answered) == (30_000, 3_000, 3)
@@ -174,7 +174,7 @@ def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serv
 
 
 def test_the_estimate_is_the_prompts_times_their_price(mail_db: Path, generation: Make) -> None:
-    settings = generation("https://api.example/v1", generator_price_in=3.0, generator_price_out=10.0)
+    settings = generation("https://api.example/v1", generator_input_price=3.0, generator_output_price=10.0)
     plan = make_plan(mail_db, settings, limit=25, seed=3)
     assert (len(plan.batches), plan.num_to_send, plan.tokens_out) == (3, 3, 3 * 10 * 110)
     characters = sum(len(batch.prompt) for batch in plan.batches)

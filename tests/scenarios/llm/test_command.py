@@ -83,8 +83,8 @@ def test_money_is_not_spent_unasked(
     code, _, err = emailrl("http://203.0.113.9/v1")
     assert code == 2 and "Add --yes" in err
     stub = serve()
-    monkeypatch.setenv("GENERATOR_PRICE_IN", "100")
-    monkeypatch.setenv("GENERATOR_PRICE_OUT", "100")
+    monkeypatch.setenv("GENERATOR_INPUT_PRICE", "100")
+    monkeypatch.setenv("GENERATOR_OUTPUT_PRICE", "100")
     code, _, err = emailrl(stub.url)
     assert code == 2 and "not confirmed" in err
     code, _, err = emailrl(stub.url, "--max-cost", "0.5")
