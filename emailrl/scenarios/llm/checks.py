@@ -28,6 +28,10 @@ _NUMBER_WORDS = {
     "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
     "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12",
 }  # fmt: skip
+_MONTH = re.compile(
+    r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?"
+)
 
 
 def check_item(
@@ -76,11 +80,16 @@ def is_stated(answer: str, mails: list[Mail]) -> bool:
     known_numbers, known_words = _tokens(text)
     if not numbers <= known_numbers:
         return False
-    telling = {word for word in words if len(word) > 3} or {word for word in words if len(word) > 1}
+    telling = {word for word in words if len(word) > 3} or (set() if numbers else {w for w in words if len(w) > 1})
     if not telling:
         return bool(numbers)
-    stems = {word[:5] for word in known_words}
-    return sum(word[:5] in stems for word in telling) >= MIN_FOUND * len(telling)
+    stems = {_stem(word) for word in known_words}
+    return sum(_stem(word) in stems for word in telling) >= MIN_FOUND * len(telling)
+
+
+def _stem(word: str) -> str:
+    """The beginning of a word, which its other forms share; of a month's name, what its abbreviation keeps of it."""
+    return word[:3] if _MONTH.fullmatch(word) else word[:5]
 
 
 def _fields(item: Any) -> tuple[str, str, list[str], float] | None:

@@ -107,6 +107,10 @@ def test_ids_are_known_without_their_brackets(written: str) -> None:
         ("北埠头", "会议在北埠头举行", True),
         ("南埠头", "会议在北埠头举行", False),
         ("07", "gate 7", True),
+        ("8:30 - 9:30 AM.", "from 8:30 to 9:30", True),
+        ("November 10", "on Nov. 10 at noon", True),
+        ("Sept 10", "on September 10 at noon", True),
+        ("Sept 10", "on October 10 at noon", False),
         ("", "anything", False),
     ],
 )
