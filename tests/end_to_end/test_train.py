@@ -327,6 +327,25 @@ def test_epochs_bound_simple_and_rollout_and_max_steps_bounds_all(
     assert [len(names) for names in asked] == [4, 4, 2] and len(set.union(*asked)) == 10  # an epoch, each once
 
 
+def test_refills_pass_through_the_epochs_faster_and_end_the_run_with_them(make_settings: MakeSettings) -> None:
+    settings = make_settings(
+        mode="rollout", num_train_epochs=1, per_device_train_batch_size=4, eval_steps=9, max_refill_rounds=9,
+        dynamic_filtering=True, filter_on="reward", filter_low=5, filter_high=6, overlong_buffer=4,
+    )  # fmt: skip
+    said: list[str] = []
+    result = train(settings, progress=said.append)
+    assert result.steps == 1 and any("Done after step 1: all 1 epochs done" in line for line in said)
+    played = list(read_trajectories(result.run_dir / "trajectories/step-000001.jsonl"))
+    assert len({t.id for t in played}) == 30 and len({t.scenario.id for t in played}) == 10  # the epoch, each once
+    assert [t.id.split("-0000")[0] for t in played[::3]] == ["train"] * 4 + ["refill-1"] * 4 + ["refill-2"] * 2
+    (line,) = read_records(result.run_dir / "metrics.jsonl")
+    assert line["dropped"]["groups_below_range"] == 10 and line["loss"] is None and line["eval_accuracy"] == 0.0
+    for t in played:  # 8 of 8 tokens: charged in full, and only in training
+        assert t.reward_terms["overlong"] == -1.0 and t.reward == sum(t.reward_terms.values())
+    for t in read_trajectories(result.run_dir / "trajectories/eval-000001.jsonl"):
+        assert "overlong" not in t.reward_terms
+
+
 def test_simple_mode_completes_a_static_prompt_that_holds_the_source_mail(make_settings: MakeSettings) -> None:
     settings = make_settings(mode="simple", max_steps=1, num_mini_batches=1)
     run = train(settings).run_dir

@@ -267,6 +267,21 @@ def test_a_refill_asks_further_questions_in_place_of_those_dropped_and_records_e
     assert played.events.count("release") == 4  # two evaluations and two steps, whatever their rounds
 
 
+def test_what_was_played_before_an_interrupt_in_a_refill_is_on_record(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def right(step: int) -> set[str]:
+        asked.append(step)
+        if len(asked) == 3:  # asked of each question once: this is the first of the refill
+            raise KeyboardInterrupt
+        return set()
+
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path, right=right, algorithm={"dynamic_filtering": True})
+    assert len(list(read_records(tmp_path / "trajectories/step-000001.jsonl"))) == 4
+    assert not (tmp_path / "training/step-000001.jsonl").exists()
+
+
 def test_a_step_that_no_refill_can_fill_is_skipped_and_said(tmp_path: Path) -> None:
     played = play(tmp_path, steps=1, right=lambda step: set(), algorithm={"dynamic_filtering": True})
     assert not [event for event in played.events if event.startswith("update")]
