@@ -278,7 +278,7 @@ def test_wrong_settings_are_found_before_anything_on_disk_is_touched(
     settings = make_settings(**wrong)
     for how in ({"overwrite": True}, {"resume": str(run / "checkpoint-1")}, {}):
         with pytest.raises(EmailRLError):
-            train(settings, **how)  # type: ignore[arg-type]
+            train(settings, **how)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
     assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
 
