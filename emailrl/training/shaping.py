@@ -37,7 +37,7 @@ def shape_advantages(
     """
     rows = _Trajectories(items, samples)
     rewards = rows.pay_at_the_end([_clipped(worth, wanted) for worth in rows.worth])
-    if algorithm.kl_in == "reward" and all(item.ref_logprobs is not None for item in items):
+    if algorithm.kl_in == "reward" and kl_coef:
         rewards = rewards - kl_coef * rows.gather([_kl(item, algorithm) for item in items])
     metrics: dict[str, float] = {}
     if algorithm.has_critic:

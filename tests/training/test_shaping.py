@@ -129,6 +129,11 @@ def test_returns_are_not_whitened() -> None:
     close(returns, [[2.0, 2.0], [-4.0], [2.0]])
 
 
+def test_equal_returns_leave_nothing_to_explain() -> None:
+    _, _, metrics = shape(GAE, reward_clip_low=5.0)
+    assert metrics["return_mean"] == 5.0 and metrics["explained_variance"] == 0.0
+
+
 def test_the_record_has_the_advantages_of_tokens_where_they_differ_from_the_trajectorys() -> None:
     one = sample("a", [0, 1, 0, 1], 0.1)
     flat = torch.tensor([0.0, 0.1, 0.0, 0.1]).tolist()  # float32's 0.1
