@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -19,6 +19,8 @@ from emailrl.scenarios.inbox.topics import Topic, topic_of
 
 MAX_DAYS_LATER = 30
 """A question is asked 1 to 30 days after its source mail (as in ART-E)."""
+MIN_SERIES = 5
+"""Mails of one pattern that make a series."""
 
 
 _RECIPIENTS = """
@@ -123,6 +125,11 @@ class Mailbox:
         """Whether mails outside this mail's thread hold a text too, as they do what programs add to them."""
         return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
 
+    def is_serial(self, mail: Mail) -> bool:
+        """Whether its sender sends mails by the number: five or more whose topics differ in nothing but digits."""
+        key = _serial_key(mail)
+        return "#" in key[1] and self._series[key] >= MIN_SERIES
+
     def ask_day(self, mail: Mail, rng: Random) -> date:
         """A day on which a question about the mail is asked."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
@@ -131,6 +138,10 @@ class Mailbox:
         if one.sender == other.sender:
             return True
         return not (self.people.is_unmistakable(one.sender) or self.people.is_unmistakable(other.sender))
+
+    @cached_property
+    def _series(self) -> Counter[tuple[str, str]]:
+        return Counter(_serial_key(mail) for mail in self.mails)
 
     @cached_property
     def _dates(self) -> list[str]:
@@ -169,6 +180,10 @@ class Mailbox:
         for mail in self.mails:
             senders[mail.sender].append(mail)
         return senders
+
+
+def _serial_key(mail: Mail) -> tuple[str, str]:
+    return mail.sender, re.sub(r"\d+", "#", mail.topic.key)
 
 
 class MailReader:

@@ -116,7 +116,7 @@ def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, split: st
         message_ids=sources,
         inbox_address=box.me,
         query_date=finding.ask_day.isoformat(),
-        how_realistic=_realism(box, kind, mail),
+        how_realistic=realism_of(box, kind, mail),
         split=split,
         kind=kind.name,
     )
@@ -127,13 +127,15 @@ def _words(text: str) -> set[str]:
     return {word for word in re.findall(r"\w+", text.lower()) if len(word) >= 4}
 
 
-def _realism(box: Mailbox, kind: Kind, mail: Mail) -> float:
+def realism_of(box: Mailbox, kind: Kind, mail: Mail) -> float:
     """An estimate: people ask about mails from people, under subjects that read like language."""
     realism = kind.realism
     if box.received(mail) and not box.people.is_person(mail.sender):
         realism -= 0.2
     letters = [c for c in mail.topic.text if not c.isspace()]
     if sum(c.isalpha() for c in letters) < 0.75 * len(letters):
+        realism -= 0.2
+    if box.is_serial(mail):
         realism -= 0.2
     if "unsubscribe" in mail.body.lower():
         realism -= 0.4

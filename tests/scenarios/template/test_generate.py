@@ -11,11 +11,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from scenarios.template.world import ANA, BO, box, mail
 from typer.testing import CliRunner
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios import load_scenarios, missing_ids, read_jsonl, write_scenarios
 from emailrl.scenarios.template import KINDS, generate
+from emailrl.scenarios.template.generate import realism_of
 from emailrl.settings import DataSettings
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
@@ -233,3 +235,26 @@ def test_a_question_whose_words_hold_its_answer_is_not_asked(tmp_path: Path) -> 
 
     assert "sender" in kinds("Family lunch on Sunday")
     assert "sender" not in kinds("Lind family lunch")
+
+
+@pytest.mark.parametrize(
+    ("sender", "subject", "body", "copies", "realism"),
+    [
+        (BO, "Pier survey results", "Fine.", 1, 0.7),  # as the kind has it
+        ("daemon@x.org", "Pier survey results", "Fine.", 1, 0.5),  # no person's address
+        (BO, "Pier survey 17", "Fine.", 4, 0.7),
+        (BO, "Pier survey 17", "Fine.", 5, 0.5),  # a series
+        (BO, "Pier survey results", "Fine.", 5, 0.7),  # a thread is none
+        (BO, "Pier 17 / 4711-0815", "Fine.", 1, 0.5),  # digits and signs
+        (BO, "Pier survey results", "Unsubscribe here.", 1, 0.3),
+        (BO, "PIER SURVEY RESULTS", "Fine.", 1, 0.6),
+        ("daemon@x.org", "PIER 17 / 4711-0815", "Unsubscribe here.", 5, 0.1),  # never below
+    ],
+)
+def test_how_realistic_a_question_is(sender: str, subject: str, body: str, copies: int, realism: float) -> None:
+    kind = next(kind for kind in KINDS if kind.name == "sender")
+    assert kind.realism == 0.7
+    mails = [
+        mail(n, f"05-0{n} 09:00", sender, ANA, subject.replace("17", str(16 + n)), body) for n in range(1, copies + 1)
+    ]
+    assert realism_of(box(*mails), kind, mails[0]) == pytest.approx(realism, abs=1e-9)
