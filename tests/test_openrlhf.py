@@ -112,7 +112,8 @@ def test_every_flag_comes_to_the_settings_the_page_names(flag: Any) -> None:
 NEEDS = {
     "train_batch_size": "--rollout_batch_size 8 --n_samples_per_prompt 2",
     **dict.fromkeys(("vllm_is_truncated_threshold", "use_icepop", "is_correction_type"), "--enable_vllm_is_correction"),
-    "vllm_num_engines": "",
+    "dynamic_filtering_reward_range": "--dynamic_filtering",
+    "overlong_penalty_factor": "--overlong_buffer_len 100",
 }
 VALUES = {
     "advantage_estimator": "gae",
@@ -324,6 +325,8 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
             "max_rows_per_micro_batch",
             "--use_dynamic_batch: always on",
         ),
+        ("--dynamic_filtering_reward_range 0 1", "filter_low", "idle without --dynamic_filtering"),
+        ("--overlong_penalty_factor 2", "overlong_penalty", "idle without --overlong_buffer_len"),
         ("--zero_stage 3", "zero_stage", "--zero_stage: not built yet"),
         ("--async_train", "async_train", "--async_train: not built yet"),
         ("--ring_attn_size 2", "ring_attn_size", "--ring_attn_size: DeepSpeed's own"),

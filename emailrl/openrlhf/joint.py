@@ -84,6 +84,10 @@ def take_objective(given: Given, plan: Plan) -> None:
         plan.drop(("critic_learning_rate", "value_clip", "gae_lambda"), f"idle, {estimator} has no critic")
     if estimator not in ("gae", "reinforce"):
         plan.drop(("gamma",), f"idle, as in OpenRLHF: {estimator} gives a sequence one advantage")
+    if "dynamic_filtering" not in given:
+        plan.drop(("filter_low", "filter_high"), "idle without --dynamic_filtering")
+    if "overlong_buffer_len" not in given:
+        plan.drop(("overlong_penalty",), "idle without --overlong_buffer_len")
     if plan.values.get("beta") == 0:
         plan.drop(("kl_target", "kl_horizon"), "idle without a KL (--init_kl_coef 0)")
 
