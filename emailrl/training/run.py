@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from emailrl.training.state import Cursor, RunState, StepQuestions, questions_pe
 from emailrl.training.tracking import Tracker, evaluation_block
 from emailrl.training.update import Updater
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 KEPT_VERSIONS = 2
 """Directories of sampled-from adapters that stay: the one in use and the one before."""
@@ -107,6 +110,8 @@ class Run:
 
         def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
             label = f"refill-{refill}" if refill else "train"
+            if refill:
+                logger.info("Step %d: %s asks %d further questions", step, label, len(scenarios))
             groups = self.collector.collect(
                 scenarios, training.num_generations, step=step, seed=training.seed, split_label=label
             )

@@ -257,6 +257,10 @@ def test_a_refill_asks_further_questions_in_place_of_those_dropped_and_records_e
     assert (second["refill_rounds"], second["groups_kept"], second["num_trajectories"]) == (0, 2, 4)
     assert first["dropped"]["groups_below_range"] == 2 and first["trainable_tokens"] == 4
     assert first["accuracy"] == 0.25  # over all that was played, not over what was kept
+    log = (tmp_path / "training.log").read_text()
+    assert log.index("Step 1: refill-1 asks 1 further questions") < log.index(
+        "Step 1: refill-2 asks 1 further questions"
+    )
     recorded = list(read_records(tmp_path / "trajectories/step-000001.jsonl"))
     assert [record["scenario"]["id"] for record in recorded] == [name for name in order for _ in range(2)]
     notes = {note["id"]: note["dropped"] for note in read_records(tmp_path / "training/step-000001.jsonl")}
