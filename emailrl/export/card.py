@@ -7,9 +7,7 @@ import shlex
 from typing import Any
 
 from emailrl.checkpoints import Metadata
-
-_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values vLLM takes for --max-lora-rank."""
+from emailrl.engines.vllm_arguments import LORA_RANKS
 
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
@@ -122,7 +120,7 @@ def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
     command = f"vllm serve {here} {tools}"
     if not merged:
         rank = int(metadata.lora.get("rank") or 16)
-        limit = next((size for size in _VLLM_RANKS if size >= rank), rank)
+        limit = next((size for size in LORA_RANKS if size >= rank), rank)
         base = shlex.quote(metadata.base_model)
         if base == "nano":
             base = "$(python -c 'from emailrl.policy.resolve import NANO_DIR; print(NANO_DIR)')"

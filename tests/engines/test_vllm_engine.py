@@ -1,0 +1,347 @@
+"""vLLM in process without vLLM: its arguments, and sleep, wake and proof over a stand-in with a tiny real model.
+
+What only vLLM itself can show is in ``test_vllm_real``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import make_model
+
+from emailrl.engines import build_engine
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.probe import ProbeError
+from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.vllm_arguments import engine_arguments, lora_rank_limit
+from emailrl.engines.vllm_engine import VllmEngine
+from emailrl.engines.weights import sampling_weights
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.logprobs import token_logprobs
+from emailrl.settings import Settings, load_settings
+
+
+def settings_for(folder: Path, **overrides: Any) -> Settings:
+    given = {"engine": "vllm", "model_name": str(folder), "temperature": 1.0, "lora_rank": 4}
+    return load_settings(given | overrides, environ={}, cwd=folder)
+
+
+def test_arguments_follow_the_settings(tmp_path: Path) -> None:
+    settings = settings_for(
+        tmp_path, vllm_tensor_parallel_size=2, vllm_gpu_memory_utilization=0.3, vllm_enforce_eager=True,
+        vllm_enable_prefix_caching=False, vllm_max_loras=2, max_model_len=8192, max_batch_trajectories=48, seed=7,
+    )  # fmt: skip
+    made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, can_sleep=True)
+    assert made == {
+        "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
+        "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
+        "enable_prefix_caching": False, "enable_sleep_mode": True, "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True, "enable_lora": True, "max_loras": 2, "max_lora_rank": 32,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "can_sleep", "expected"),
+    [
+        ({"vllm_enable_sleep": False}, True, {"enable_sleep_mode": False}),
+        ({}, False, {"enable_sleep_mode": False}),
+        ({"top_p": 0.9}, True, {"logprobs_mode": "raw_logprobs"}),
+        ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
+        ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
+        ({"seed": 2**40 + 3}, True, {"seed": 3}),
+    ],
+)
+def test_arguments_depend_on_what_is_possible(
+    tmp_path: Path, overrides: dict[str, Any], can_sleep: bool, expected: dict[str, Any]
+) -> None:
+    made = engine_arguments(
+        settings_for(tmp_path, **overrides), model="x", dtype="float32", lora_rank=8, can_sleep=can_sleep
+    )
+    assert made | expected == made
+
+
+def test_ranks_are_those_vllm_takes() -> None:
+    assert [lora_rank_limit(rank) for rank in (1, 2, 8, 9, 129, 257, 512)] == [1, 8, 8, 16, 256, 320, 512]
+    with pytest.raises(UsageError, match="up to rank 512, not 513"):
+        lora_rank_limit(513)
+
+
+# -- a stand-in for vLLM
+
+
+class Params(SimpleNamespace):
+    """``vllm.SamplingParams``."""
+
+
+class StandIn:
+    """An ``LLMEngine`` over a tiny model that ends one request a step.
+
+    ``log`` keeps what was asked of it; once it ``ignores`` adapters it samples from the base model.
+    """
+
+    policy: Policy
+    started: list[StandIn] = []  # noqa: RUF012
+
+    def __init__(self, arguments: SimpleNamespace) -> None:
+        random.seed(0)  # as vLLM does
+        np.random.seed(0)
+        torch.manual_seed(0)
+        self.arguments = arguments
+        self.model_config = SimpleNamespace(
+            max_model_len=arguments.max_model_len or 2048, enable_sleep_mode=arguments.enable_sleep_mode
+        )
+        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=arguments.max_lora_rank))
+        self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"))
+        self.log: list[Any] = []
+        self.ignores = False
+        self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
+        self.largest_batch = 0
+        self._weights = sampling_weights(self.policy.model)
+        self._sampler = TransformersEngine(self.policy.model, [1], max_rows=8)
+        self._asleep = False
+        StandIn.started.append(self)
+
+    from_engine_args = classmethod(lambda cls, arguments: cls(arguments))
+
+    def add_lora(self, request: Any) -> bool:
+        self.log.append(("add_lora", request.lora_int_id, Path(request.lora_path).name))
+        return True
+
+    def remove_lora(self, number: int) -> None:
+        self.log.append(("remove_lora", number))
+
+    def reset_prefix_cache(self) -> None:
+        self.log.append("reset_prefix_cache")
+
+    def sleep(self, level: int) -> None:
+        self._asleep = True
+        self.log.append(("sleep", level))
+
+    def wake_up(self) -> None:
+        self._asleep = False
+        self.log.append("wake_up")
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
+
+    def abort_request(self, names: list[str]) -> None:
+        self.log.append(("abort", names))
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Params, lora_request: Any) -> None:
+        assert not self._asleep
+        self.waiting[name] = prompt["prompt_token_ids"], params, lora_request
+
+    def step(self) -> list[Any]:
+        self.largest_batch = max(self.largest_batch, len(self.waiting))
+        name, (ids, params, lora) = next(iter(self.waiting.items()))
+        del self.waiting[name]
+        path = None if lora is None or self.ignores else Path(lora.lora_path)
+        self._sampler.load_adapter(path, "x")
+        self._weights.load(path)
+        sampling = SamplingParams(params.max_tokens, params.temperature)
+        [said] = self._sampler.generate([Request("x", sampling, ids, seed=params.seed)])
+        logprobs = self._entries([*ids, *said.token_ids], len(ids), params.temperature)
+        output = SimpleNamespace(token_ids=said.token_ids, logprobs=logprobs, finish_reason=said.finish_reason)
+        prompt = [None, *self._entries(ids, 1, 1.0)]
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[output], prompt_logprobs=prompt)]
+
+    def _entries(self, ids: list[int], start: int, temperature: float) -> list[dict[int, Any]]:
+        tokens = torch.tensor([ids])
+        mask = torch.zeros_like(tokens)
+        mask[:, start:] = 1
+        with torch.inference_mode(), self._weights.active():
+            scored = token_logprobs(self._weights.model, tokens, mask, temperature=temperature).logprobs[0, start:]
+        return [{i: SimpleNamespace(logprob=v)} for i, v in zip(ids[start:], scored.tolist(), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder = make_model(tmp_path_factory.mktemp("vllm") / "model")
+    return load_policy(load_settings({"model_name": str(folder)}, environ={}, cwd=folder))
+
+
+@pytest.fixture(scope="module")
+def adapters(policy: Policy) -> list[Path]:
+    folder = Path(policy.path)
+    made = []
+    for seed, rank in enumerate((4, 4, 20)):
+        settings = load_settings({"model_name": str(folder), "lora_rank": rank}, environ={}, cwd=folder)
+        one = load_policy(settings, trainable=True)
+        generator = torch.Generator().manual_seed(seed)
+        for _, parameter in one.trainable_parameters():
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        one.save_adapter(folder.parent / f"v-{seed}")
+        made.append(folder.parent / f"v-{seed}")
+    return made
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[StandIn]:
+    """Put the stand-in where vLLM is imported from; the engines that were started."""
+    StandIn.policy, StandIn.started = policy, []
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},
+        "vllm.lora": {},
+        "vllm.lora.request": {
+            "LoRARequest": lambda name, number, path: SimpleNamespace(
+                lora_name=name, lora_int_id=number, lora_path=path
+            )
+        },
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
+        "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {"cleanup_dist_env_and_memory": lambda: None},
+    }
+    for name, attributes in modules.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    return StandIn.started
+
+
+@pytest.fixture
+def build(vllm: list[StandIn], policy: Policy) -> Callable[..., VllmEngine]:
+    def make(*, sleeps: bool = True, **overrides: Any) -> VllmEngine:
+        engine = build_engine(settings_for(Path(policy.path), **overrides), policy)
+        assert isinstance(engine, VllmEngine)
+        engine._can_sleep = sleeps  # as on a GPU
+        return engine
+
+    return make
+
+
+def ask(engine: VllmEngine, count: int = 3) -> list[Completion]:
+    return engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(count)])
+
+
+def test_it_samples_as_the_other_in_process_engine_and_stamps(
+    build: Callable[..., VllmEngine], policy: Policy, adapters: list[Path], vllm: list[StandIn]
+) -> None:
+    engine, own = build(), TransformersEngine(policy.model, [1], max_rows=4)
+    for path, version in ((adapters[0], "v-0"), (adapters[1], "v-1")):
+        engine.load_adapter(path, version)
+        own.load_adapter(path, version)
+        for one, other in zip(ask(engine), ask(own), strict=True):  # type: ignore[arg-type]
+            assert one.token_ids == other.token_ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+            stamps = one.policy_version, one.adapter_sha256, one.prompt_tokens
+            assert stamps == (other.policy_version, other.adapter_sha256, 3)
+    [started] = vllm
+    assert [entry for entry in started.log if entry[0] in ("add_lora", "remove_lora")] == [
+        ("add_lora", 1, "v-0"), ("remove_lora", 1), ("add_lora", 2, "v-1"),
+    ]  # fmt: skip
+
+
+def test_it_sleeps_wakes_and_lets_the_adapter_prove_itself_again(
+    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build()
+    engine.load_adapter(adapters[0], "v-0")
+    before = ask(engine)
+    [started] = vllm
+    started.log.clear()
+    engine.release()
+    engine.resume()
+    after = ask(engine)
+    assert [c.token_ids for c in after] == [c.token_ids for c in before]
+    assert started.log == [
+        "reset_prefix_cache", ("sleep", 1), "wake_up", "reset_prefix_cache", ("remove_lora", 1), ("add_lora", 2, "v-0"),
+    ]  # fmt: skip
+    engine.release()
+    engine.resume()
+    engine.load_adapter(adapters[1], "v-1")  # the next version replaces the old one at once
+    assert started.log[-2:] == [("remove_lora", 2), ("add_lora", 3, "v-1")]
+    engine.release()
+    engine.resume()
+    started.ignores = True  # as if the wake had damaged it
+    with pytest.raises(ProbeError, match="vLLM does not sample from the adapter it was given"):
+        ask(engine)
+    engine.close()
+    assert started.log[-1] == "shutdown"
+
+
+def test_without_a_gpu_it_says_that_it_cannot_sleep(
+    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = build(sleeps=False)
+    assert "vLLM cannot sleep without a GPU" in capsys.readouterr().err
+    engine.load_adapter(adapters[0], "v-0")
+    engine.release()
+    engine.resume()
+    ask(engine)
+    assert not any("sleep" in entry for entry in vllm[0].log)
+    build(sleeps=False, vllm_enable_sleep=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_starting_leaves_the_global_generators_alone(
+    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn]
+) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    undisturbed = draw()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    build().load_adapter(adapters[0], "v-0")
+    assert len(vllm) == 1 and draw() == undisturbed
+
+
+def test_there_must_be_room_for_an_adapter(
+    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn]
+) -> None:
+    engine = build()
+    engine.load_adapter(adapters[0], "v-0")
+    assert vllm[0].arguments.max_lora_rank == 8
+    with pytest.raises(UsageError, match=r"up to rank 8, and .* has 20\. Set VLLM_MAX_LORA_RANK=20"):
+        engine.load_adapter(adapters[2], "v-2")
+    build().load_adapter(adapters[2], "v-2")  # the first one makes room for itself
+    roomy = build(vllm_max_lora_rank=20)
+    roomy.load_adapter(adapters[0], "v-0")
+    roomy.load_adapter(adapters[2], "v-2")
+    assert vllm[1].arguments.max_lora_rank == vllm[2].arguments.max_lora_rank == 32
+
+
+def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
+    build: Callable[..., VllmEngine], vllm: list[StandIn]
+) -> None:
+    engine = build(max_model_len=40)
+    order: list[str] = []
+
+    def advance(completion: Completion) -> Request | None:
+        order.append(f"{completion.trajectory_id} {completion.finish_reason}")
+        if completion.trajectory_id == "b":
+            assert len(vllm[0].waiting) == 1  # the next turn of a is under way already
+            raise KeyboardInterrupt
+        return Request("a", SamplingParams(2, 1.0), [5, 6]) if completion.trajectory_id == "a" else None
+
+    full = Request("full", SamplingParams(2, 1.0), [5] * 40)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([full, *(Request(name, SamplingParams(2, 1.0), [5, 6]) for name in "ab")], advance)
+    assert order == ["full length", "a length", "b length"] and vllm[0].largest_batch == 2
+    assert vllm[0].waiting == {} and ask(engine, 1)[0].error is None
+
+
+def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("emailrl.engines.vllm_engine.find_spec", lambda name: None)
+    with pytest.raises(EmailRLError, match=r"not installed\. Run: pip install 'emailrl\[vllm\]'"):
+        build_engine(settings_for(Path(policy.path)), policy)
+    monkeypatch.setattr("emailrl.engines.vllm_engine.find_spec", lambda name: name)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="one training process only"):
+        build_engine(settings_for(Path(policy.path)), policy)

@@ -1,0 +1,254 @@
+"""A real vLLM, in process and as a server (``make test-vllm``): minutes on a CPU, skipped where vLLM is missing.
+
+What only vLLM itself can show: that the packaged policy and what ``export`` writes are served, that log-probabilities
+are the trainer's, that adapters are swapped by version, and that a whole run trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from emailrl.checkpoints import Metadata, write_checkpoint
+from emailrl.engines import PolicyEngine, build_engine
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.probe import TEXT, Probe
+from emailrl.export import export_checkpoint
+from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.resolve import NANO_DIR
+from emailrl.settings import Settings, load_settings
+
+pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'emailrl[vllm]'")
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "HF_HUB_OFFLINE": "1",
+}
+START_SECONDS = 300
+
+
+def settings_for(folder: Path, **overrides: Any) -> Settings:
+    given = {"model_name": "nano", "engine": "vllm", "vllm_enforce_eager": True, "temperature": 0.7, "lora_rank": 8}
+    return load_settings(given | overrides, environ={}, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    return load_policy(settings_for(tmp_path_factory.mktemp("settings")))
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed in (1, 2):
+        trained = load_policy(settings_for(folder), trainable=True)
+        generator = torch.Generator().manual_seed(seed)
+        for _, parameter in trained.trainable_parameters():
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        trained.save_adapter(folder / f"v-{seed}")
+    return [folder / "v-1", folder / "v-2"]
+
+
+@contextmanager
+def served(model: Path, *arguments: str) -> Iterator[str]:
+    """A vLLM server of ``model``; its address."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
+        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.3",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--logprobs-mode", "processed_logprobs",
+        "--enable-lora", "--max-lora-rank", "16", *arguments,
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not is_well(url):
+            if server.poll() is not None or time.monotonic() > until:
+                server.kill()
+                pytest.fail(f"vLLM did not start: {server.stdout.read().decode()[-3000:]}")  # type: ignore[union-attr]
+            time.sleep(1)
+        yield url
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def is_well(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with served(NANO_DIR, "--served-model-name", "nano") as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["in process", "server"])
+def engine(request: pytest.FixtureRequest, policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Both ways to vLLM, at temperature 0.7."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    urls = request.getfixturevalue("server") if request.param == "server" else ""
+    engine = build_engine(settings_for(tmp_path_factory.mktemp("run"), vllm_urls=urls), policy)
+    with closing(engine):
+        yield engine
+
+
+def ask(engine: PolicyEngine, policy: Policy, count: int = 6, **sampling: float) -> list[Completion]:
+    ids = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:40]
+    params = SamplingParams(40, **({"temperature": 0.7} | sampling))  # type: ignore[arg-type]
+    return engine.generate([Request(f"t{n}", params, ids, seed=n) for n in range(count)])
+
+
+def worst_gap(policy: Policy, path: Path | None, completions: list[Completion], temperature: float) -> float:
+    """Largest difference between the log-probabilities stated and the trainer's own of the same tokens."""
+    probe = Probe(policy, temperature=temperature)
+    probe.load(path)
+    ids = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:40]
+    gaps = [
+        abs(stated - own)
+        for completion in completions
+        for stated, own in zip(
+            completion.logprobs, probe.score([*ids, *completion.token_ids], 40, temperature), strict=True
+        )
+    ]
+    assert len(gaps) > 60
+    return max(gaps)
+
+
+def test_versions_are_swapped_and_log_probs_are_the_trainers(
+    engine: PolicyEngine, policy: Policy, adapters: list[Path]
+) -> None:
+    said = []
+    for number, path in enumerate([None, *adapters, adapters[0]]):
+        engine.load_adapter(path, f"v-{number}")
+        completions = ask(engine, policy)
+        assert {completion.policy_version for completion in completions} == {f"v-{number}"}
+        assert worst_gap(policy, path, completions, 0.7) < 1e-3
+        said.append([completion.token_ids for completion in completions])
+    assert said[0] != said[1] != said[2] and said[1] == said[3]  # and the same seeds give the same tokens
+
+
+def test_greedy_log_probs_are_untempered_and_the_stop_token_is_there(engine: PolicyEngine, policy: Policy) -> None:
+    engine.load_adapter(None, "base")
+    completions = ask(engine, policy, temperature=0.0)
+    assert worst_gap(policy, None, completions, 0.0) < 1e-3
+    stops = [c.token_ids[-1] for c in ask(engine, policy, 12) if c.finish_reason == "stop"]
+    assert stops and set(stops) == {policy.tokenizer.eos_token_id}
+
+
+def test_follow_ups_join_and_a_full_window_is_told(engine: PolicyEngine, policy: Policy) -> None:
+    turns: dict[str, int] = {}
+
+    def advance(completion: Completion) -> Request | None:
+        name = completion.trajectory_id
+        turns[name] = turns.get(name, 0) + 1
+        wanted = 3 if name == "long" else 1
+        return Request(name, SamplingParams(4, 0.7), [5, 6, 7], seed=9) if turns[name] < wanted else None
+
+    first = [Request(name, SamplingParams(4, 0.7), [5, 6, 7], seed=1) for name in ("long", "b", "c")]
+    full = Request("full", SamplingParams(4, 0.7), [5] * 4096)
+    ended = engine.generate([*first, full], advance)
+    assert turns == {"long": 3, "b": 1, "c": 1, "full": 1} and len(ended) == 6
+    assert next(c for c in ended if c.trajectory_id == "full").finish_reason == "length"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo mailbox, its questions and settings, in a folder."""
+    folder = tmp_path_factory.mktemp("world")
+    emailrl(folder, "gen-db", "--source", "demo", "--db", "mail.db")
+    emailrl(folder, "gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200)
+    (folder / "emailrl.toml").write_text(
+        'model_name = "nano"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\nmax_turns = 4\n'
+        "max_tokens = 96\neval_dataset_size = 4\nper_device_train_batch_size = 3\nnum_generations = 4\n"
+        "temperature = 0.9\nvllm_enforce_eager = true\nmax_steps = 2\n"
+    )
+    return folder
+
+
+def emailrl(folder: Path, *arguments: object, **environment: str) -> Any:
+    """Run a command; its JSON."""
+    command = [sys.executable, "-m", "emailrl", *map(str, arguments), "--json"]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | ENVIRONMENT | environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
+    result = emailrl(world, "train", "--engine", "vllm", "--output-dir", "in_process")
+    steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert result["steps"] == len(steps) == 2
+    assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
+    assert all(step.get("sampler_gap_max", 0.0) < 1e-3 for step in steps)
+
+
+def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:
+    result = emailrl(world, "train", "--engine", "vllm", "--output-dir", "servers", VLLM_URLS=server)
+    steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < 1e-3 for step in steps)
+    assert [model["id"] for model in httpx.get(f"{server}/v1/models").json()["data"]] == ["nano"]
+
+
+def calls(record: dict[str, Any]) -> list[list[tuple[str, Any]]]:
+    """What was called in each trajectory of a benchmark."""
+    lines = Path(record["trajectories"]).read_text().splitlines()
+    return [[(turn["tool_name"], turn["tool_args"]) for turn in json.loads(line)["turns"]] for line in lines]
+
+
+def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, server: str) -> None:
+    own = emailrl(world, "benchmark", "--model", "nano", "--limit", 8)
+    prices = {"INPUT_PRICE": "0.1", "OUTPUT_PRICE": "0.4"}
+    chat = emailrl(
+        world, "benchmark", "--engine", "openai", "--model", "nano", "--limit", 8,
+        OPENAI_BASE_URL=f"{server}/v1", **prices,
+    )  # fmt: skip
+    assert chat["exceptions"] == 0 and chat["accuracy"] == own["accuracy"] and calls(chat) == calls(own)
+    tokens = 8 * chat["prompt_tokens"] * 0.1 + 8 * chat["completion_tokens"] * 0.4
+    assert chat["cost"] == pytest.approx(tokens / 1e6)
+
+
+def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: list[Path]) -> None:
+    metadata = Metadata(
+        run_id="run", kind="final", step=1, mode="masked", algorithm="grpo", base_model="nano", lora={"rank": 8},
+        metrics={}, settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
+        git_commit=None,
+    )  # fmt: skip
+    trained = load_policy(settings_for(world), adapter=adapters[0])
+    checkpoint = write_checkpoint(world / "checkpoint", metadata, trained.save_adapter)
+    merged = export_checkpoint(checkpoint, world / "merged", format="merged").out
+    adapter = export_checkpoint(checkpoint, world / "adapter", format="adapter").out
+    own = emailrl(world, "benchmark", "--checkpoint", checkpoint.path, "--limit", 8)
+    both = ("--lora-modules", f"mail-agent={adapter}")
+    for model, name, arguments in ((merged, str(merged), ()), (NANO_DIR, "mail-agent", both)):
+        with served(model, *arguments) as url:
+            record = emailrl(
+                world, "benchmark", "--engine", "openai", "--model", name, "--limit", 8, OPENAI_BASE_URL=f"{url}/v1"
+            )
+        alike = sum(one == other for one, other in zip(calls(record), calls(own), strict=True))
+        # Merged weights are rounded to the base's 16 bits: a near tie may fall the other way.
+        assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" else 6)
