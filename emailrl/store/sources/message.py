@@ -65,8 +65,12 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     A message without Message-ID gets one made from the hash of its bytes; one without a readable date has none; each is
     listed in ``defects``.
     """
+    if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
+        raw = raw[counted.end() : counted.end() + int(counted[1])]
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if raw[:1] in (b"\n", b"\xef"):
+        raw = raw.removeprefix(b"\xef\xbb\xbf").lstrip(b"\n")
     if raw[:5] == b"From ":  # the envelope line of an mbox
         raw = raw.partition(b"\n")[2]
     head, _, body = raw.partition(b"\n\n")
@@ -78,6 +82,10 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     if None in people:
         return _parse_by_library(raw, file_name)
     return assemble(raw, file_name, headers, people, text, [])  # type: ignore[arg-type]
+
+
+_COUNTED = re.compile(rb"(\d{1,12}) *\n")
+"""How Apple Mail's .emlx begins: the length of the message, which other data follow."""
 
 
 def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
@@ -117,8 +125,11 @@ def _plain_headers(head: bytes) -> dict[str, str] | None:
         if name[:2] == "X-":  # half of all headers; none is kept
             continue
         name = name.lower()
-        if name in _KEPT and name not in headers:
-            headers[name] = value.strip()
+        if name in _KEPT:
+            if name not in headers:
+                headers[name] = value.strip()
+            elif name in PEOPLE:
+                headers[name] += f", {value.strip()}"
     return headers
 
 
@@ -173,7 +184,7 @@ def assemble(
     if not message_id:
         message_id = made_up_id(raw)
         defects.append("no_message_id")
-    if b"\0" in raw:
+    if "\0" in body or any("\0" in value for value in headers.values()):
         defects.append("nul_bytes")
     sender, to, cc, bcc = people
     if not sender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from email import message_from_bytes, policy
 from email.errors import HeaderParseError
 from email.header import decode_header
@@ -18,15 +19,32 @@ from emailrl.store.sources.message import PEOPLE, RawEmail, Skipped, assemble
 _LENIENT = {"strict": False} if "strict" in inspect.signature(getaddresses).parameters else {}
 
 
+_MAX_PARAMETERS, _MAX_ENCODED = 2_048, 65_536
+"""Characters that are read of a header with parameters (how to read a part) and of one with encoded words: the library
+takes time squared over both."""
+
+
+class _Bounded(policy.Compat32):
+    """The library's way with headers, parameters without end cut."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:_MAX_PARAMETERS] if name[:8].lower() == "content-" else value
+
+
+_POLICY = _Bounded()
+
+
 def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     """Read one message (line ends already ``\\n``) by the standard library; ``Skipped("unreadable")`` if that fails."""
     defects: list[str] = []
     try:
-        message = message_from_bytes(raw, policy=policy.compat32)
+        message = message_from_bytes(raw, policy=_POLICY)
+        values = _values(message)
         headers = {
-            name: _header_text(message[name], defects) for name in ("message-id", "date", "subject") if name in message
+            name: _header_text(values[name][0], defects) for name in ("message-id", "date", "subject") if name in values
         }
-        people = [_addresses(message[name]) if name in message else [] for name in PEOPLE]
+        people = [_addresses(", ".join(values.get(name, ()))) for name in PEOPLE]
         body = _body(message, defects)
     except Exception:  # the library raises many kinds over hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -36,18 +54,24 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
 _FOLD = re.compile(r"\n[ \t]+")
 
 
-def _plain(value: object) -> str:
-    """A header's value on one line; bytes outside ASCII read as UTF-8 or else Windows-1252."""
-    raw = str(value).encode("utf-8", "surrogateescape")
-    return _FOLD.sub(" ", decode(raw, "utf-8", [])).replace("\n", " ").strip()
+def _values(message: Message) -> dict[str, list[str]]:
+    """The values of each header by lower-case name, on one line; bytes outside ASCII read as UTF-8 or else Windows-1252
+    (the library, asked for them by name, would put a mark in their place)."""
+    values: dict[str, list[str]] = {}
+    for name, value in message.raw_items():
+        raw = value.encode("utf-8", "surrogateescape")
+        text = _FOLD.sub(" ", decode(raw, "utf-8", [])).replace("\n", " ").strip()
+        values.setdefault(name.lower(), []).append(text)
+    return values
 
 
-def _header_text(value: object, defects: list[str]) -> str:
-    text = _plain(value)
+def _header_text(text: str, defects: list[str]) -> str:
     if "=?" not in text:
         return text
+    if len(text) > _MAX_ENCODED:
+        defects.append("long_header")
     try:
-        parts = decode_header(text)
+        parts = decode_header(text[:_MAX_ENCODED])
     except HeaderParseError:
         defects.append("bad_encoded_word")
         return text
@@ -55,8 +79,8 @@ def _header_text(value: object, defects: list[str]) -> str:
     return re.sub(r"[\r\n]+", " ", "".join(words)).strip()
 
 
-def _addresses(value: object) -> list[str]:
-    pairs = getaddresses([clean_text(_plain(value))], **_LENIENT)
+def _addresses(value: str) -> list[str]:
+    pairs = getaddresses([clean_text(value)], **_LENIENT)
     return ["".join(address.lower().split()) for _, address in pairs if address]
 
 
@@ -73,20 +97,37 @@ def decode(raw: bytes, charset: str, defects: list[str]) -> str:
 
 
 def _body(message: Message, defects: list[str]) -> str:
-    """The plain-text parts that are no attachments, joined by a line end; without any, the HTML parts as text."""
+    """The plain-text parts that are no attachments, joined by a line end; where they say nothing, the HTML parts as
+    text."""
     plain: list[str] = []
     html: list[str] = []
-    for part in message.walk():
+    for part in _shown(message):
         kind = part.get_content_type()
-        if part.is_multipart() or kind not in ("text/plain", "text/html"):
-            continue
-        if part.get_content_disposition() == "attachment" or part.get_filename():
-            continue
+        if kind not in ("text/plain", "text/html"):
+            if part.get_content_maintype() != "multipart":
+                continue
+            defects.append("bad_mime")  # without a boundary, or none of its parts to be found
+            kind = "text/plain"
         payload = part.get_payload(decode=True)
         assert isinstance(payload, bytes)  # as decode=True promises for a part that is not multipart
         text = decode(payload, part.get_content_charset() or "us-ascii", defects)
         (plain if kind == "text/plain" else html).append(text)
-    if plain or not html:
-        return "\n".join(plain)
-    defects.append("html_only")
-    return "\n".join(html_to_text(text, defects) for text in html)
+    if html and not any(text.strip() for text in plain):
+        defects.append("html_only")
+        return "\n".join(html_to_text(text, defects) for text in html)
+    if not plain:
+        defects.append("no_text")
+    return "\n".join(plain)
+
+
+def _shown(message: Message) -> Iterator[Message]:
+    """The parts of a message that are no containers and neither attached nor in something attached."""
+    waiting = [message]
+    while waiting:
+        part = waiting.pop()
+        if part.get_content_disposition() == "attachment" or part.get_filename():
+            continue
+        if part.is_multipart():
+            waiting += reversed(part.get_payload())  # type: ignore[arg-type]
+        else:
+            yield part
