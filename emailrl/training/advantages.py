@@ -19,7 +19,7 @@ def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     GRPO, arXiv 2402.03300 section 4.1. The paper does not say which standard deviation; verl and OpenRLHF take this.
     """
     centred = _centred(rewards)
-    return centred / (centred.square().sum(-1, keepdim=True) / (rewards.shape[-1] - 1)).sqrt().add(eps)
+    return centred / (centred.square().sum(1, keepdim=True) / (rewards.shape[1] - 1)).sqrt().add(eps)
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
@@ -29,8 +29,9 @@ def dr_grpo(rewards: Tensor) -> Tensor:
 
 def rloo(rewards: Tensor) -> Tensor:
     """Subtract from each reward the mean of the group's *others* (leave-one-out, arXiv 2402.14740)."""
-    size = rewards.shape[-1]
-    return _centred(rewards) * (size / max(size - 1, 1))
+    centred = _centred(rewards)
+    size = rewards.shape[1]
+    return centred * (size / (size - 1))
 
 
 def reinforce_baseline(rewards: Tensor) -> Tensor:
@@ -93,8 +94,9 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tenso
     trainable = mask.bool()
     rewards = _masked(rewards, trainable)
     if gamma == 1:
-        return _masked(rewards.flip(-1).cumsum(-1).flip(-1), trainable)
-    return gae(rewards, torch.zeros_like(rewards), trainable, gamma=gamma, lam=1.0)[0]
+        return _masked(rewards.flip(1).cumsum(1).flip(1), trainable)
+    advantages, _ = gae(rewards, torch.zeros_like(rewards), trainable, gamma=gamma, lam=1.0)
+    return advantages
 
 
 def _groups(rewards: Tensor, smallest: int = 2) -> Tensor:
@@ -108,7 +110,7 @@ def _groups(rewards: Tensor, smallest: int = 2) -> Tensor:
 def _centred(rewards: Tensor) -> Tensor:
     rewards = _groups(rewards)
     shifted = rewards - rewards[:, :1]  # equal rewards centre to exactly 0, whatever their mean rounds to
-    return shifted - shifted.mean(-1, keepdim=True)
+    return shifted - shifted.mean(1, keepdim=True)
 
 
 def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:

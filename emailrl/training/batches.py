@@ -79,7 +79,7 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
         fitted[place].append(i)
         room[place] -= length
     # One that is over the cap stays alone; the rest is dealt again, to even it out.
-    alone = [rows for rows in fitted if lengths[rows[0]] > max_tokens]
+    alone = [[i] for i, length in lengths.items() if length > max_tokens]
     num = len(fitted) - len(alone)
     even: list[list[int]] = [[] for _ in range(num)]
     filled = [0] * num
@@ -88,7 +88,7 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
             place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
             even[place].append(i)
             filled[place] += length
-    if max(filled, default=0) > max_tokens:  # first-fit packs tighter than dealing does
+    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than dealing does
         return fitted
     return alone + even
 

@@ -65,7 +65,7 @@ def policy_loss(
     if weights is not None:
         gain = gain * _masked(weights.detach(), trainable)
     loss = aggregate(-gain, trainable, aggregation, constant_length=constant_length, denominator=denominator)
-    return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), idle & trainable, trainable)
+    return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), idle, trainable)
 
 
 def importance_weights(
@@ -157,7 +157,7 @@ def value_loss(
     if clip is not None:
         old_values = _masked(old_values.detach(), trainable)
         clipped = (torch.clamp(values, old_values - clip, old_values + clip) - returns).square()
-        clipped_share = float(((clipped > error) & trainable).sum() / trainable.sum().clamp(min=1))
+        clipped_share = float((clipped > error).sum() / trainable.sum().clamp(min=1))
         error = torch.maximum(error, clipped)
     loss = aggregate(error / 2, trainable, "token_mean", denominator=denominator)
     return loss, {"value_clip_fraction": clipped_share}
@@ -195,7 +195,7 @@ def count_for(loss_mask: Tensor, aggregation: Aggregation, constant_length: floa
     trainable = loss_mask.bool()
     if aggregation == "token_mean":
         return trainable.sum()
-    num_sequences = trainable.any(-1).sum()
+    num_sequences = trainable.any(1).sum()
     if aggregation == "sequence_mean":
         return num_sequences
     if constant_length is None or constant_length <= 0:
@@ -228,4 +228,4 @@ def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:
 
 def _row_mean(per_token: Tensor, trainable: Tensor) -> Tensor:
     """Mean over each row's trainable tokens, ``(B, 1)``; 0 for a row without any. Zeros outside the mask are given."""
-    return per_token.sum(-1, keepdim=True) / trainable.sum(-1, keepdim=True).clamp(min=1)
+    return per_token.sum(1, keepdim=True) / trainable.sum(1, keepdim=True).clamp(min=1)

@@ -51,7 +51,7 @@ def trajectory_advantages(groups: Sequence[TrajectoryGroup], algorithm: Algorith
                 raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
         rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
         ids = [trajectory.id for trajectory in group.trajectories]
-        advantages.update(zip(ids, estimator(rewards)[0].tolist(), strict=True))
+        advantages.update(zip(ids, estimator(rewards).flatten().tolist(), strict=True))
     return advantages
 
 

@@ -22,7 +22,7 @@ from .run import Result, Suite, preload, run
 
 ROOM = "emailrl.training"
 MODULES = ("advantages", "kl", "losses", "samples", "batches", "filtering", "shaping")
-EVERY = ("tests/training/test_independent.py", "tests/training/test_gradients.py")
+EVERY = ("tests/training/test_edges.py", "tests/training/test_independent.py", "tests/training/test_gradients.py")
 """Run for each module after its own tests."""
 
 
