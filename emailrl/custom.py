@@ -56,7 +56,7 @@ def load_part(name: str, use: str) -> Part:
     except EmailRLError:
         raise
     except Exception as error:
-        raise UsageError(f"The {use} {name} does not load: {blame(error, file and str(file))}") from error
+        raise UsageError(f"The {use} {name} does not load: {blame(error, str(file) if file else None)}") from error
     call = getattr(module, attribute, None)
     if not callable(call):
         raise UsageError(f"{place} has no function or class {attribute!r} to use as the {use}.")

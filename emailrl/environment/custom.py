@@ -117,7 +117,9 @@ class CustomEnvironment:
             sources_correct=attempted and not set(self.scenario.message_ids).isdisjoint(self.final_sources),
         )
         rubric = getattr(self._inner, "rubric", None)
-        own = {} if rubric is None else asdict(rubric) if is_dataclass(rubric) else dict(rubric)
+        if is_dataclass(rubric) and not isinstance(rubric, type):
+            rubric = asdict(rubric)
+        own = dict(rubric or {})
         for name, value in own.items():
             if value is not None and not isinstance(value, bool | int | float | str):
                 raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a truth value or a text")

@@ -121,6 +121,11 @@ def _export_format(values: list[str], given: Given, plan: Plan) -> None:
         plan.set("export_dir", "./ckpt", "--save_path not given: OpenRLHF's default")
 
 
+def _rollout_rows(values: list[str], given: Given, plan: Plan) -> None:
+    for key in ("reward_batch_size", "max_batch_trajectories"):
+        plan.set(key, int(values[0]), "--micro_rollout_batch_size")
+
+
 SPECIAL: Final[dict[str, Special]] = {
     "prompt_data": _prompts,
     "apply_chat_template": lambda values, given, plan: plan.notes.append(
@@ -129,13 +134,7 @@ SPECIAL: Final[dict[str, Special]] = {
     "vllm_num_engines": _engines,
     "colocate_all_models": _colocate,
     "gradient_checkpointing": _constant("gradient_checkpointing", "on", "--gradient_checkpointing"),
-    "micro_rollout_batch_size": lambda values, given, plan: (
-        [
-            plan.set(key, int(values[0]), "--micro_rollout_batch_size")
-            for key in ("reward_batch_size", "max_batch_trajectories")
-        ]
-        and None
-    ),
+    "micro_rollout_batch_size": _rollout_rows,
     "use_dynamic_batch": lambda values, given, plan: plan.notes.append(
         "--use_dynamic_batch: always on (max_tokens_per_micro_batch)"
     ),

@@ -1,0 +1,105 @@
+"""Parts of a user's own in whole runs: what fails is counted and told, and never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rewards.stub_scorer import StubScorer
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.recording import read_records, read_trajectories
+from emailrl.rewards import http_reward
+from emailrl.settings import Settings
+from emailrl.training.loop import train
+
+MakeSettings = Callable[..., Settings]
+
+FRAGILE = """
+from emailrl.environment import MailEnvironment
+
+
+class Fragile(MailEnvironment):
+    made = 0
+
+    def __init__(self, scenario, mailbox, settings):
+        super().__init__(scenario, mailbox, max_turns=2)
+        Fragile.made += 1
+        self.breaks = Fragile.made % 3 == 0
+
+    def start(self):
+        if self.breaks:
+            raise KeyError("worn out")
+        return super().start()
+
+
+def always(scenario, mailbox, settings):
+    raise RuntimeError("no such thing")
+"""
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Path:
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    return tmp_path / "fragile.py"
+
+
+def test_trajectories_of_an_environment_that_breaks_are_counted_and_not_trained(
+    make_settings: MakeSettings, fragile: Path
+) -> None:
+    settings = make_settings(environment=f"{fragile}:Fragile", max_steps=2, eval_steps=9)
+    run = train(settings).run_dir
+    for number, step in enumerate(read_records(run / "metrics.jsonl"), 1):
+        assert step["exceptions"] == step["dropped"]["trajectories_exception"] == 2  # every third of six
+        played = list(read_trajectories(run / f"trajectories/step-{number:06d}.jsonl"))
+        name = f"{fragile}:Fragile"
+        told = f"EmailRLError: start() of the environment {name} raised: {fragile}, line 15: KeyError: 'worn out'"
+        assert {t.exception for t in played} == {None, told}
+        noted = {line["id"]: line for line in read_records(run / f"training/step-{number:06d}.jsonl")}
+        for trajectory in played:
+            assert (noted[trajectory.id]["dropped"] == "exception") == (trajectory.exception is not None)
+            assert not (trajectory.exception and noted[trajectory.id]["samples"])
+
+
+def test_a_run_whose_every_rollout_raises_ends_with_file_and_line(make_settings: MakeSettings, fragile: Path) -> None:
+    with pytest.raises(EmailRLError, match=rf"Every rollout raised .*{fragile}, line 20: RuntimeError: no such thing"):
+        train(make_settings(environment=f"{fragile}:always"))
+
+
+def test_nothing_is_written_for_an_environment_that_does_not_load(make_settings: MakeSettings, fragile: Path) -> None:
+    fragile.write_text("import no_such_module_here\n")
+    settings = make_settings(environment=f"{fragile}:Fragile")
+    with pytest.raises(UsageError, match=rf"does not load: {fragile}, line 1: ModuleNotFoundError"):
+        train(settings)
+    assert not settings.output.output_dir.with_name("grpo_masked").exists()
+
+
+def test_mode_simple_has_an_environment_of_its_own(make_settings: MakeSettings, fragile: Path) -> None:
+    with pytest.raises(UsageError, match="Mode simple trains on a static mail prompt"):
+        train(make_settings(mode="simple", environment=f"{fragile}:Fragile"))
+
+
+def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is_made_up(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_reward, "sleep", lambda seconds: None)
+
+    def reply(body: dict[str, Any], number: int) -> tuple[int, str]:
+        ids = [each["id"] for each in body["trajectories"]]
+        if ids[0].startswith("train") and len(ids) == 1:
+            return 503, "away"
+        return 200, '{"rewards": [' + ", ".join(str(float(n)) for n in range(len(ids))) + "]}"
+
+    stub = StubScorer(reply)
+    try:
+        settings = make_settings(reward=stub.url, reward_batch_size=5, max_steps=1)  # 6 rollouts: 5, and 1 that fails
+        run = train(settings).run_dir
+    finally:
+        stub.close()
+    [step] = read_records(run / "metrics.jsonl")
+    assert step["exceptions"] == 1 and step["dropped"]["trajectories_exception"] == 1
+    assert step["reward_min"] == 0.0 and step["reward_max"] == 4.0 and step["reward_mean"] == 2.0
+    [lost] = [t for t in read_trajectories(run / "trajectories/step-000001.jsonl") if t.exception]
+    assert "gave no rewards: HTTP 503: away" in (lost.exception or "") and lost.reward_terms == {}
