@@ -8,7 +8,8 @@ The rules, fixed before the first run:
 - Every run has the same budget: `--steps` steps of `QUESTIONS` questions × `ROLLOUTS` rollouts, two optimizer updates a
   step (so that ratios differ from 1 and clipping means something), no KL to the reference, no early stop.
 - Learning rate: the same search for all, `SEARCH_STEPS` steps from `SEARCH_SEED` at each of `LEARNING_RATES`, judged by
-  the area under the accuracy on the validation worlds; equal areas take the lower rate. The critic's is the policy's.
+  the last accuracy on the validation worlds; of equals the lowest rate. The critic's is the policy's. (The area under
+  the search's curve was the first rule; before any comparison it gave way, for it liked rates that rise and collapse.)
 - The comparison: `--seeds` other seeds at the chosen rate, judged on the test worlds, which no search saw: greedy
   accuracy on `EVAL_QUESTIONS` of their questions every `EVAL_STEPS` steps. The last accuracy counts, not the best.
 
@@ -34,7 +35,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learning_curves import area, draw, rows, table
+from learning_curves import draw, rows, table
 
 if TYPE_CHECKING:
     from emailrl.scenarios.splits import Split
@@ -169,10 +170,10 @@ def _record(out: Path, spec: Spec) -> Path:
 
 
 def choose_rates(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Each label's learning rate: the largest area under the search's curve, of equals the lowest rate."""
+    """Each label's learning rate: the highest last accuracy of the search, of equals the lowest rate."""
     best: dict[str, tuple[float, float]] = {}
     for record in records:
-        mark = area(record["curve"]), -record["learning_rate"]
+        mark = record["curve"][-1]["accuracy"], -record["learning_rate"]
         best[record["label"]] = max(best.get(record["label"], mark), mark)
     return {label: -rate for label, (_, rate) in best.items()}
 
