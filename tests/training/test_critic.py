@@ -75,6 +75,15 @@ def test_gradients_of_adapter_and_critic_whatever_the_micro_batches(make: Make, 
     assert metrics["value_clip_fraction"] == 0 and metrics["ratio_max"] == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
+def test_the_critics_loss_is_a_token_mean_whatever_the_policys(make: Make, aggregation: str) -> None:
+    updater = make(loss_aggregation=aggregation)
+    values = torch.cat([plain_values(updater, sample) for sample in samples()])
+    returns = torch.tensor([sample.advantage for sample in samples() for _ in range(sample.num_trainable)])
+    metrics = updater.step(samples(), step=1)
+    assert metrics["value_loss"] == pytest.approx(((values - returns).square() / 2).mean().item(), abs=1e-6)
+
+
 def test_a_fresh_critic_foresees_nothing_and_draws_no_random_number(make: Make, tiny_model: Path) -> None:
     torch.manual_seed(4)
     drawn = torch.rand(1)
