@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from emailrl.store.build import BuildReport
-    from emailrl.store.build import Progress as Report
     from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
+    from emailrl.store.writing import Progress as Report
 
 
 def gen_db(

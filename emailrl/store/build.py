@@ -118,7 +118,7 @@ def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> 
 def _copy(db: Path, copy: Path) -> None:
     with (
         reading(db),
-        contextlib.closing(connect(db)) as source,
+        contextlib.closing(connect(db, mapped=False)) as source,
         contextlib.closing(connect_for_loading(copy)) as connection,
     ):
         source.backup(connection)

@@ -16,11 +16,16 @@ SCHEMA_VERSION = 3
 OTHER_FILE = "Name another file with --db."
 _REBUILD = "Build it anew with emailrl gen-db --overwrite."
 _HEADER = b"SQLite format 3\0"
+_MAPPED_BYTES = 2147418112
+"""As many as SQLite allows."""
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
 
 
-def connect(db: Path) -> sqlite3.Connection:
+def connect(db: Path, *, mapped: bool = True) -> sqlite3.Connection:
     """A read-only connection to a database that ``gen-db`` wrote.
+
+    ``mapped`` reads the file by a memory map: searches gain a tenth, while whoever reads all of it is charged with all
+    of it as resident.
 
     Raises ``EmailRLError`` where there is none or it is damaged, ``UsageError`` where it is something else.
     """
@@ -32,7 +37,7 @@ def connect(db: Path) -> sqlite3.Connection:
             f"file:{quote(str(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA mmap_size = 2147418112")
+        connection.execute(f"PRAGMA mmap_size = {_MAPPED_BYTES if mapped else 0}")
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if missing := _TABLES - tables:
         connection.close()

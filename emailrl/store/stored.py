@@ -55,5 +55,5 @@ def stored_addresses(db: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _opened(db: Path) -> Iterator[sqlite3.Connection]:
-    with reading(db), contextlib.closing(connect(db)) as connection:
+    with reading(db), contextlib.closing(connect(db, mapped=False)) as connection:
         yield connection

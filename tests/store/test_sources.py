@@ -9,6 +9,7 @@ import io
 import lzma
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.store.sources import RawEmail, Skipped, open_source
+from emailrl.store.sources import RawEmail, Skipped, archive, open_source
 from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 
@@ -35,11 +36,11 @@ def names(source: Path, **options: Any) -> list[str]:
 
 def make_tar(members: dict[str, bytes], tar_format: int = tarfile.GNU_FORMAT) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+            tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 
 
@@ -290,3 +291,31 @@ def test_workers_keep_the_order(tmp_path: Path, workers: int) -> None:
 def _id_of(email: RawEmail | Skipped) -> str:
     assert isinstance(email, RawEmail)
     return email.message_id
+
+
+def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_HELD_BYTES", 5000)
+    envelope = b"From ann@x.org Mon May 14 10:00:00 2001\n"
+    mbox = b"".join(envelope + text(number, 600) + b"\n\n" for number in range(20))
+    members = {
+        "1.": text(99),
+        "Takeout/All mail.mbox": mbox,
+        "2.": text(50, 6000),
+        "3.": text(51, 9000),
+        "4.": text(52),
+    }
+    path = tmp_path / "takeout.tgz"
+    whole = make_tar(members)
+    path.write_bytes(gzip.compress(whole))
+    expected = ["<99@x>", *(f"<{n}@x>" for n in range(20)), "<50@x>", "too_large:3.", "<52@x>"]
+    assert names(path, max_message_bytes=8000) == expected
+    path.write_bytes(whole[: 1024 + 512 + 9000])
+    kept = names(path, max_message_bytes=8000, allow_truncated=True)
+    assert kept[:-1] == expected[: len(kept) - 1] and len(kept) > 12 and kept[-1] == "truncated:"
+
+
+def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "takeout.zip", "w") as archive_file:
+        archive_file.writestr("mail.mbox", "From a b\n")
+    with pytest.raises(UsageError, match=r"takeout\.zip is a zip archive\. Unpack it"):
+        open_source(tmp_path / "takeout.zip")

@@ -22,6 +22,9 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they speak of the member after them
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_EXTENSION = 1024 * 1024
+_HELD_BYTES = 16 * 1024 * 1024
+"""A larger member is read piece by piece where it is an mbox."""
+_START_BYTES = 8 * BLOCK
 _Header = tuple[str, int, bytes]
 """Name, size in bytes, kind of member."""
 
@@ -121,18 +124,48 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
         name, size = None, None
 
 
+class _Member:
+    """A member whose first bytes have been read."""
+
+    def __init__(self, stream: IO[bytes], start: bytes, size: int) -> None:
+        self._stream, self._start, self.left = stream, start, size - len(start)
+
+    def read1(self, size: int) -> bytes:
+        """The first bytes, then up to ``size`` of those that follow."""
+        if self._start:
+            start, self._start = self._start, b""
+            return start
+        data = self._stream.read(min(size, self.left))
+        if not data and self.left:
+            raise EOFError("the archive ends inside a member")
+        self.left -= len(data)
+        return data
+
+
+def _large_member(stream: IO[bytes], name: str, size: int, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    start = _read(stream, _START_BYTES)
+    member = _Member(stream, start, size)
+    if is_mbox(start):
+        yield from messages_of(member, name, largest)
+    elif size > largest:
+        yield Skipped("too_large", name)
+    else:
+        yield name, start + _read(stream, member.left)
+        member.left = 0
+    _skip(stream, member.left + _padded(size) - size)
+
+
 def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     for name, size, kind in _headers(stream):
         if kind in _REGULAR and not name.endswith("/"):
-            if size > largest:
-                _skip(stream, _padded(size))
-                yield Skipped("too_large", name)
+            if size > _HELD_BYTES:
+                yield from _large_member(stream, name, size, largest)
                 continue
             data = _read(stream, _padded(size))[:size]
             if is_mbox(data):
                 yield from messages_of(io.BytesIO(data), name, largest)
             else:
-                yield name, data
+                yield Skipped("too_large", name) if size > largest else (name, data)
         else:
             if kind not in _WITHOUT_DATA:
                 _skip(stream, _padded(size))

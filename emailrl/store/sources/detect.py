@@ -110,4 +110,6 @@ def _no_source(path: Path) -> UsageError:
         return UsageError(f"{path} breaks off or is damaged before its first message.", "Get the file again.")
     if not start.strip(b"\0"):
         return UsageError(f"The archive {path} is empty.", _KINDS)
+    if start.startswith(b"PK\3\4"):
+        return UsageError(f"{path} is a zip archive.", "Unpack it, and name what was in it with --source.")
     return UsageError(f"{path} is no mail archive.", _KINDS)

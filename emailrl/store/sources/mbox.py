@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
@@ -48,7 +48,8 @@ def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Itera
     """
     seen = 0
     try:
-        for message in messages_of(decompressed(file), name, reading.max_message_bytes):
+        stream: Stream = decompressed(file)  # type: ignore[assignment]  # a BufferedReader either way
+        for message in messages_of(stream, name, reading.max_message_bytes):
             yield message
             seen += 1
     except BROKEN as error:
@@ -57,7 +58,15 @@ def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Itera
         yield Skipped("truncated", f"{name}#{seen + 1}")
 
 
-def messages_of(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+class Stream(Protocol):
+    """What an mbox is read from."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes, as soon as there are any; none at the end."""
+        ...
+
+
+def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     """The messages of a decompressed mbox; those of more than ``largest`` bytes as ``Skipped("too_large")``."""
     for number, piece in enumerate(_pieces(stream, largest), 1):
         if piece is None:
@@ -66,7 +75,7 @@ def messages_of(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[st
             yield f"{name}#{number}", _message(piece)
 
 
-def _pieces(stream: IO[bytes], largest: int) -> Iterator[bytes | None]:
+def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
     """What stands from one envelope line to the next, None where that is more than ``largest`` bytes.
 
     Raises what the stream raises where it breaks off, after every piece that is whole. Holds ``largest`` bytes and a
@@ -78,7 +87,7 @@ def _pieces(stream: IO[bytes], largest: int) -> Iterator[bytes | None]:
     ended, broken = False, None
     while not ended:
         try:
-            block = stream.read1(_READ_BYTES)  # type: ignore[attr-defined]
+            block = stream.read1(_READ_BYTES)
         except BROKEN as error:
             block, broken = b"", error
         ended = not block

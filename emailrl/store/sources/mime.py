@@ -41,7 +41,7 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     try:
         message = message_from_bytes(raw, policy=_POLICY)
         values = _values(message)
-        headers = {
+        headers: dict[str, str] = {
             name: _header_text(values[name][0], defects) for name in ("message-id", "date", "subject") if name in values
         }
         people = [_addresses(", ".join(values.get(name, ()))) for name in PEOPLE]
