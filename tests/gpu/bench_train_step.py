@@ -25,7 +25,6 @@ from typing import Any
 PEAK_TFLOPS = 790
 SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "leanest", "fast", "exact"]
 UNTIMED = ("float32", "exact")
-TRL_WAYS = [(8, False), (8, True), (4, False), (4, True)]
 
 
 def main() -> None:
@@ -37,15 +36,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where weights are written; default a temporary one")
     parser.add_argument("--out", type=Path, default=None, help="results as JSON lines")
     parser.add_argument("--limit", type=int, default=300, help="seconds a side may take")
+    parser.add_argument("--trl-ways", default="8,8L,4,4L", help="batch sizes TRL may choose from, L with Liger")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        print(json.dumps(measure(given.shape[0], given.side, given.folder)))
+        print(json.dumps(measure(given.shape[0], given.side, given.folder, given.trl_ways)))
         return
     for shape in ["smoke"] if given.smoke else given.shape:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (given.folder or Path(temporary)) / shape
-            results = [run_side(shape, side, folder, given.limit) for side in ["save", *given.sides]]
+            results = [run_side(shape, side, folder, given) for side in ["save", *given.sides]]
         table = [one for one in results if one["side"] != "save"]
         for one in results:
             print(json.dumps(one), file=sys.stderr)
@@ -55,15 +55,17 @@ def main() -> None:
         print_table(shape, table)
 
 
-def run_side(shape: str, side: str, folder: Path, limit: int) -> dict[str, Any]:
+def run_side(shape: str, side: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run one side in a process of its own; an error is a row of the table."""
     command = [sys.executable, __file__, "--shape", shape, "--side", side, "--folder", str(folder)]
+    command += ["--trl-ways", given.trl_ways]
     start = time.perf_counter()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=os.environ, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit, env=os.environ, check=False)
     except subprocess.TimeoutExpired:
-        return {"shape": shape, "side": side, "error": f"over {limit} s"}
+        return {"shape": shape, "side": side, "error": f"over {given.limit} s"}
     wall = time.perf_counter() - start
+    print(*(line for line in done.stderr.splitlines() if line.startswith("TRL ")), sep="\n", file=sys.stderr)
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr)
         lines = done.stderr.strip().splitlines() or ["?"]
@@ -71,7 +73,7 @@ def run_side(shape: str, side: str, folder: Path, limit: int) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1]) | {"wall": round(wall, 1)}
 
 
-def measure(shape: str, side: str, folder: Path) -> dict[str, Any]:
+def measure(shape: str, side: str, folder: Path, trl_ways: str) -> dict[str, Any]:
     """What a side's process does: warm up, agree, and take the time."""
     if side == "unsloth":
         import unsloth  # noqa: F401  before transformers, which it patches
@@ -86,7 +88,7 @@ def measure(shape: str, side: str, folder: Path) -> dict[str, Any]:
     result["trainable"] = sum(one.num_trainable for one in samples)
     pair = samples[:2]
     if side == "trl":
-        ran, result["setting"] = best_trl(folder, samples)
+        ran, result["setting"] = best_trl(folder, samples, trl_ways)
     else:
         ran, result["setting"] = make_side(side, folder)
     logprobs = ran.run(pair)
@@ -126,25 +128,26 @@ def make_side(side: str, folder: Path) -> tuple[Any, str]:
     return policy_side(settings, max_tokens), f"{checkpointing}, {max_tokens} tokens, {dtype}"
 
 
-def best_trl(folder: Path, samples: list[Any]) -> tuple[Any, str]:
-    """TRL in whichever of its four ways is fastest on a quarter of the batch."""
+def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str]:
+    """TRL in whichever of ``ways`` is fastest on eight trajectories."""
     import gc
 
     import torch
     from train_step_sides import timed, trl_side
 
     seconds = {}
-    for way in TRL_WAYS:
+    for way in [(int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")]:
         try:
             side = trl_side(folder, *way)
             side.run(samples[: way[0]])
             seconds[way] = timed(side, samples[8:16], 1)[0]
         except torch.cuda.OutOfMemoryError:
-            pass
+            print(f"TRL in batches of {way} does not fit", file=sys.stderr)
         finally:
             side = None
             gc.collect()
             torch.cuda.empty_cache()
+    print("TRL", seconds, file=sys.stderr)
     best = min(seconds, key=lambda way: seconds[way])
     return trl_side(folder, *best), f"batches of {best[0]}{', Liger' if best[1] else ''}"
 

@@ -183,7 +183,9 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
         processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
     )  # fmt: skip
+    # Both are set in Trainer.train(), which would also generate.
     trainer.current_gradient_accumulation_steps = 1
+    trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = trainer.model
     set_lora(trained)
     trained.train()
