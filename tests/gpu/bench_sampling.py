@@ -1,0 +1,292 @@
+"""Trajectories a second on a real mail database, 48 at once: vLLM in process against in-process transformers.
+
+    python tests/gpu/bench_sampling.py --shape 0.6B 4B --db data/enron_emails.db --questions art_e_questions.jsonl \
+        --tokenizer qwen_tokenizer
+    python tests/gpu/bench_sampling.py --smoke        # a rehearsal on the CPU: figures mean nothing
+
+Random weights of the true shapes say nothing sensible, so what they say is not played: every trajectory makes the same
+real calls (search, read, search, read, answer) on the question's own inbox, each after a completion of 48 to 144 tokens
+(by its seed, the same for all sides), and its prompt grows by the tools' real results. Everything else is the product's
+own: renderer, runner, engines, an adapter of rank 16 loaded and proven. Each side runs in a process of its own.
+
+``tools`` is the time inside the mailbox, ``between`` all that happens between two completions of a trajectory (tools,
+template, tokenizer, bookkeeping), both as shares of the wall time. ``start`` is what comes before the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+SIDES = {
+    "transformers": {"engine": "transformers"},
+    "vllm": {"engine": "vllm", "vllm_enable_sleep": False},
+    "vllm, sleeping": {"engine": "vllm"},
+    "vllm, eager": {"engine": "vllm", "vllm_enforce_eager": True, "vllm_enable_sleep": False},
+}
+AT_ONCE, GROUP_SIZE = 48, 6
+SHORTEST, LONGEST = 48, 144
+"""Tokens of a completion."""
+
+
+def main() -> None:
+    """Run the sides and print one table a shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", default=["4B"])
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--db", type=Path, help="a mail database; without it the demo's")
+    parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
+    parser.add_argument("--smoke", action="store_true", help="the packaged policy, the demo's mail, 6 trajectories")
+    parser.add_argument("--out", type=Path, help="results as JSON lines")
+    parser.add_argument("--limit", type=int, default=400, help="seconds a side may take")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        print(json.dumps(measure(given)))
+        return
+    if not given.smoke and given.tokenizer is None:
+        parser.error("--tokenizer is needed: random weights have none")
+    sides = [side for side in given.sides if not given.smoke or side in ("transformers", "vllm, eager")]
+    for shape in ["nano"] if given.smoke else given.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            model = "nano" if given.smoke else save_model(shape, given.tokenizer, Path(folder))
+            results = [run_side(side, model, given) for side in sides]
+        for one in results:
+            print(json.dumps(one), file=sys.stderr)
+            if given.out:
+                with given.out.open("a") as file:
+                    file.write(json.dumps({"shape": shape} | one) + "\n")
+        print_table(shape, results)
+
+
+def save_model(shape: str, tokenizer: Path, folder: Path) -> str:
+    """Write random weights of a shape with a real tokenizer; returns where."""
+    import torch
+    from train_step_sides import config_of
+    from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(config_of(shape))
+    torch.set_default_dtype(torch.float32)
+    kept = AutoTokenizer.from_pretrained(tokenizer)
+    model.config.eos_token_id = model.generation_config.eos_token_id = kept.eos_token_id
+    model.config.pad_token_id = model.generation_config.pad_token_id = kept.pad_token_id
+    model.save_pretrained(folder)
+    kept.save_pretrained(folder)
+    return str(folder)
+
+
+def run_side(side: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure one side in a process of its own; an error is a row of the table."""
+    command = [sys.executable, __file__, "--side", side, "--model", model, *(["--smoke"] if given.smoke else [])]
+    for name in ("db", "questions"):
+        command += [f"--{name}", str(getattr(given, name))] if getattr(given, name) else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
+    except subprocess.TimeoutExpired:
+        return {"side": side, "error": f"took more than {given.limit} s"}
+    if done.returncode:
+        return {"side": side, "error": (done.stderr.strip().splitlines() or ["?"])[-1][:300]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+# -- one side
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Play the questions once and say how long everything took."""
+    import torch
+
+    from emailrl.engines import build_engine
+    from emailrl.policy.load import load_policy
+    from emailrl.settings import load_settings
+
+    overrides = {"model_name": given.model, "temperature": 1.0, "lora_rank": 16, "max_tokens": LONGEST}
+    settings = load_settings(overrides | SIDES[given.side], environ={})
+    started = time.perf_counter()
+    policy = load_policy(settings, trainable=True)
+    with tempfile.TemporaryDirectory() as folder, closing(build_engine(settings, policy)) as engine:
+        engine.load_adapter(random_adapter(policy, Path(folder)), "v-1")
+        db, scenarios = questions_of(given, Path(folder))
+        play(engine, policy, db, scenarios[:2])  # kernels are compiled, caches grown
+        start = time.perf_counter() - started
+        engine.release()
+        before = time.perf_counter()
+        engine.resume()
+        wake = time.perf_counter() - before
+        played = play(engine, policy, db, scenarios)
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"side": given.side, "start": start, "wake": wake, "peak_gib": peak / 2**30} | played
+
+
+def random_adapter(policy: Any, folder: Path) -> Path:
+    """An adapter that changes every layer a little."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    for _, parameter in policy.trainable_parameters():
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.01)
+    policy.save_adapter(folder / "v-1")
+    return folder / "v-1"
+
+
+def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[Any]]:
+    """A database, and its first questions, each as often as a group has members."""
+    from emailrl.scenarios import load_scenarios
+    from emailrl.store.build import build_database
+    from emailrl.store.demo import make_world
+
+    count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
+    if given.db and given.questions:
+        db, scenarios = given.db, load_scenarios(given.questions)
+    else:
+        import random
+
+        from emailrl.store.demo import ask
+
+        world, db = make_world(1, "test", 0), folder / "mail.db"
+        build_database(world.emails, db)
+        scenarios = [ask(world, fact, random.Random(1)) for fact in world.facts]
+    return db, [scenario for scenario in scenarios[:count] for _ in range(members)]
+
+
+@dataclass
+class Scripted:
+    """The mail environment, playing its own calls whatever the model says."""
+
+    inner: Any
+    number: int = 0
+    found: str | None = None
+
+    @property
+    def scenario(self) -> Any:
+        """The question."""
+        return self.inner.scenario
+
+    def start(self) -> list[Any]:
+        """The product's own first messages."""
+        messages: list[Any] = self.inner.start()
+        return messages
+
+    def step(self, message: Any) -> Any:
+        """Play the next call of the script."""
+        from emailrl.trajectory import Message, ToolCall
+
+        words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
+        search = ToolCall("search_emails", {"keywords": [words[self.number // 2]], "max_results": 10})
+        answer = ToolCall("return_final_answer", {"answer": "I don't know", "sources": []})
+        read = ToolCall("read_email", {"message_id": self.found}) if self.found else search
+        call = [search, read, search, read, answer][self.number]
+        self.number += 1
+        result = self.inner.step(Message("assistant", message.content, [call]))
+        if call.name == "search_emails" and (hits := json.loads(result.tool_result)):
+            self.found = hits[0]["message_id"]
+        return result
+
+
+@dataclass
+class Timed:
+    """An engine whose completions have the lengths of the script, and count as ended however they end."""
+
+    engine: Any
+    between: float = 0.0
+
+    def generate(self, requests: Sequence[Any], advance: Any) -> list[Any]:
+        """See ``Engine.generate``."""
+
+        def of_length(request: Any) -> Any:
+            length = SHORTEST + request.seed % (LONGEST - SHORTEST + 1)
+            return replace(request, sampling=replace(request.sampling, max_tokens=length))
+
+        def go_on(completion: Any) -> Any:
+            before = time.perf_counter()
+            follow_up = advance(replace(completion, finish_reason="stop"))
+            self.between += time.perf_counter() - before
+            return None if follow_up is None else of_length(follow_up)
+
+        completions: list[Any] = self.engine.generate([of_length(request) for request in requests], go_on)
+        return completions
+
+    def close(self) -> None:
+        """The engine is closed elsewhere."""
+
+
+def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[str, float]:
+    """All trajectories at once; what they came to and took."""
+    from emailrl.engines import SamplingParams
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment import MailEnvironment, tool_schemas
+    from emailrl.rollout.runner import run
+    from emailrl.store import open_mailbox
+
+    timed, renderer = Timed(engine), ChatRenderer(policy.tokenizer, tool_schemas())
+    with ExitStack() as opened:
+        environments = [
+            Scripted(MailEnvironment(scenario, opened.enter_context(closing(box)), max_turns=10))
+            for scenario in scenarios
+            for box in [open_mailbox(db, scenario.inbox_address, until=scenario.query_date)]
+        ]
+        before = time.perf_counter()
+        sampling, seeds = SamplingParams(LONGEST, temperature=1.0), range(len(scenarios))
+        ended = numbered_run(run, environments, timed, renderer, sampling, seeds)
+        seconds = time.perf_counter() - before
+    broken = [trajectory.exception for trajectory in ended if trajectory.exception]
+    if broken:
+        raise RuntimeError(f"{len(broken)} trajectories raised; the first: {broken[0]}")
+    turns = [turn for trajectory in ended for turn in trajectory.turns]
+    return {
+        "trajectories": len(ended),
+        "seconds": seconds,
+        "trajectories_per_second": len(ended) / seconds,
+        "sampled_tokens_per_second": sum(len(turn.completion_ids) for turn in turns) / seconds,
+        "turns": len(turns),
+        "prompt_tokens": max(turn.prompt_tokens for turn in turns),
+        "tools": sum(turn.tool_seconds for turn in turns) / seconds,
+        "between": timed.between / seconds,
+    }
+
+
+def numbered_run(run: Any, environments: Any, engine: Any, renderer: Any, sampling: Any, seeds: Any) -> list[Any]:
+    """``run`` with an id for each trajectory, since members of a group play the same question."""
+    from emailrl.trajectory import Trajectory
+
+    empty = [Trajectory(str(n), one.scenario.id, one.scenario) for n, one in enumerate(environments)]
+    ended: list[Any] = run(environments, engine, renderer, sampling, seeds=list(seeds), trajectories=empty)
+    return ended
+
+
+def print_table(shape: str, results: Sequence[dict[str, Any]]) -> None:
+    """One line a side."""
+    print(f"{shape}: {AT_ONCE if shape != 'nano' else 6} at once, 5 turns")
+    print(
+        "| side | trajectories/s | sampled tokens/s | seconds | tools | between | longest prompt | start s | wake s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for one in results:
+        if "error" in one:
+            print(f"| {one['side']} | {one['error']} |")
+            continue
+        print(
+            f"| {one['side']} | {one['trajectories_per_second']:.2f} | {one['sampled_tokens_per_second']:,.0f} "
+            f"| {one['seconds']:.1f} | {one['tools']:.2%} | {one['between']:.2%} | {one['prompt_tokens']:,.0f} "
+            f"| {one['start']:.0f} | {one['wake']:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
