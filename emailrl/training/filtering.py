@@ -22,12 +22,13 @@ Reason = Literal["group_too_small", "group_low_std", "group_below_range", "group
 REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Filter:
     """What a group must be to be trained on."""
 
-    min_group_size: int = 2
-    min_group_std: float = 0.0
+    min_group_size: int
+    """Fewest members, those that raised not counted; at least 1."""
+    min_group_std: float
     between: tuple[float, float] | None = None
     """The mean must lie strictly inside; None takes every group whose rewards differ, and refills nothing."""
     mean_of: Literal["accuracy", "reward"] = "accuracy"
@@ -40,7 +41,7 @@ class Filter:
         The standard deviation is the *sample* one (n - 1); a group of one has none and passes.
         """
         sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
-        if len(sound) < max(self.min_group_size, 1):
+        if len(sound) < self.min_group_size:
             return "group_too_small"
         if len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < self.min_group_std:
             return "group_low_std"
@@ -75,7 +76,7 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class Collected:
     """The rollouts of one step."""
 
@@ -102,7 +103,7 @@ class Collected:
         counts = Counter(self.reasons.values())
         raised = sum(trajectory.exception is not None for group in self.groups for trajectory in group.trajectories)
         return {"trajectories_exception": raised} | {
-            reason.replace("group", "groups", 1): counts[reason] for reason in REASONS
+            reason.replace("group", "groups"): counts[reason] for reason in REASONS
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,20 +47,34 @@ def test_drops_are_counted_by_reason() -> None:
         group(0.5, 0.5, 0.5, name="equal"),
         group(0.5, 0.57, name="close"),  # sample std 0.0495, population std 0.035
         group(0.5, 0.58, name="apart"),  # sample std 0.0566, population std 0.04: kept only by the sample std
+        group(0.5, 0.5, 0.58, name="three"),  # 0.0462; without the division by n - 1, 0.0653
+        group(0.5, 0.5, 0.59, name="far"),  # 0.05196
     ]
-    collected = sift(groups, Filter(min_group_std=0.05))
-    assert [one.id for one in collected.kept] == ["good", "one_raised", "apart"]
-    assert [len(one.trajectories) for one in collected.kept] == [2, 2, 2]
-    assert collected.reasons == {"left_alone": "group_too_small", "equal": "group_low_std", "close": "group_low_std"}
+    collected = sift(groups, Filter(2, 0.05))
+    assert [one.id for one in collected.kept] == ["good", "one_raised", "apart", "far"]
+    assert [len(one.trajectories) for one in collected.kept] == [2, 2, 2, 3]
+    assert collected.reasons == {
+        "left_alone": "group_too_small", "equal": "group_low_std", "close": "group_low_std", "three": "group_low_std",
+    }  # fmt: skip
     assert collected.dropped() == {
-        "trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 2,
+        "trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 3,
         "groups_below_range": 0, "groups_above_range": 0,
     }  # fmt: skip
     assert collected.groups == groups and len(groups[1].trajectories) == 3  # the group given is left as it was
 
 
+def test_a_standard_deviation_of_just_the_least_is_enough() -> None:
+    assert sift([group(0.0, 1.0)], Filter(2, math.sqrt(0.5))).reasons == {}  # 0.25 + 0.25, over n - 1 = 1
+    assert sift([group(0.0, 1.0)], Filter(2, math.nextafter(math.sqrt(0.5), 1))).reasons == {"g": "group_low_std"}
+
+
+def test_a_filter_stays_as_it_was_made() -> None:
+    with pytest.raises(AttributeError):
+        Filter(2, 0.05).max_refill_rounds = 3  # type: ignore[misc]
+
+
 def test_single_rollouts_pass_where_the_algorithm_takes_them() -> None:
-    collected = sift([group(1.0), group(1.0, name="h", exceptions=(0,))], Filter(1, min_group_std=0.05))
+    collected = sift([group(1.0), group(1.0, name="h", exceptions=(0,))], Filter(1, 0.05))
     assert [one.id for one in collected.kept] == ["g"] and collected.reasons == {"h": "group_too_small"}
 
 
@@ -79,7 +94,7 @@ def test_the_mean_answer_lies_strictly_inside_the_range(between: tuple[float, fl
         group(0, 1, 2, 3, name="half", right=(0, 1)),
         group(0, 1, 2, 3, name="all", right=(0, 1, 2, 3)),
     ]
-    assert [one.id for one in sift(groups, Filter(between=between)).kept] == kept
+    assert [one.id for one in sift(groups, Filter(2, 0.0, between=between)).kept] == kept
 
 
 def test_the_mean_reward_is_that_of_the_members_that_did_not_raise() -> None:
@@ -88,13 +103,13 @@ def test_the_mean_reward_is_that_of_the_members_that_did_not_raise() -> None:
         group(-1.0, 1.5, -9.0, name="h", exceptions=(2,)),
         group(0.5, 2.5, name="i"),
     )
-    collected = sift([below, inside, above], Filter(between=(-0.25, 1.5), mean_of="reward"))
+    collected = sift([below, inside, above], Filter(2, 0.0, between=(-0.25, 1.5), mean_of="reward"))
     assert [one.id for one in collected.kept] == ["h"]  # the means are -0.25, 0.25, 1.5
     assert collected.reasons == {"g": "group_below_range", "i": "group_above_range"}
 
 
 def test_equal_rewards_are_dropped_whatever_their_mean() -> None:
-    assert sift([group(1, 1, right=(0,))], Filter(min_group_std=0.05, between=(0, 1))).reasons == {"g": "group_low_std"}
+    assert sift([group(1, 1, right=(0,))], Filter(2, 0.05, between=(0, 1))).reasons == {"g": "group_low_std"}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +185,9 @@ class Game:
         return [group(0, 1, name=str(n), right=(1,) if n in self.good else ()) for n in numbers]
 
     def collect(self, rounds: int, count: int = 3) -> Collected:
-        return collect_groups(self.ask, self.play, Filter(between=(0, 1), max_refill_rounds=rounds), count=count)
+        return collect_groups(
+            self.ask, self.play, Filter(2, 0.0, between=(0, 1), max_refill_rounds=rounds), count=count
+        )
 
 
 def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full() -> None:
@@ -191,6 +208,14 @@ def test_a_refill_ends_after_its_rounds_and_where_the_questions_do() -> None:
     assert game.rounds == [(0, [0, 1, 2]), (1, [3])]
     game = Game(good=set())
     assert game.collect(rounds=0).kept == [] and game.rounds == [(0, [0, 1, 2])]
+
+
+def test_without_a_range_the_first_questions_are_all() -> None:
+    game = Game(good=set())
+    collected = collect_groups(game.ask, game.play, Filter(2, 9.0), count=3)  # drops every group
+    assert game.rounds == [(0, [0, 1, 2])] and collected.kept == [] and collected.refill_rounds == 0
+    nothing = collect_groups(lambda count: [], game.play, Filter(2, 9.0, max_refill_rounds=2), count=3)
+    assert (nothing.groups, nothing.refill_rounds) == ([], 0)
 
 
 def test_a_full_step_asks_nothing_further() -> None:
