@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,11 +80,20 @@ def test_back_off_doubles_and_an_outage_ends_in_an_error(mail_db: Path, serve: S
     assert "unreadable_reply" not in result.dropped
 
 
-def test_an_outage_stops_the_tries_of_the_other_prompts_too(mail_db: Path, serve: Serve, generation: Make) -> None:
-    stub = serve(lambda body, n: (500, "down"))
-    with pytest.raises(GenerationError):
-        run(mail_db, generation(stub.url, generator_concurrency=4, generator_retries=2), sleep=Naps())
-    assert len(stub.requests) <= 4 * 3
+def test_an_end_stops_the_tries_of_the_other_prompts_too(mail_db: Path, serve: Serve, generation: Make) -> None:
+    async def nap(seconds: float) -> None:
+        await asyncio.sleep(0.5)
+
+    stub = serve(lambda body, n: (500, "down") if n == 1 else (401, "no such key"))
+    with pytest.raises(GenerationError, match="no such key"):
+        run(mail_db, generation(stub.url), sleep=nap)
+    assert len(stub.requests) == 2
+
+
+def test_no_more_questions_than_asked_for(mail_db: Path, serve: Serve, generation: Make) -> None:
+    plan, result = run(mail_db, generation(serve().url), limit=15)
+    assert (len(plan.batches), len(result.scenarios), result.dropped) == (2, 15, {"over_limit": 5})
+    assert sorted(Counter(s.inbox_address for s in result.scenarios).values()) == [7, 8], "prompts take turns"
 
 
 @pytest.mark.parametrize("status", [0, 1], ids=["hangs", "drips"])
