@@ -50,10 +50,12 @@ def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample])
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, name: str) -> None:
-    """With everything on: KL, correction, entropy, whitening, several samples a trajectory."""
+    """With everything on: KL, correction, entropy, whitening, several samples a trajectory, tool tokens."""
     made = [*samples(), replace(samples()[1], trajectory_id="t0", advantage=1.0)]
+    tool = [None, *made[0].sampler_logprobs[1:4], *[None] * (LENGTHS[0] - 4)]
+    made[0] = replace(made[0], sampler_logprobs=tool)  # no sampler drew most of its tokens
     options = {
-        "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.9, "correction_high": 1.1,
+        "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.5, "correction_high": 2.0,
         "entropy_coef": 0.01,
     }  # fmt: skip
     runs = {}
