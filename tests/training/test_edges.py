@@ -15,11 +15,19 @@ from emailrl.training import advantages as adv
 from emailrl.training.batches import MicroBatch, micro_batches
 from emailrl.training.filtering import Collected, Filter, collect_groups
 from emailrl.training.kl import AdaptiveKL, estimate
-from emailrl.training.losses import aggregate, count_for, importance_weights, policy_loss, value_loss
+from emailrl.training.losses import (
+    aggregate,
+    correction_weights,
+    count_for,
+    importance_weights,
+    policy_loss,
+    value_loss,
+)
 from emailrl.training.samples import TrainingSample, make_samples
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 NAN, INF = math.nan, math.inf
+SAID = {"mean": 1.0, "min": 1.0, "max": 1.0, "cut_fraction": 0.0}
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
 
 
@@ -124,6 +132,16 @@ def test_a_constant_length_must_be_given_above_nothing(length: float | None) -> 
     assert count_for(torch.ones(2, 2), "constant", 0.5).item() == 1.0
 
 
+def test_tokens_that_are_not_trained_count_in_no_correction() -> None:
+    zeros, mask = torch.zeros(1, 3), tensor([[1, 1, 0]])
+    for kind in ("tis", "icepop", "sequence_mask"):
+        # Beside a trained token of weight 1, one that is not trained stands at weight e^9.
+        old = tensor([[0.0, 0.0, 9.0]])
+        weights, said = correction_weights(old, zeros, mask, kind=kind, low=0.9, high=1.1)  # type: ignore[arg-type]
+        assert weights.tolist() == [[1.0, 1.0, 0.0]]
+        assert said == {f"correction_{name}": value for name, value in SAID.items()}
+
+
 # -- samples
 
 
@@ -180,7 +198,7 @@ def test_padding_is_token_0_unless_it_is_named() -> None:
 @pytest.mark.parametrize("kind", [TrainingSample, MicroBatch, Filter])
 def test_nobody_changes_what_was_made(kind: type) -> None:
     (batch,) = micro_batches([sample(3)], 6)
-    made = {TrainingSample: sample(3), MicroBatch: batch, Filter: Filter()}[kind]
+    made = {TrainingSample: sample(3), MicroBatch: batch, Filter: Filter(2, 0.0)}[kind]
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(made)[0].name, None)
     assert not hasattr(made, "__dict__")
@@ -190,16 +208,16 @@ def test_nobody_changes_what_was_made(kind: type) -> None:
 
 
 def test_a_filter_of_no_size_still_needs_one_member() -> None:
-    assert Filter(0).sift(group(1.0, exceptions=1)) == "group_too_small"
-    assert isinstance(Filter(0).sift(group(1.0)), TrajectoryGroup)
+    assert Filter(0, 0.0).sift(group(1.0, exceptions=1)) == "group_too_small"
+    assert isinstance(Filter(0, 0.0).sift(group(1.0)), TrajectoryGroup)
 
 
 def test_a_spread_on_the_border_is_kept_and_counts_the_members_less_one() -> None:
     # 0 and 2: deviations 1 and 1 over 2 - 1, so the square root of 2.
-    assert isinstance(Filter(min_group_std=math.sqrt(2)).sift(group(0.0, 2.0)), TrajectoryGroup)
+    assert isinstance(Filter(2, min_group_std=math.sqrt(2)).sift(group(0.0, 2.0)), TrajectoryGroup)
     # 0, 0, 1: 2/3 over 3 - 1, so the square root of 1/3.
-    assert Filter(min_group_std=0.58).sift(group(0.0, 0.0, 1.0)) == "group_low_std"
-    assert isinstance(Filter(min_group_std=0.57).sift(group(0.0, 0.0, 1.0)), TrajectoryGroup)
+    assert Filter(2, min_group_std=0.58).sift(group(0.0, 0.0, 1.0)) == "group_low_std"
+    assert isinstance(Filter(2, min_group_std=0.57).sift(group(0.0, 0.0, 1.0)), TrajectoryGroup)
 
 
 def test_a_filter_refills_nothing_unless_it_is_told() -> None:
@@ -210,5 +228,5 @@ def test_a_filter_refills_nothing_unless_it_is_told() -> None:
         rounds.append(refill)
         return [group(1.0, 1.0)]
 
-    collected = collect_groups(lambda count: [SCENARIO] * count, play, Filter(min_group_std=0.1), count=1)
+    collected = collect_groups(lambda count: [SCENARIO] * count, play, Filter(2, min_group_std=0.1), count=1)
     assert rounds == [0] and collected.kept == []
