@@ -140,6 +140,12 @@ def num_tokens(trajectory: Trajectory) -> int:
     return sum(int(trajectory.rubric.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
 
 
+def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
+    """US dollars for all completions, those of trajectories that raised included; None where nothing has a price."""
+    costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
+    return math.fsum(costs) if costs else None
+
+
 def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean of every numeric or boolean rubric field over the trajectories that have it."""
     values: dict[str, list[float]] = {}

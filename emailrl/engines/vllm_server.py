@@ -214,8 +214,7 @@ class VllmServers:
                 await self._examine(client, replica, failure)
             elif response.status_code not in (408, 429):
                 break
-        error = f"{shunned}: {failure}"
-        return Completion(request.trajectory_id, [], [], "error", error=error)
+        return Completion(request.trajectory_id, [], [], "error", error=f"{shunned}: {failure}")
 
     def _choose(self, trajectory_id: str, shunned: Replica | None, failure: str) -> Replica:
         """The replica that holds the conversation's keys and values, else the least busy one."""

@@ -6,9 +6,6 @@ accuracies are compared by the exact McNemar test over the questions on which on
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +15,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emailrl.benchmark.files import write_report
 from emailrl.checkpoints import find_runs
-from emailrl.disk import replace_bytes
 from emailrl.engines import is_chat
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.evaluation import Evaluation, evaluate, is_correct, num_tokens
+from emailrl.evaluation import Evaluation, evaluate, is_correct, total_cost
 from emailrl.policy.adapter import Adapter, find_adapter
 from emailrl.recording import write_trajectories
 from emailrl.trajectory import Scenario, Trajectory
@@ -257,12 +254,6 @@ def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.")[-60:] or "model"
 
 
-def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
-    """US dollars for all completions, those of trajectories that raised included; None where nothing has a price."""
-    costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
-    return math.fsum(costs) if costs else None
-
-
 # -- significance -----------------------------------------------------------------------------------------------------
 
 
@@ -286,46 +277,3 @@ def mcnemar(only_first: int, only_second: int) -> float:
     total = only_first + only_second
     tail = sum(math.comb(total, k) for k in range(min(only_first, only_second) + 1))
     return min(1.0, 2 * tail / 2**total)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def write_report(report: Report, out: Path) -> None:
-    """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
-    records = report.records()
-    whole = {"results": records, "comparisons": [_named(each) for each in report.comparisons], "notes": report.notes}
-    text = json.dumps(whole | {"interrupted": report.interrupted}, indent=2, default=lambda path: str(path.absolute()))
-    replace_bytes(out / "results.json", text.encode() + b"\n")
-    _write_csv(out / "results.csv", [record | {"notes": "; ".join(record["notes"])} for record in records])
-    _write_csv(out / "questions.csv", [row for result in report.results for row in _question_rows(result)])
-
-
-def _named(comparison: Comparison) -> dict[str, Any]:
-    return {item.name: getattr(comparison, item.name) for item in fields(comparison)}
-
-
-def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
-    # Ids and numbers only: mail text in a spreadsheet would be read as formulas.
-    for trajectory in result.evaluation.trajectories:
-        yield {
-            "model": result.subject.label,
-            "question": trajectory.scenario.id,
-            "correct": is_correct(trajectory),
-            "reward": trajectory.reward,
-            "turns": len(trajectory.turns),
-            "tokens": num_tokens(trajectory),
-            "cost": total_cost([trajectory]),
-            "seconds": trajectory.seconds,
-            "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-            "raised": trajectory.exception is not None,
-        }
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    text = io.StringIO(newline="")
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    replace_bytes(path, text.getvalue().encode())

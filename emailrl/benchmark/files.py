@@ -1,0 +1,57 @@
+"""What a benchmark leaves on disk: results as JSON and CSV, and a row for every question."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emailrl.disk import replace_bytes
+from emailrl.evaluation import is_correct, num_tokens, total_cost
+
+if TYPE_CHECKING:
+    from emailrl.benchmark import Comparison, Report, Result
+
+
+def write_report(report: Report, out: Path) -> None:
+    """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
+    records = report.records()
+    whole = {"results": records, "comparisons": [_named(each) for each in report.comparisons], "notes": report.notes}
+    text = json.dumps(whole | {"interrupted": report.interrupted}, indent=2, default=lambda path: str(path.absolute()))
+    replace_bytes(out / "results.json", text.encode() + b"\n")
+    _write_csv(out / "results.csv", [record | {"notes": "; ".join(record["notes"])} for record in records])
+    _write_csv(out / "questions.csv", [row for result in report.results for row in _question_rows(result)])
+
+
+def _named(comparison: Comparison) -> dict[str, Any]:
+    return {item.name: getattr(comparison, item.name) for item in fields(comparison)}
+
+
+def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
+    # Ids and numbers only: mail text in a spreadsheet would be read as formulas.
+    for trajectory in result.evaluation.trajectories:
+        yield {
+            "model": result.subject.label,
+            "question": trajectory.scenario.id,
+            "correct": is_correct(trajectory),
+            "reward": trajectory.reward,
+            "turns": len(trajectory.turns),
+            "tokens": num_tokens(trajectory),
+            "cost": total_cost([trajectory]),
+            "seconds": trajectory.seconds,
+            "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
+            "raised": trajectory.exception is not None,
+        }
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    text = io.StringIO(newline="")
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    replace_bytes(path, text.getvalue().encode())
