@@ -186,8 +186,7 @@ def test_hostile_lines_are_counted(path: Path) -> None:
     odd = [
         b"[" * 100_000, b'{"message_id": 1}', b"[]", b'"text"', b"{broken", b"9" * 5000,
         lines(row(1, date=True)).strip(), lines(row(1, to="a@b")).strip(), lines(row(1, body={})).strip(),
-        lines(row(1, date=1e300)).strip(),
-        lines(row(1, date=10**30)).strip(), lines(row(1, file_name=3)).strip(),
+        lines(row(1, file_name=3)).strip(),
     ]  # fmt: skip
     path.write_bytes(lines(row(1)) + b"\n".join(odd) + b"\n" + lines(row(2)))
     found = read(path)

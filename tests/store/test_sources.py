@@ -234,7 +234,7 @@ def test_a_dataset_without_a_column(tmp_path: Path) -> None:
         names(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("wrong", [{"to": "a@b"}, {"date": "soon"}, {"body": 3}, {"cc": [1]}])
+@pytest.mark.parametrize("wrong", [{"to": "a@b"}, {"date": {}}, {"body": 3}, {"cc": [1]}])
 def test_dataset_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) -> None:
     row: dict[str, object] = dict.fromkeys(COLUMNS, "") | {
         "to": [],
@@ -319,3 +319,21 @@ def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:
         archive_file.writestr("mail.mbox", "From a b\n")
     with pytest.raises(UsageError, match=r"takeout\.zip is a zip archive\. Unpack it"):
         open_source(tmp_path / "takeout.zip")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "defects"),
+    [
+        ("2001-05-14T16:39:00-07:00", "2001-05-14 23:39:00+00:00", ()),
+        ("Mon, 14 May 2001 16:39:00 -0700 (PDT)", "2001-05-14 23:39:00+00:00", ()),
+        (989883540000, "2001-05-14 23:39:00+00:00", ()), (989883540000.0, "2001-05-14 23:39:00+00:00", ()),
+        (None, "None", ("no_date",)), ("", "None", ("no_date",)), (float("nan"), "None", ("no_date",)),
+        ("soon", "None", ("bad_date",)), (1e300, "None", ("bad_date",)), (10**30, "None", ("bad_date",)),
+        (float("inf"), "None", ("bad_date",)), ("0001-01-01T00:00:00+14:00", "None", ("bad_date",)),
+    ],
+)  # fmt: skip
+def test_dates_of_rows(value: object, expected: str, defects: tuple[str, ...]) -> None:
+    row = {"message_id": "<1>", "subject": "s", "from": "a@b", "to": [], "body": "b", "date": value}
+    email = row_to_email(row)
+    assert isinstance(email, RawEmail)
+    assert (str(email.date), email.defects) == (expected, defects)

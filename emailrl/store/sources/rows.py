@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from emailrl.store.parties import clean_text
-from emailrl.store.sources.message import RawEmail, Reading, Skipped, made_up_id
+from emailrl.store.sources.message import RawEmail, Reading, Skipped, made_up_id, parse_date
 from emailrl.store.sources.streams import BROKEN, broken_off
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
@@ -98,14 +98,12 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
     try:
         name = clean_text(row.get("file_name") or name)
         to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
-        date, defects = _utc(row["date"]), []
+        date, defects = _utc(row["date"])
         text = {key: "" if row[key] is None else row[key] for key in ("message_id", "subject", "from", "body")}
         nul = any("\0" in value for value in text.values())
         text = {key: clean_text(value) for key, value in text.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         return Skipped("bad_row", name)
-    if date is None:
-        defects.append("no_date")
     message_id = text["message_id"].strip()
     if not message_id:
         message_id = made_up_id(repr(sorted(row.items())).encode("utf-8", "replace"))
@@ -130,14 +128,29 @@ def _bare_list(addresses: Sequence[str] | None) -> list[str]:
     return [_bare(address) for address in addresses or () if address]
 
 
-def _utc(value: datetime | str | int | None) -> datetime | None:
-    """A timestamp in UTC; without a zone it already is. A number counts milliseconds from 1970, as ``datasets`` and
-    pandas write times to JSON."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool):
+def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:
+    """A timestamp in UTC, without a zone it already is, or None and what is wrong with it.
+
+    A number counts milliseconds from 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or as in
+    a mail's header. ``TypeError`` for anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, datetime | str | float | int | None):
         raise TypeError("no time")
-    if isinstance(value, int):
-        return _EPOCH + timedelta(milliseconds=value)
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    if value is None or value == "" or value != value:
+        return None, ["no_date"]
+    try:
+        if isinstance(value, float | int):
+            return _EPOCH + timedelta(milliseconds=value), []
+        moment = _from_text(value) if isinstance(value, str) else value
+        if moment is None:
+            return None, ["bad_date"]
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC), []
+    except OverflowError:  # before the year 1 or after 9999
+        return None, ["bad_date"]
+
+
+def _from_text(value: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        return parse_date(value)
