@@ -13,7 +13,7 @@ from torch import tensor
 from emailrl.errors import EmailRLError
 from emailrl.training import advantages as adv
 from emailrl.training.batches import MicroBatch, micro_batches
-from emailrl.training.filtering import Collected, Filter, collect_groups
+from emailrl.training.filtering import Filter
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import (
     aggregate,
@@ -44,10 +44,8 @@ def tokens(*parts: int) -> TokenSample:
     return made
 
 
-def group(*rewards: float, exceptions: int = 0) -> TrajectoryGroup:
+def group(*rewards: float) -> TrajectoryGroup:
     members = [trajectory(f"t{i}", tokens(1, 1), reward=reward) for i, reward in enumerate(rewards)]
-    for member in members[:exceptions]:
-        member.exception = "Oops: broken"
     return TrajectoryGroup("g", SCENARIO, members)
 
 
@@ -195,10 +193,10 @@ def test_padding_is_token_0_unless_it_is_named() -> None:
     assert batch.token_ids.tolist() == [[7, 7, 7], [7, 7, 0]]
 
 
-@pytest.mark.parametrize("kind", [TrainingSample, MicroBatch, Filter])
+@pytest.mark.parametrize("kind", [TrainingSample, MicroBatch])
 def test_nobody_changes_what_was_made(kind: type) -> None:
     (batch,) = micro_batches([sample(3)], 6)
-    made = {TrainingSample: sample(3), MicroBatch: batch, Filter: Filter(2, 0.0)}[kind]
+    made = {TrainingSample: sample(3), MicroBatch: batch}[kind]
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(made)[0].name, None)
     assert not hasattr(made, "__dict__")
@@ -207,26 +205,9 @@ def test_nobody_changes_what_was_made(kind: type) -> None:
 # -- filtering
 
 
-def test_a_filter_of_no_size_still_needs_one_member() -> None:
-    assert Filter(0, 0.0).sift(group(1.0, exceptions=1)) == "group_too_small"
-    assert isinstance(Filter(0, 0.0).sift(group(1.0)), TrajectoryGroup)
-
-
 def test_a_spread_on_the_border_is_kept_and_counts_the_members_less_one() -> None:
     # 0 and 2: deviations 1 and 1 over 2 - 1, so the square root of 2.
     assert isinstance(Filter(2, min_group_std=math.sqrt(2)).sift(group(0.0, 2.0)), TrajectoryGroup)
     # 0, 0, 1: 2/3 over 3 - 1, so the square root of 1/3.
     assert Filter(2, min_group_std=0.58).sift(group(0.0, 0.0, 1.0)) == "group_low_std"
     assert isinstance(Filter(2, min_group_std=0.57).sift(group(0.0, 0.0, 1.0)), TrajectoryGroup)
-
-
-def test_a_filter_refills_nothing_unless_it_is_told() -> None:
-    assert Collected().refill_rounds == 0 and not hasattr(Collected(), "__dict__")
-    rounds: list[int] = []
-
-    def play(questions: Any, refill: int) -> list[TrajectoryGroup]:
-        rounds.append(refill)
-        return [group(1.0, 1.0)]
-
-    collected = collect_groups(lambda count: [SCENARIO] * count, play, Filter(2, min_group_std=0.1), count=1)
-    assert rounds == [0] and collected.kept == []
