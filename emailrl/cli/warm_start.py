@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from emailrl.cli.options import Json, Model, Seed
+from emailrl.cli.options import Db, Json, Model, Questions, Seed
 from emailrl.cli.output import print_json, progress_console
 
 
@@ -18,6 +18,8 @@ def warm_start(
     batch_size: Annotated[int, typer.Option(min=1, help="Trajectories a step.")] = 128,
     learning_rate: Annotated[float | None, typer.Option(help="Peak; 2e-3 for a new model, 2e-4 for LoRA.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that play the experts; all cores.")] = None,
+    questions: Questions = None,
+    db: Db = None,
     seed: Seed = None,
     json: Json = False,
 ) -> None:
@@ -25,25 +27,28 @@ def warm_start(
 
     With --model a LoRA adapter of that model is trained; without it a new model of 5 million parameters and its
     tokenizer are made from nothing. The experts err on purpose, so that reinforcement learning has something to find.
+    With --questions they play one's own training questions on --db instead: search, read the source, answer.
 
     Examples:
 
     \b
       emailrl warm-start --out outputs/small
       emailrl warm-start --model Qwen/Qwen3-0.6B --steps 50 --batch-size 16
+      emailrl warm-start --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --db data/mine.db
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from emailrl.settings import load_settings
     from emailrl.training.warm_start import warm_start as run
 
-    settings = load_settings({"model_name": model, "seed": seed})
+    settings = load_settings({"model_name": model, "questions": questions, "db": db, "seed": seed})
     columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=progress_console()) as progress:
         task = progress.add_task("", total=steps, loss=float("nan"))
         loss = run(
-            settings, out, from_scratch=model is None, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
-            workers=workers, report=lambda step, value: progress.update(task, completed=step, loss=value),
+            settings, out, from_scratch=model is None, own_questions=questions is not None, steps=steps,
+            batch_size=batch_size, learning_rate=learning_rate, workers=workers,
+            report=lambda step, value: progress.update(task, completed=step, loss=value),
         )  # fmt: skip
     print_json({"out": out, "steps": steps, "loss": loss}) if json else print(f"{out}  loss {loss:.4f}")

@@ -116,7 +116,7 @@ class CustomEnvironment:
             num_sources=len(set(self.final_sources)),
             sources_correct=attempted and not set(self.scenario.message_ids).isdisjoint(self.final_sources),
         )
-        rubric = getattr(self._inner, "rubric", None)
+        rubric: Any = getattr(self._inner, "rubric", None)
         if is_dataclass(rubric) and not isinstance(rubric, type):
             rubric = asdict(rubric)
         own = dict(rubric or {})

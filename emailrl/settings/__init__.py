@@ -5,19 +5,17 @@ from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Sectio
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.load import load_settings
 from emailrl.settings.presets import PRESETS
+from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 from emailrl.settings.tree import (
     AgentSettings,
-    BenchmarkSettings,
     DataSettings,
     GenerationSettings,
     LoraSettings,
     ModelSettings,
-    OutputSettings,
     RewardSettings,
     RewardWeightSettings,
     Settings,
     StoreSettings,
-    TrackingSettings,
     run_root,
     without_credentials,
 )

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
+from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 _SECRET_PARAMETER: Final = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|password|signature)[^=&#\s]*=)[^&#\s]+")
@@ -91,6 +92,8 @@ class DataSettings(Section):
     """Where a question set holds the question; its other fields have ART-E's names."""
     answer_field: str = "answer"
     """Where a question set holds the reference answer."""
+    output_field: str | None = None
+    """Where it holds the answer that `warm-start --questions` teaches; None teaches the reference answer."""
     train_split: Annotated[str, AfterValidator(_no_held_out_split)] = "train"
     """The split to train on; with another name than train, rows of train are left out."""
     train_dataset_size: Annotated[Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE")] = 3000
@@ -217,47 +220,6 @@ class RewardWeightSettings(Section):
     """For a right answer, divided by the number of mails it cites."""
     bonus_few_turns: float = 0.1
     """For a right answer, times the share of turns left."""
-
-
-class OutputSettings(Section):
-    output_dir: Path = Path("outputs/grpo")
-    """The mode is appended, unless it already ends in it."""
-    save_steps: Positive = 10
-    """Steps from one checkpoint to the next."""
-    save_total_limit: Positive = 3
-    """Checkpoints kept, best and final apart."""
-    resume: str | None = None
-    """Go on with a run: auto (the latest, if any), latest, best or a checkpoint's folder; None begins a new one."""
-    export_dir: Path | None = None
-    """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
-    export_format: Literal["adapter", "merged"] = "adapter"
-    """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
-    verbose: Annotated[bool, Env("VERBOSE")] = False
-    """Say more on the console."""
-
-
-class TrackingSettings(Section):
-    wandb_project: str = "email-agent-grpo"
-    """Weights & Biases project."""
-    wandb_entity: str | None = None
-    """Weights & Biases user or team."""
-    wandb_name: str = "grpo-{mode}"
-    """Run name; {mode} is filled in."""
-    wandb_mode: Literal["online", "offline", "disabled"] = "online"
-    """Where runs are tracked; online without a login goes on offline."""
-    tensorboard: bool = False
-    """Also write TensorBoard events (needs the extra)."""
-    tensorboard_dir: Path | None = None
-    """Folder that gets a folder of TensorBoard events a run; None writes them into the run's own."""
-    logging_steps: Positive = 1
-    """Steps from one line on the console, and at W&B and TensorBoard, to the next; metrics.jsonl has every step."""
-
-
-class BenchmarkSettings(Section):
-    bench_sequential: bool = False
-    """One question at a time."""
-    show_trajectory_details: bool = False
-    """Print every trajectory of a benchmark."""
 
 
 class Settings(Section):

@@ -7,15 +7,14 @@ tokens a rollout would have sampled, with the mask a rollout would have made.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.disk import share_files
 from emailrl.engines.renderer import parse_tool_calls
@@ -27,11 +26,10 @@ from emailrl.store.build import build_database
 from emailrl.store.demo import Fact, World, ask, make_world
 from emailrl.store.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
 from emailrl.training.expert import Expert, Habits
+from emailrl.training.imitation import Example, fit
 from emailrl.trajectory import Message, Scenario, TokenSample
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from transformers import PreTrainedModel
 
     from emailrl.engines.renderer import ChatRenderer
@@ -78,7 +76,15 @@ def transcripts(number: int, *, seed: int, times: int, habits: Habits) -> list[l
     return found
 
 
-def converse(environment: MailEnvironment, expert: Expert) -> list[Message]:
+class Acts(Protocol):
+    """Plays the assistant's part."""
+
+    def act(self, messages: Sequence[Message]) -> str:
+        """The text of the next assistant turn."""
+        ...
+
+
+def converse(environment: MailEnvironment, expert: Acts) -> list[Message]:
     """Let an expert play one environment to its end."""
     messages = environment.start()
     while True:
@@ -117,10 +123,6 @@ def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
     for number in range(num_worlds):
         for messages in transcripts(number, seed=seed, times=1, habits=Habits()):
             yield "".join(f"\n{message.content}\n" for message in messages[1:])
-
-
-Example = tuple["np.ndarray", "np.ndarray"]
-"""Token ids (uint32) and loss mask (bool) of one sample, equally long."""
 
 
 def stream(
@@ -172,66 +174,6 @@ def shuffled(worlds: Iterable[list[Example]], seed: int, size: int = 4096) -> It
     yield from buffer
 
 
-def fit(
-    model: PreTrainedModel, examples: Iterator[Example], *, steps: int, batch_size: int, learning_rate: float,
-    report: Callable[[int, float], None],
-) -> None:  # fmt: skip
-    """Maximise the likelihood of the experts' tokens: AdamW, linear warm-up over 5 % of the steps, then a cosine to 0.
-
-    Tokens that were shown count too, ``SHOWN_WEIGHT`` each: tool results repeat what stood in earlier ones, and a model
-    made from nothing learns to copy from them. ``report(step, loss)`` is called after each update with the mean loss of
-    the experts' tokens in nats. Stops early when the examples run out.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    device = model.device
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.05)
-    warmup = max(1, steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min(1.0, (i + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * i / steps))
-    )
-    model.train()
-    for step in range(1, steps + 1):
-        batch = list(itertools.islice(examples, batch_size))
-        if not batch:
-            return
-        ids_BT, mask_BT, length_B = _collate(batch, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = model(input_ids=ids_BT, use_cache=False).logits
-        loss_BT = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")
-        shown_BT = (torch.arange(1, ids_BT.shape[1], device=device) < length_B[:, None]) & ~mask_BT[:, 1:]
-        loss = loss_BT[mask_BT[:, 1:]].mean()
-        total = loss + SHOWN_WEIGHT * loss_BT[shown_BT].sum() / mask_BT.sum()
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        report(step, loss.item())
-    model.eval()
-
-
-def _collate(batch: list[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ids and loss mask ``(B, T)``, T a multiple of 64, and lengths ``(B,)``.
-
-    Padding needs no attention mask: attention is causal, so what stands to the right of a token cannot reach it.
-    """
-    import torch
-
-    width = -(-max(len(ids) for ids, _ in batch) // 64) * 64
-    ids_BT = torch.zeros(len(batch), width, dtype=torch.long)
-    mask_BT = torch.zeros(len(batch), width, dtype=torch.bool)
-    for row, (ids, mask) in enumerate(batch):
-        ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype("int64"))
-        mask_BT[row, : len(ids)] = torch.from_numpy(mask)
-    lengths = torch.tensor([len(ids) for ids, _ in batch])
-    return ids_BT.to(device), mask_BT.to(device), lengths.to(device)
-
-
-SHOWN_WEIGHT = 0.1
-"""Weight of a shown token's loss beside a sampled one's."""
 TIMES = 2
 """How often each fact of a world is asked."""
 CORPUS_WORLDS = 120
@@ -242,6 +184,7 @@ def warm_start(
     out: Path,
     *,
     from_scratch: bool,
+    own_questions: bool = False,
     steps: int,
     batch_size: int,
     learning_rate: float | None = None,
@@ -250,18 +193,26 @@ def warm_start(
 ) -> float:
     """Teach a new small policy, or a LoRA adapter of ``settings.model.name``, from experts; write it to ``out``.
 
-    ``out`` becomes a model folder (from scratch) or a PEFT adapter folder; it is written beside and renamed. Returns
-    the mean loss of the last tenth of the steps, in nats per sampled token. Raises UsageError if ``out`` exists.
+    The experts play demo worlds, or with ``own_questions`` the training questions set (``own_expert``). ``out`` becomes
+    a model folder (from scratch) or a PEFT adapter folder; it is written beside and renamed. Returns the mean loss of
+    the last tenth of the steps, in nats per sampled token. Raises UsageError if ``out`` exists, for a new model on own
+    questions, and where none of those can be taught.
     """
     if out.exists():
         raise UsageError(f"{out} exists.", "Name another folder with --out.")
+    if own_questions and from_scratch:
+        raise UsageError("A model made from nothing learns from demo mail.", "Name the one to teach with --model.")
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     seed = settings.training.seed
     model, save = _new(partial, seed) if from_scratch else _adapter(settings, partial)
-    worlds = -(-steps * batch_size // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
-    examples = stream(partial, worlds, seed=seed, times=TIMES, habits=Habits(), workers=workers or os.cpu_count() or 1)
+    if own_questions:
+        from emailrl.training.own_expert import own_examples
+
+        examples = own_examples(settings, partial)
+    else:
+        examples = _demo_examples(partial, steps * batch_size, seed, workers)
     losses: list[float] = []
 
     def note(step: int, loss: float) -> None:
@@ -270,12 +221,19 @@ def warm_start(
             report(step, loss)
 
     rate = learning_rate or (2e-3 if from_scratch else 2e-4)
-    fit(model, shuffled(examples, seed), steps=steps, batch_size=batch_size, learning_rate=rate, report=note)
+    fit(model, examples, steps=steps, batch_size=batch_size, learning_rate=rate, report=note)
     save()
     share_files(partial)
     partial.rename(out)
     tail = losses[-max(1, len(losses) // 10) :]
     return sum(tail) / len(tail)
+
+
+def _demo_examples(tokenizer_path: Path, count: int, seed: int, workers: int | None) -> Iterator[Example]:
+    """At least ``count`` examples, mixed, of demo worlds."""
+    worlds = -(-count // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
+    workers = workers or os.cpu_count() or 1
+    return shuffled(stream(tokenizer_path, worlds, seed=seed, times=TIMES, habits=Habits(), workers=workers), seed)
 
 
 def _new(folder: Path, seed: int) -> tuple[PreTrainedModel, Callable[[], None]]:

@@ -30,6 +30,7 @@ from emailrl.training.assemble import _total_steps, _training_scorer
 from emailrl.training.filtering import make_filter
 from emailrl.training.loop import train
 from emailrl.training.modes import MODES
+from emailrl.training.own_expert import own_conversations
 from emailrl.training.tracking import Tracker, start_wandb
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup, Turn
 
@@ -326,7 +327,7 @@ def test_what_vllm_is_started_with(make_settings: MakeSettings, key: str) -> Non
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
-@shows("questions", "question_field", "answer_field", "train_split", "train_dataset_size")
+@shows("questions", "question_field", "answer_field", "train_split", "train_dataset_size", "output_field")
 def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (workplace / "questions.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
@@ -349,6 +350,10 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
     assert all(scenario.answer.startswith("Label ") for scenario in asked(**own, answer_field="label"))
     assert not any(scenario.question.startswith("Ask ") for scenario in asked(**own))
     assert len(asked(train_dataset_size=3)) == 3 < len(asked())
+    for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
+        settings = make_settings(**own, answer_field="label", max_turns=3, **changes)
+        spoken = [messages[-1].content for messages in own_conversations(settings)]
+        assert spoken and all(f'"answer": "{taught} ' in text for text in spoken)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

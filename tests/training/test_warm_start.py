@@ -17,7 +17,8 @@ from emailrl.errors import UsageError
 from emailrl.settings import load_settings
 from emailrl.training import small_model
 from emailrl.training.expert import Habits
-from emailrl.training.warm_start import SHOWN_WEIGHT, corpus, fit, samples_of, shuffled, transcripts, warm_start
+from emailrl.training.imitation import SHOWN_WEIGHT, fit
+from emailrl.training.warm_start import corpus, samples_of, shuffled, transcripts, warm_start
 
 
 @pytest.fixture(scope="module")

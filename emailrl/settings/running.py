@@ -1,0 +1,49 @@
+"""The sections of the tree about what a run leaves: output, tracking, benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from emailrl.settings.fields import Env, Positive, Section
+
+
+class OutputSettings(Section):
+    output_dir: Path = Path("outputs/grpo")
+    """The mode is appended, unless it already ends in it."""
+    save_steps: Positive = 10
+    """Steps from one checkpoint to the next."""
+    save_total_limit: Positive = 3
+    """Checkpoints kept, best and final apart."""
+    resume: str | None = None
+    """Go on with a run: auto (the latest, if any), latest, best or a checkpoint's folder; None begins a new one."""
+    export_dir: Path | None = None
+    """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
+    export_format: Literal["adapter", "merged"] = "adapter"
+    """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
+    verbose: Annotated[bool, Env("VERBOSE")] = False
+    """Say more on the console."""
+
+
+class TrackingSettings(Section):
+    wandb_project: str = "email-agent-grpo"
+    """Weights & Biases project."""
+    wandb_entity: str | None = None
+    """Weights & Biases user or team."""
+    wandb_name: str = "grpo-{mode}"
+    """Run name; {mode} is filled in."""
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    """Where runs are tracked; online without a login goes on offline."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (needs the extra)."""
+    tensorboard_dir: Path | None = None
+    """Folder that gets a folder of TensorBoard events a run; None writes them into the run's own."""
+    logging_steps: Positive = 1
+    """Steps from one line on the console, and at W&B and TensorBoard, to the next; metrics.jsonl has every step."""
+
+
+class BenchmarkSettings(Section):
+    bench_sequential: bool = False
+    """One question at a time."""
+    show_trajectory_details: bool = False
+    """Print every trajectory of a benchmark."""
