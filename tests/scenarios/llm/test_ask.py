@@ -101,7 +101,7 @@ def test_a_server_that_never_ends_is_timed_out(mail_db: Path, serve: Serve, gene
     stub = serve(lambda body, n: (status, "x" * 500) if n == 1 else good(body, n))
     started = time.monotonic()
     run(mail_db, generation(stub.url), limit=20, timeout=0.5, sleep=Naps())
-    assert 0.5 <= time.monotonic() - started < 5
+    assert 0.5 <= time.monotonic() - started < 40  # a drip would take fifty seconds
     assert len(stub.requests) == 3
 
 
