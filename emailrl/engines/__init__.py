@@ -21,6 +21,7 @@ __all__ = [
     "SamplingParams",
     "build_chat_engine",
     "build_engine",
+    "check_engine",
     "is_chat",
 ]
 
@@ -37,16 +38,25 @@ def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> En
     return OpenAIEngine(settings, tools)
 
 
-def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
-    """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
-
-    ``auto`` is in process with transformers. Raises UsageError for an engine that cannot serve a policy.
-    """
+def check_engine(settings: Settings, *, trainable: bool) -> None:
+    """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
     if is_chat(settings):
         raise UsageError(
             "The engine openai hands back no token ids: it plays in rollout and benchmark, and cannot be trained with.",
             "Use --engine transformers or vllm.",
         )
+    if settings.agent.engine == "vllm":
+        from emailrl.engines.vllm_arguments import check_vllm
+
+        check_vllm(settings, trainable=trainable)
+
+
+def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
+    """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
+
+    ``auto`` is in process with transformers. Raises UsageError for an engine that cannot serve a policy.
+    """
+    check_engine(settings, trainable=policy.trainable)
     from emailrl.engines.renderer import stop_ids
 
     if settings.agent.engine == "vllm":
@@ -66,9 +76,7 @@ def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
     from emailrl.engines.probe import Probe
     from emailrl.engines.renderer import stop_ids
     from emailrl.engines.transformers_engine import generation_stop_ids
-    from emailrl.engines.vllm_arguments import check_sampling
 
-    check_sampling(settings, trainable=policy.trainable)
     tolerance = settings.vllm.vllm_probe_tolerance
     probe = Probe(policy, temperature=settings.agent.temperature, tolerance=tolerance)
     stops = stop_ids(policy.tokenizer) | generation_stop_ids(policy.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, Probe
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError
 from emailrl.settings import without_credentials
 
 HEALTH_TIMEOUT = 10.0
@@ -161,15 +160,6 @@ def read_completion(replica: Replica, request: Request, response: httpx.Response
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
     return completion
-
-
-def read_urls(text: str) -> list[str]:
-    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
-    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
-    for url in urls:
-        if not re.match(r"https?://[^/]", url):
-            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
-    return list(dict.fromkeys(urls))
 
 
 def pairs(replica: Replica, ids: list[int], choice: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,25 @@ def is_filtered(settings: Settings) -> bool:
     return settings.agent.top_p < 1 or settings.agent.top_k > 0
 
 
+def check_vllm(settings: Settings, *, trainable: bool) -> None:
+    """Raise for all that can be told before a model is loaded.
+
+    EmailRLError where vLLM is to run in this process and is missing; UsageError for addresses, paths and sampling that
+    cannot be used, and under torchrun, where vLLM in process would share the trainer's process group.
+    """
+    check_sampling(settings, trainable=trainable)
+    read_path_map(settings.vllm.vllm_adapter_path_map)
+    if read_urls(settings.vllm.vllm_urls):
+        return
+    if find_spec("vllm") is None:
+        raise EmailRLError(
+            "The engine vllm is not installed.",
+            "Run: pip install 'emailrl[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("vLLM in process works for one training process only.", "Name servers in VLLM_URLS.")
+
+
 def check_sampling(settings: Settings, *, trainable: bool) -> None:
     """Raise UsageError for sampling whose log-probabilities vLLM cannot state as training needs them.
 
@@ -83,3 +105,22 @@ def check_sampling(settings: Settings, *, trainable: bool) -> None:
             "STALE_SPANS=correct needs an importance correction.",
             "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
         )
+
+
+def read_urls(text: str) -> list[str]:
+    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
+    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
+    for url in urls:
+        if not re.match(r"https?://[^/]", url):
+            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
+    return list(dict.fromkeys(urls))
+
+
+def read_path_map(text: str) -> tuple[Path, Path] | None:
+    """``HERE=THERE`` as two absolute folders; None where nothing is set."""
+    if not text:
+        return None
+    here, separator, there = text.partition("=")
+    if not separator or not here or not there.startswith("/"):
+        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Write outputs=/mnt/outputs.")
+    return Path(here).absolute(), Path(there)

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,18 +41,11 @@ ENVIRONMENT = {
 class VllmEngine:
     """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` names a version.
 
-    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank. Raises EmailRLError
-    where vLLM is missing, UsageError under torchrun, where it would share the trainer's process group.
+    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank. What must hold
+    before is in ``vllm_arguments.check_vllm``.
     """
 
     def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
-        if find_spec("vllm") is None:
-            raise EmailRLError(
-                "The engine vllm is not installed.",
-                "Run: pip install 'emailrl[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
-            )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError("vLLM in process works for one training process only.", "Name servers in VLLM_URLS.")
         self._settings = settings
         self._model = str(policy.path)
         self._dtype = str(policy.dtype).removeprefix("torch.")

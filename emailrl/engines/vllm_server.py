@@ -22,8 +22,9 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.probe import Probe
-from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, read_urls, sampling_body
+from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, sampling_body
 from emailrl.engines.report import report
+from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings
@@ -259,13 +260,3 @@ class VllmServers:
                 return await act(client)
 
         return asyncio.run(run())
-
-
-def read_path_map(text: str) -> tuple[Path, Path] | None:
-    """``HERE=THERE`` as two absolute folders; None where nothing is set."""
-    if not text:
-        return None
-    here, separator, there = text.partition("=")
-    if not separator or not here or not there.startswith("/"):
-        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Write outputs=/mnt/outputs.")
-    return Path(here).absolute(), Path(there)

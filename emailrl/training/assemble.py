@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import build_engine
+from emailrl.engines import build_engine, check_engine
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
@@ -43,6 +43,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin."""
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     check_services(settings)
+    check_engine(settings, trainable=True)
     _check_environment(settings, mode)
     restored = give_back_replaced(settings)
     checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)

@@ -13,7 +13,7 @@ import pytest
 from engines.chat_server import Reply, StubServer, said
 from tiny import make_database, make_questions
 
-from emailrl.engines import build_chat_engine, build_engine
+from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai_engine import OpenAIEngine, as_api, harmless
 from emailrl.environment.tools import tool_schemas
@@ -263,7 +263,7 @@ def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
         build_chat_engine(settings, [])
     with pytest.raises(UsageError, match="no token ids"):
-        build_engine(settings, None)  # type: ignore[arg-type]
+        check_engine(settings, trainable=True)
     assert "sk-x" not in json.dumps(settings.public())
 
 

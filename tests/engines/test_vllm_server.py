@@ -15,8 +15,8 @@ from tiny import make_database, make_model, make_questions
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
-from emailrl.engines.replicas import read_urls
-from emailrl.engines.vllm_server import KEPT_ADAPTERS, VllmServers, read_path_map
+from emailrl.engines.vllm_arguments import read_path_map, read_urls
+from emailrl.engines.vllm_server import KEPT_ADAPTERS, VllmServers
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
