@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
 
-.PHONY: help install quickstart test lint format docs
+.PHONY: help install quickstart test test-vllm lint format docs
 
 help:
 	@echo "make quickstart   the whole cycle on a demo mailbox, on a CPU"
 	@echo "make test         the tests"
+	@echo "make test-vllm    the tests against a real vLLM, where one is installed (minutes)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff's formatting"
 	@echo "make docs         docs/cli.md and docs/settings.md from the code"
@@ -32,6 +33,9 @@ quickstart: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest
+
+test-vllm: $(INSTALLED)
+	@$(BIN)/python -m pytest tests/engines/test_vllm_real.py -m slow -rs
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
