@@ -7,7 +7,7 @@ import random
 import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -85,9 +85,14 @@ CALLS = st.one_of(
     messages=st.lists(CALLS, min_size=1, max_size=5),
     inbox=st.sampled_from(PEOPLE),
     until=st.integers(0, 42).map(lambda days: str(FIRST_DAY + timedelta(days=days))),
+    order=st.sampled_from(["newest", "relevance"]),
 )
 def test_no_call_shows_a_word_of_a_hidden_mail(
-    mails: tuple[Path, list[RawEmail]], messages: list[Message], inbox: str, until: str
+    mails: tuple[Path, list[RawEmail]],
+    messages: list[Message],
+    inbox: str,
+    until: str,
+    order: Literal["newest", "relevance"],
 ) -> None:
     db, emails = mails
     visible = {
@@ -99,7 +104,7 @@ def test_no_call_shows_a_word_of_a_hidden_mail(
     }
     for message in messages:  # a bad call ends a trajectory, so each plays in one of its own
         scenario = Scenario("1", "Q?", "A", ["<id1x@x>"], inbox, until)
-        environment = MailEnvironment(scenario, open_mailbox(db, inbox, until=until), max_turns=3)
+        environment = MailEnvironment(scenario, open_mailbox(db, inbox, until=until, order=order), max_turns=3)
         environment.start()
         result = environment.step(message)
         told = result.tool_result or ""
