@@ -135,8 +135,9 @@ def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str]:
     import torch
     from train_step_sides import timed, trl_side
 
-    seconds = {}
-    for way in [(int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")]:
+    choices = [(int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")]
+    seconds: dict[tuple[int, bool], float] = {choices[0]: 0.0} if len(choices) == 1 else {}
+    for way in choices if len(choices) > 1 else []:
         try:
             side = trl_side(folder, *way)
             side.run(samples[: way[0]])
