@@ -121,6 +121,8 @@ def _open(questions: Path | None, data: DataSettings) -> tuple[str, Iterator[Sce
 def _trained_split(rows: Iterator[Scenario], train_split: str) -> Iterator[Scenario]:
     """The rows with the split to train on called ``train``, those that had that name left out."""
     for scenario in rows:
+        if scenario.split is None and train_split != "train":
+            raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions name no splits.", "Leave it out.")
         if scenario.split == train_split:
             yield replace(scenario, split="train")
         elif scenario.split != "train":

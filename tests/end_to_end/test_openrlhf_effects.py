@@ -16,7 +16,7 @@ from emailrl.checkpoints import list_checkpoints
 from emailrl.engines import build_engine
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.engines.vllm_arguments import engine_arguments
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.openrlhf import FLAGS
 from emailrl.policy.load import load_policy
 from emailrl.recording import read_records
@@ -350,6 +350,9 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
     assert all(scenario.answer.startswith("Label ") for scenario in asked(**own, answer_field="label"))
     assert not any(scenario.question.startswith("Ask ") for scenario in asked(**own))
     assert len(asked(train_dataset_size=3)) == 3 < len(asked())
+    (tmp_path / "unsplit.jsonl").write_text(json.dumps({k: v for k, v in rows[0].items() if k != "split"}))
+    with pytest.raises(UsageError, match="TRAIN_SPLIT=hard, but the questions name no splits"):
+        asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
     for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
         settings = make_settings(**own, answer_field="label", max_turns=3, **changes)
         spoken = [messages[-1].content for messages in own_conversations(settings)]
