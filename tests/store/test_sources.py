@@ -337,3 +337,14 @@ def test_dates_of_rows(value: object, expected: str, defects: tuple[str, ...]) -
     email = row_to_email(row)
     assert isinstance(email, RawEmail)
     assert (str(email.date), email.defects) == (expected, defects)
+
+
+def test_the_share_of_a_folder_that_has_been_read(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"box-{number % 2}").mkdir(exist_ok=True)
+        (tmp_path / f"box-{number % 2}" / f"{number}.").write_bytes(text(number))
+    source = open_source(tmp_path)
+    shares = [source.fraction()]
+    for _ in source.items:
+        shares.append(source.fraction())
+    assert shares == [number / 8 for number in range(9)]

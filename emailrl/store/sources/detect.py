@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from emailrl.errors import UsageError
 from emailrl.store.sources.files import START_BYTES, open_file
-from emailrl.store.sources.folder import read_folder
+from emailrl.store.sources.folder import FolderShare, read_folder
 from emailrl.store.sources.hub import DATASET, is_dataset_folder, read_dataset_folder, read_hub
 from emailrl.store.sources.message import RawEmail, Reading, Skipped
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
@@ -84,7 +84,8 @@ def _open_folder(path: Path, reading: Reading) -> Source:
         return Source(f"the dataset in {path}", read_dataset_folder(path), reading=reading)
     if next(path.iterdir(), None) is None:
         raise UsageError(f"The folder {path} is empty.", _KINDS)
-    return Source(f"the folder {path}", read_folder(path, reading), reading=reading)
+    share = FolderShare(path)
+    return Source(f"the folder {path}", read_folder(path, reading, share), share, reading)
 
 
 def _open_file(path: Path, reading: Reading) -> Source:

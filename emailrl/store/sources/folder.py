@@ -12,7 +12,22 @@ from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.parallel import Item
 
 
-def read_folder(root: Path, reading: Reading) -> Iterator[Item]:
+class FolderShare:
+    """How much of a folder tree has been read, by its files; they are counted when that is asked for first."""
+
+    def __init__(self, root: Path) -> None:
+        self.read = 0
+        self._root = root
+        self._all: int | None = None
+
+    def __call__(self) -> float:
+        """The share, 0 to 1."""
+        if self._all is None:
+            self._all = sum(len(files) for _, _, files in os.walk(self._root))
+        return min(self.read / max(self._all, 1), 1.0)
+
+
+def read_folder(root: Path, reading: Reading, share: FolderShare) -> Iterator[Item]:
     """The messages under ``root`` in a fixed order of files, named by their path below it; links and devices are not
     followed. A file that holds many messages gives all of them; any other is taken for one."""
     folders = [root]
@@ -25,6 +40,7 @@ def read_folder(root: Path, reading: Reading) -> Iterator[Item]:
             yield Skipped("unreadable", os.path.relpath(folder, root))
             continue
         for entry in listed:
+            share.read += not entry.is_dir(follow_symlinks=False)
             if entry.is_file(follow_symlinks=False):
                 yield from _read_file(entry.path, os.path.relpath(entry.path, root), reading)
             elif not entry.is_dir(follow_symlinks=False):
