@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
-from emailrl.checkpoints import find_runs
+from emailrl.checkpoints import find_checkpoint
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train
 
@@ -112,9 +113,11 @@ def start(folder: Path, *arguments: str) -> int:
             os.dup2(output.fileno(), 2)
         sys.argv = ["emailrl", "train", *arguments]
         main()
+        os._exit(0)
     except SystemExit as ended:
         os._exit(int(ended.code or 0))
-    finally:
+    except BaseException:
+        traceback.print_exc()
         os._exit(70)
 
 
@@ -129,37 +132,37 @@ def write_settings(folder: Path, options: dict[str, Any]) -> None:
     (folder / "emailrl.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items()))
 
 
+def start_and_kill(folder: Path, moment: Callable[[float], bool]) -> float:
+    """Begin or go on, kill it when ``moment`` says so of the seconds so far; nothing is torn. Returns the seconds."""
+    child, begun = start(folder, "--resume", "auto"), time.monotonic()
+    while not moment(time.monotonic() - begun):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), (folder / "output.txt").read_text()
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    for run in folder.glob("grpo_masked*"):
+        assert_nothing_torn(run)
+    return time.monotonic() - begun
+
+
 @pytest.mark.slow
 def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """The packaged policy by ``dapo`` with refill, an adaptive KL weight and dropout, killed 30 times."""
-    rng = random.Random(30)
-    for name in ("whole", "killed"):
+    killed, whole, rng = tmp_path / "killed", tmp_path / "whole", random.Random(30)
+    for folder in (killed, whole):
         chosen = options(
-            tmp_path / name, model_name="nano", algorithm="dapo", max_turns=6, max_tokens=96, max_steps=24,
-            learning_rate=1e-3, save_steps=1, eval_steps=4, min_group_std=0.05, max_refill_rounds=2, reward="art_e",
+            folder, model_name="nano", algorithm="dapo", max_turns=4, max_tokens=96, max_steps=999,
+            per_device_train_batch_size=1, num_generations=2, num_mini_batches=1, learning_rate=1e-3, save_steps=1,
+            eval_steps=4, min_group_std=0.05, max_refill_rounds=2, reward="art_e",
         )  # fmt: skip
-        write_settings(tmp_path / name, chosen)
-    begun = time.monotonic()
-    child = start(tmp_path / "whole")
-    while not (tmp_path / "whole" / "grpo_masked" / "best_model").exists():
-        time.sleep(0.01)
-    until_first = time.monotonic() - begun
-    finish(child)
-    a_step = (time.monotonic() - begun - until_first) / 24
-    killed = 0
-    for _ in range(3 * KILLS):
-        child = start(tmp_path / "killed", "--resume", "auto")
-        time.sleep(rng.uniform(0, until_first + 2 * a_step))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert status in (0, signal.SIGKILL), (tmp_path / "killed" / "output.txt").read_text()
-        killed += status == signal.SIGKILL
-        for run in (tmp_path / "killed").glob("grpo_masked*"):
-            assert_nothing_torn(run)
-        if killed == KILLS:
-            break
-    assert killed == KILLS
-    finish(start(tmp_path / "killed", "--resume", "auto"))
-    (whole,) = find_runs(tmp_path / "whole" / "grpo")
-    assert_same_run(find_runs(tmp_path / "killed" / "grpo")[-1], whole)
-    assert sum(line["refill_rounds"] for line in lines(whole / "metrics.jsonl")) > 0
+        write_settings(folder, chosen)
+    # A start and two steps: most of the moments drawn from so long lie in a step, some in a start.
+    so_long = start_and_kill(killed, lambda seconds: (killed / "grpo_masked" / "checkpoint-2").exists())
+    for _ in range(KILLS - 1):
+        end = rng.uniform(0, so_long)
+        start_and_kill(killed, lambda seconds, end=end: seconds >= end)
+    latest = find_checkpoint("latest", killed / "grpo").metadata.step
+    for folder, resume in ((killed, ["--resume", "auto"]), (whole, [])):
+        finish(start(folder, *resume, "--max-steps", str(latest + 1)))
+    assert_same_run(killed / "grpo_masked", whole / "grpo_masked")
+    assert sum(line["refill_rounds"] for line in lines(whole / "grpo_masked" / "metrics.jsonl")) > 0
