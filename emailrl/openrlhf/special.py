@@ -53,7 +53,12 @@ def _scheduler(values: list[str], given: Given, plan: Plan) -> None:
 
 
 def _prompts(values: list[str], given: Given, plan: Plan) -> None:
-    plan.set("questions", values[0], "--prompt_data, a question file (docs/data.md)")
+    from emailrl.scenarios.hub import HUB_QUESTIONS
+
+    if values[0] == HUB_QUESTIONS:
+        plan.notes.append("--prompt_data: what is read where `questions` names no file")
+    else:
+        plan.set("questions", values[0], "--prompt_data, a question file (docs/data.md)")
 
 
 def _agent(values: list[str], given: Given, plan: Plan) -> None:
