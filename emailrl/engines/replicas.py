@@ -139,7 +139,7 @@ def read_choice(replica: Replica, response: httpx.Response, name: str) -> dict[s
     body = _json(response)
     if body.get("model") != name:
         raise EmailRLError(f"{replica} answered with {body.get('model')!r}, asked for {name!r}.", "Restart it.")
-    [choice] = body.get("choices") or [{}]
+    choice = (body.get("choices") or [{}])[0]
     ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
     if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
         raise EmailRLError(
@@ -168,6 +168,14 @@ def pairs(replica: Replica, ids: list[int], choice: dict[str, Any]) -> list[tupl
     if len(entries) != len(ids) or any(str(t) not in (e or {}) for t, e in zip(ids[1:], entries[1:], strict=True)):
         raise EmailRLError(f"{replica} returns no log-probabilities of the prompt.", "It must be vLLM 0.26 or newer.")
     return list(zip(ids[1:], entries[1:], strict=True))
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds that a busy server asks to be left alone; None where it does not say, or names a date."""
+    try:
+        return max(float(response.headers.get("Retry-After", "")), 0.0)
+    except ValueError:
+        return None
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.probe import Probe
-from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, sampling_body
+from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, retry_after, sampling_body
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.weights import adapter_sha256
@@ -32,7 +32,7 @@ from emailrl.settings import Settings
 KEPT_ADAPTERS = 3
 """Versions that stay loaded: the one in use and the two before (requests may still be ending on them)."""
 LONGEST_WAIT = 8.0
-"""Seconds; pauses between tries double from half a second up to this."""
+"""Seconds; pauses between tries double from half a second, or follow ``Retry-After``, up to this."""
 
 T = TypeVar("T")
 
@@ -187,10 +187,9 @@ class VllmServers:
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
         """Ask one replica after the other until one answers or the tries are used up."""
-        failure, shunned = "", None
+        failure, shunned, pause = "", None, 0.0
         for attempt in range(self._settings.vllm_retries + 1):
-            if attempt and len(self.alive) < 2:
-                await asyncio.sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 2)))
+            await asyncio.sleep(min(LONGEST_WAIT, pause))
             replica = self._choose(request.trajectory_id, shunned, failure)
             room = self._room(replica, request)
             if room < 1:
@@ -202,6 +201,7 @@ class VllmServers:
                 response = await client.post(f"{replica.url}/v1/completions", json=body)
             except httpx.TransportError as error:
                 failure, shunned = f"{type(error).__name__} {error}".strip(), replica
+                pause = 0.0 if len(self.alive) > 1 else 2.0 ** (attempt - 1)
                 await self._examine(client, replica, failure)
                 continue
             finally:
@@ -209,6 +209,8 @@ class VllmServers:
             if response.status_code == 200:
                 return read_completion(replica, request, response, name)
             failure, shunned = f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}", replica
+            asked = retry_after(response)
+            pause = 2.0 ** (attempt - 1) if asked is None else asked
             if response.status_code == 404:  # started anew, it knows no adapters
                 await self._restore(client, replica)
             elif response.status_code >= 500:

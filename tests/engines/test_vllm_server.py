@@ -249,7 +249,7 @@ def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
     assert [c.token_ids for c in ask(engine)] == [c.token_ids for c in before]
 
 
-@pytest.mark.parametrize("failure", [(429, {}), (503, {}), (None, None)])
+@pytest.mark.parametrize("failure", [(429, {}, {"Retry-After": "0.05"}), (503, {}), (None, None)])
 def test_passing_failures_are_tried_again_elsewhere(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], failure: tuple[Any, ...]
 ) -> None:
@@ -259,6 +259,17 @@ def test_passing_failures_are_tried_again_elsewhere(
     one.failures = [failure] * 2
     assert not any(completion.error for completion in ask(engine))
     assert len(engine.alive) == 2  # it said that it was well
+
+
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.failures = [(429, {}, {"Retry-After": "0.9"})]
+    [completion] = ask(engine, 1)
+    assert completion.error is None and completion.seconds > 0.9  # its own first pause would be half a second
 
 
 def test_what_a_server_will_not_take_ends_one_trajectory_alone(
