@@ -107,16 +107,18 @@ def packed_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
     if uses_flash(query) and not dropout:
-        heads = [states[0].transpose(0, 1) for states in (query, key, value)]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return varlen_attention(*heads, segments.cu_seqlens, segments.longest, scale)[None], None
-    parts = [
-        sdpa_attention_forward(
-            module, *(states[:, :, start:end] for states in (query, key, value)), None,
-            dropout=dropout, scaling=scaling, **others,
-        )[0]
-        for start, end in pairwise(segments.bounds)
-    ]  # fmt: skip
+        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
+        out = varlen_attention(rows[0], rows[1], rows[2], segments.cu_seqlens, segments.longest, scale)
+        return out[None], None
+    parts = []
+    for start, end in pairwise(segments.bounds):
+        heads = [states[:, :, start:end] for states in (query, key, value)]
+        parts.append(
+            sdpa_attention_forward(
+                module, heads[0], heads[1], heads[2], None, dropout=dropout, scaling=scaling, **others
+            )[0]
+        )
     return torch.cat(parts, dim=1), None
 
 

@@ -21,7 +21,8 @@ def varlen_forward(
     """
     if not uses_flash(query):
         out = _by_sample(query, key, value, cu_seqlens, scale)
-        return out, *(out.new_empty(0) for _ in range(3))
+        nothing = out.new_empty(0)
+        return out, nothing, nothing, nothing
     out, lse, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale
     )
@@ -36,7 +37,7 @@ def varlen_backward(
     if not uses_flash(query):
         leaves = [one.detach().requires_grad_() for one in (query, key, value)]
         with torch.enable_grad():
-            again = _by_sample(*leaves, cu_seqlens, scale)
+            again = _by_sample(leaves[0], leaves[1], leaves[2], cu_seqlens, scale)
         by_query, by_key, by_value = torch.autograd.grad(again, leaves, grad)
         return by_query, by_key, by_value
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
@@ -53,13 +54,13 @@ def uses_flash(query: Tensor) -> bool:
 
 def _by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
     bounds = cu_seqlens.tolist()
-    parts = [
-        nn.functional.scaled_dot_product_attention(
-            *(states[start:end].transpose(0, 1)[None] for states in (query, key, value)),
-            is_causal=True, scale=scale, enable_gqa=True,
-        )[0].transpose(0, 1)
-        for start, end in pairwise(bounds)
-    ]  # fmt: skip
+    parts = []
+    for start, end in pairwise(bounds):
+        heads = [states[start:end].transpose(0, 1)[None] for states in (query, key, value)]
+        attended = nn.functional.scaled_dot_product_attention(
+            heads[0], heads[1], heads[2], is_causal=True, scale=scale, enable_gqa=True
+        )
+        parts.append(attended[0].transpose(0, 1))
     return torch.cat(parts)
 
 

@@ -45,14 +45,14 @@ def main() -> None:
     for shape in ["smoke"] if given.smoke else given.shape:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (given.folder or Path(temporary)) / shape
-            results = [run_side(shape, side, folder, given) for side in ["save", *given.sides]]
-        table = [one for one in results if one["side"] != "save"]
-        for one in results:
-            print(json.dumps(one), file=sys.stderr)
-            if given.out:
-                with given.out.open("a") as file:
-                    file.write(json.dumps(one) + "\n")
-        print_table(shape, table)
+            table = []
+            for side in ["save", *given.sides]:
+                table.append(run_side(shape, side, folder, given))
+                print(json.dumps(table[-1]), file=sys.stderr)
+                if given.out:
+                    with given.out.open("a") as file:
+                        file.write(json.dumps(table[-1]) + "\n")
+        print_table(shape, table[1:])
 
 
 def run_side(shape: str, side: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -196,21 +196,15 @@ def print_table(shape: str, rows: list[dict[str, Any]]) -> None:
         one = next(iter(by_side.values()))
         share = one["trainable"] / one["tokens"]
         print(f"\n{shape}: {one['tokens']:,} tokens, {share:.1%} trainable, {one.get('device', 'CPU')}\n")
-    print(
-        "| side | setting | seconds | tokens/s | x TRL | x Unsloth | peak GiB | MFU | log-prob vs bf16, fp32 (max) | gradient vs bf16, fp32 |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    columns = ["side", "setting", "seconds", "tokens/s", "x TRL", "x Unsloth", "peak GiB", "MFU"]
+    columns += ["log-prob vs bf16, fp32 (max)", "gradient vs bf16, fp32"]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for row in rows:
         if "error" in row:
             print(f"| {row['side']} | {row['error']} |" + " |" * 8)
             continue
         if "seconds" not in row:
-            row |= {
-                "seconds": float("nan"),
-                "tokens_per_second": float("nan"),
-                "peak_gib": float("nan"),
-                "mfu": float("nan"),
-            }
+            row |= dict.fromkeys(("seconds", "tokens_per_second", "peak_gib", "mfu"), float("nan"))
         ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
         cells = [
             row["side"], row["setting"], f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,.0f}",
