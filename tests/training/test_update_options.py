@@ -19,6 +19,7 @@ from emailrl.engines.sampling import Uniforms, sample
 from emailrl.errors import EmailRLError
 from emailrl.training import scoring
 from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.prepared import Prepared
 from emailrl.training.samples import TrainingSample
 from emailrl.training.update import Updater
 
@@ -278,3 +279,22 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
         updater.step(samples(), step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
+
+
+def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
+    made = samples()
+    large, small = (
+        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
+        for batch in make(max_tokens_per_micro_batch=30).scorer.micro_batches(made)
+    )
+    assert [len(item.samples) for item in (large, small)] == [2, 2]
+    assert large.batch.token_ids.numel() > small.batch.token_ids.numel()
+    assert small.halves_like(large) == [small]
+    assert [len(half.samples) for half in large.halves_like(small)] == [1, 1]
+    halves = small.halves_like(small)
+    for half, one in zip(halves, small.samples, strict=True):
+        length = len(one.token_ids)
+        assert half.samples == [one] and half.batch.indices == (made.index(one),)
+        assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
+        assert half.advantages.tolist() == [[one.advantage * on for on in one.loss_mask]]
+    assert halves[0].halves_like(halves[0]) == [halves[0]]  # one row is not halved
