@@ -50,7 +50,7 @@ def rollout(
       emailrl rollout --model nano --group-size 6 --temperature 1 --split train
       emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
     """
-    from emailrl.evaluation import Evaluation
+    from emailrl.evaluation import Evaluation, total_cost
     from emailrl.settings import load_settings
 
     settings = load_settings(
@@ -90,6 +90,7 @@ def rollout(
                 "mean_reward": result.reward,
                 "accuracy": result.accuracy,
                 "exceptions": result.exceptions,
+                "cost": total_cost(ended),
                 "seconds": seconds,
             }
         )
