@@ -156,6 +156,11 @@ def test_what_is_not_fused() -> None:
     assert reason(with_lora(random_model("Gemma", head_dim=8))) == "its layers are GemmaDecoderLayer"
     gelu = random_model("Qwen3", head_dim=8, hidden_act="gelu")
     assert reason(with_lora(gelu)) == "its activation is gelu"
+    dropping = random_model("Qwen3", head_dim=8, attention_dropout=0.1)
+    assert reason(with_lora(dropping)) == "its attention has dropout"
+    wider = with_lora(random_model("Qwen3", head_dim=8))
+    wider.get_base_model().base_model.layers[0].input_layernorm.weight.requires_grad_()
+    assert reason(wider) == "more than its adapter is trained"
     merged = with_lora(random_model("Qwen3", head_dim=8))
     merged.merge_adapter()
     assert reason(merged) == "its adapters are merged, or several are active"

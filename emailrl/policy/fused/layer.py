@@ -122,6 +122,7 @@ class FusedLayer(torch.autograd.Function):
         *adapters: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """``adapters`` are those that ``weights.refresh()`` returned: autograd has to see them."""
+        states = states.detach()  # or every kernel is compiled twice, with and without a gradient
         made = _States()
         _fill(made, states, weights, rope, segments)
         assert made.gate_up is not None and made.middle is not None
