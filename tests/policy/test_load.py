@@ -259,3 +259,19 @@ def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: None)
     with pytest.raises(EmailRLError, match=r"pip install 'emailrl\[unsloth\]'"):
         load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
+
+
+def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) -> None:
+    from emailrl.policy.fused.model import fused_backbone
+
+    packed = load_policy(settings_for(tiny_model, model={"device": "cpu"}), trainable=True)
+    assert packed.packs and fused_backbone(packed.model) is None
+    assert not packed.model.get_base_model().is_gradient_checkpointing, "auto recomputes nothing on a CPU"
+    padded = load_policy(settings_for(tiny_model, training={"packing": False}), trainable=True)
+    assert not padded.packs and not load_policy(settings_for(tiny_model)).packs
+
+
+@pytest.mark.parametrize(("given", "read"), [(True, "on"), ("true", "on"), ("0", "off"), ("selective", "selective")])
+def test_gradient_checkpointing_as_it_may_be_written(given: object, read: str) -> None:
+    settings = Settings.model_validate({"training": {"gradient_checkpointing": given}})
+    assert settings.training.gradient_checkpointing == read
