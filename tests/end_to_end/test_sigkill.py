@@ -10,6 +10,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +162,7 @@ def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, 
     so_long = start_and_kill(killed, lambda seconds: (killed / "grpo_masked" / "checkpoint-2").exists())
     for _ in range(KILLS - 1):
         end = rng.uniform(0, so_long)
-        start_and_kill(killed, lambda seconds, end=end: seconds >= end)
+        start_and_kill(killed, partial(le, end))  # once so many seconds have passed
     latest = find_checkpoint("latest", killed / "grpo").metadata.step
     for folder, resume in ((killed, ["--resume", "auto"]), (whole, [])):
         finish(start(folder, *resume, "--max-steps", str(latest + 1)))
