@@ -19,7 +19,7 @@ from emailrl.trajectory import Trajectory
 TERM = "overlong"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OverlongScorer:
     """A scorer whose rewards have one more term, ``overlong``, between ``-penalty`` and 0."""
 
@@ -49,5 +49,5 @@ class OverlongScorer:
     def charge(self, trajectory: Trajectory) -> float:
         """What the trajectory's longest completion costs, 0 to ``penalty``; sampled tokens alone count."""
         longest = max((len(turn.completion_ids) for turn in trajectory.turns), default=0)
-        over = longest - (self.max_tokens - self.buffer)
-        return min(over, self.buffer) / self.buffer * self.penalty if over > 0 else 0.0
+        over = max(longest - (self.max_tokens - self.buffer), 0)
+        return min(over, self.buffer) / self.buffer * self.penalty

@@ -66,7 +66,18 @@ def test_what_raised_is_not_charged() -> None:
     assert (trajectory.reward, trajectory.reward_terms) == (0.0, {})
 
 
-def test_a_buffer_larger_than_the_limit_is_refused() -> None:
-    with pytest.raises(UsageError, match="OVERLONG_BUFFER=101 does not fit into MAX_TOKENS=100"):
-        scorer(buffer=101)
+@pytest.mark.parametrize("buffer", [101, 0, -1])
+def test_a_buffer_that_does_not_fit_the_limit_is_refused(buffer: int) -> None:
+    with pytest.raises(UsageError, match=f"OVERLONG_BUFFER={buffer} does not fit into MAX_TOKENS=100"):
+        scorer(buffer=buffer)
+
+
+def test_the_narrowest_and_the_widest_buffer() -> None:
+    assert [scorer(buffer=1).charge(played(length)) for length in (99, 100)] == [0.0, 1.0]
     assert scorer(buffer=100).charge(played(1)) == 0.01
+    assert scorer(buffer=100).charge(played()) == 0.0
+
+
+def test_a_scorer_stays_as_it_was_made() -> None:
+    with pytest.raises(AttributeError):
+        scorer().penalty = 2.0  # type: ignore[misc]
