@@ -60,6 +60,8 @@ def test_by_hand(tmp_path: Path, email: Make) -> None:
     hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"])
     assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
     assert hits[1].snippet == "<b>gas</b> <b>gas</b> c d e"
+    hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"], max_results=3)
+    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
     hits = open_mailbox(db, "bob@x.org", until="2001-05-04", order="relevance").search(["gas"], max_results=2)
     assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>"]
 
