@@ -7,8 +7,8 @@ from itertools import chain
 
 import pytest
 
-from emailrl.settings import EvaluationSettings
-from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions
+from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
 from emailrl.trajectory import Scenario
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
@@ -133,3 +133,14 @@ def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
     for step in range(12):
         state.end_step(Cursor(), accuracy=float(step >= 11))
     assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
+
+
+def test_a_run_begins_with_nothing_done() -> None:
+    state = RunState()
+    assert (state.step, state.evaluations_without_better, state.steps_without_update) == (0, 0, 0)
+    state.end_step(Cursor(0, 2), accuracy=0.5)
+    assert (state.step, state.moving_accuracy) == (1, 0.5)
+
+
+def test_a_step_asks_the_questions_of_all_its_micro_steps() -> None:
+    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
