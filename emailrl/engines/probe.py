@@ -16,7 +16,7 @@ import torch
 
 from emailrl.engines.weights import device_of, sampling_weights
 from emailrl.errors import EmailRLError
-from emailrl.policy.logprobs import token_logprobs
+from emailrl.policy.logprobs import hidden_states, projection
 
 if TYPE_CHECKING:
     from emailrl.policy.load import Policy
@@ -62,14 +62,15 @@ class Probe:
         self._expected, self._answers = self.score(self.ids), {}
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
-        """The trainer's log-probabilities of ``ids[start:]``."""
+        """The trainer's log-probabilities of ``ids[start:]``; at temperature 0 those of the untempered distribution."""
         model = self._weights.model
         tokens = torch.tensor([list(ids)], device=device_of(model))
-        mask = torch.zeros_like(tokens)
-        mask[:, start:] = 1
+        # The model's own layers, not the trainer's fused ones: those belong to the model in training, and this may be a
+        # copy of it with merged weights.
         with torch.inference_mode(), self._weights.active():
-            scored = token_logprobs(model, tokens, mask, temperature=temperature)
-        return scored.logprobs[0, start:].tolist()
+            logits = projection(model)(hidden_states(model, tokens)[0, start - 1 : -1]) / (temperature or 1.0)
+            logprobs = logits.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
+        return logprobs.tolist()
 
     def check(self, who: str, prompt: Sequence[float], sampled: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compare an engine's log-probabilities; returns the mean gap over the probe.
