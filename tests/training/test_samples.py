@@ -10,7 +10,7 @@ import pytest
 from emailrl.errors import EmailRLError
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.samples import make_samples, trajectory_advantages
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
 
@@ -80,6 +80,32 @@ def test_a_broken_trajectory_gives_its_advantage_to_each_sample() -> None:
     )
     assert [sample.advantage for sample in samples] == [-0.25, -0.25]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 1}
+
+
+def test_trajectories_cut_off_at_the_token_limit_are_masked_where_asked_and_counted() -> None:
+    cut, whole, out_of_turns = group(0.0, 1.0, 2.0).trajectories
+    cut.stop_reason, out_of_turns.stop_reason = StopReason.TRUNCATED, StopReason.RAN_OUT_OF_TURNS
+    groups = [TrajectoryGroup("g", SCENARIO, [cut, whole, out_of_turns])]
+    advantages = {"g0": -1.0, "g1": 0.0, "g2": 1.0}
+    samples, counts = make_samples(groups, advantages, "sampled")
+    assert [sample.trajectory_id for sample in samples] == ["g0", "g1", "g2"]
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
+    samples, counts = make_samples(groups, advantages, "sampled", mask_truncated=True)
+    assert [(sample.trajectory_id, sample.advantage) for sample in samples] == [("g1", 0.0), ("g2", 1.0)]
+    assert counts == {"trajectories_truncated": 1, "samples_nothing_trainable": 0}
+
+
+def test_a_sample_stays_as_it_was_made() -> None:
+    (sample,), _ = make_samples([group(1.0)], {"g0": 0.5}, "sampled")
+    with pytest.raises(AttributeError):
+        sample.advantage = 1.0  # type: ignore[misc]
+
+
+def test_a_sample_without_sampled_tokens_is_left_out_wherever_it_stands() -> None:
+    prompt_only = TokenSample()
+    prompt_only.append_prompt([1, 2, 3])
+    samples, counts = make_samples([group(1.0, samples=[prompt_only, two_turns()])], {"g0": 0.5}, "sampled")
+    assert len(samples) == 1 and counts["samples_nothing_trainable"] == 1
 
 
 def test_advantages_by_trajectory_over_groups_of_different_sizes() -> None:
