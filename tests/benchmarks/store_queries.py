@@ -52,13 +52,14 @@ def common(queries: list[Query], inboxes: list[str], rng: random.Random) -> list
 
 
 def inboxes_by_size(db: Path) -> dict[str, list[str]]:
-    """The addresses of a database in the classes of ``SIZES``."""
+    """The addresses of a database in those classes of ``SIZES`` that it has any for."""
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         counts = connection.execute(
             "SELECT address, count(*) FROM (SELECT from_address AS address, id FROM emails WHERE from_address <> '' "
             "UNION SELECT recipient_address, email_id FROM recipients) GROUP BY address ORDER BY address"
         ).fetchall()
-    return {size: [address for address, mails in counts if low <= mails < high] for size, (low, high) in SIZES.items()}
+    found = {size: [name for name, mails in counts if low <= mails < high] for size, (low, high) in SIZES.items()}
+    return {size: addresses for size, addresses in found.items() if addresses}
 
 
 def _years_before(day: str) -> tuple[str, str]:
