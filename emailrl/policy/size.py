@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import ModelSettings
+
+if TYPE_CHECKING:
+    import torch
 
 GPU_SIZED = 4e9
 """Parameters above which a CPU is too slow to be of use, however much memory it has."""
@@ -36,6 +37,8 @@ def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torc
     need = num_parameters * bytes_each
     size = f"{num_parameters / 1e9:.1f} billion parameters, {need / 1e9:.0f} GB"
     if device.type == "cuda":
+        import torch
+
         have = torch.cuda.get_device_properties(device).total_memory
         if need > have:
             hint = "Use LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
@@ -56,6 +59,7 @@ def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torc
 
 def count_parameters(config: Any) -> int:
     """Count a model's parameters from its config, without memory for them."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
