@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from emailrl.scenarios.splits import Split
     from emailrl.trajectory import Scenario
 
-NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
+NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
 QUESTIONS, ROLLOUTS, MINI_BATCHES = 8, 6, 2
 EVAL_STEPS, EVAL_QUESTIONS = 2, 120
 LEARNING_RATES = (1e-3, 2e-3, 4e-3)
@@ -60,6 +60,7 @@ class Spec:
     steps: int
     eval_steps: int
     judged_on: str
+    schedule: str = "constant"
 
     @property
     def name(self) -> str:
@@ -108,7 +109,7 @@ def train_one(spec: Spec, out: Path) -> dict[str, Any]:
         "mode": spec.mode, "algorithm": spec.algorithm, "seed": spec.seed, "num_train_epochs": 1000,
         "max_steps": spec.steps, "eval_steps": spec.eval_steps, "save_steps": 10_000, "patience": 10_000,
         "per_device_train_batch_size": QUESTIONS, "num_generations": ROLLOUTS, "num_mini_batches": MINI_BATCHES,
-        "learning_rate": spec.learning_rate, "warmup_steps": 1, "beta": 0.0,
+        "learning_rate": spec.learning_rate, "lr_scheduler": spec.schedule, "warmup_steps": 1, "beta": 0.0,
         "output_dir": out / "runs" / spec.name / spec.mode,
     }  # fmt: skip
     if ALGORITHMS[spec.algorithm].has_critic:
@@ -185,6 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of each run")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--schedule", default="constant", help="constant, linear, cosine: the rate of the comparison")
     parser.add_argument("--algorithms", nargs="+", default=list(NAMES))
     parser.add_argument("--search-only", action="store_true", help="choose the learning rates and stop")
     parser.add_argument("--report", action="store_true", help="train nothing: tell what has been trained")
@@ -208,9 +210,9 @@ def main() -> None:
     if wanted.search_only:
         return
     specs = [
-        Spec(spec.algorithm, spec.mode, seed, rates[spec.label], wanted.steps, EVAL_STEPS, "test")
-        for seed in wanted.seeds
+        Spec(spec.algorithm, spec.mode, seed, rates[spec.label], wanted.steps, EVAL_STEPS, "test", wanted.schedule)
         for spec in searched[:: len(LEARNING_RATES)]
+        for seed in wanted.seeds
         if spec.label in rates
     ]
     records = collect(specs, out, jobs)
