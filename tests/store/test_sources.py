@@ -9,7 +9,6 @@ import io
 import lzma
 import os
 import tarfile
-import zipfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.store.sources import RawEmail, Skipped, archive, open_source
+from emailrl.store.sources import RawEmail, Skipped, open_source
 from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 
@@ -291,60 +290,3 @@ def test_workers_keep_the_order(tmp_path: Path, workers: int) -> None:
 def _id_of(email: RawEmail | Skipped) -> str:
     assert isinstance(email, RawEmail)
     return email.message_id
-
-
-def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_HELD_BYTES", 5000)
-    envelope = b"From ann@x.org Mon May 14 10:00:00 2001\n"
-    mbox = b"".join(envelope + text(number, 600) + b"\n\n" for number in range(20))
-    members = {
-        "1.": text(99),
-        "Takeout/All mail.mbox": mbox,
-        "2.": text(50, 6000),
-        "3.": text(51, 9000),
-        "4.": text(52),
-    }
-    path = tmp_path / "takeout.tgz"
-    whole = make_tar(members)
-    path.write_bytes(gzip.compress(whole))
-    expected = ["<99@x>", *(f"<{n}@x>" for n in range(20)), "<50@x>", "too_large:3.", "<52@x>"]
-    assert names(path, max_message_bytes=8000) == expected
-    path.write_bytes(whole[: 1024 + 512 + 9000])
-    kept = names(path, max_message_bytes=8000, allow_truncated=True)
-    assert kept[:-1] == expected[: len(kept) - 1] and len(kept) > 12 and kept[-1] == "truncated:"
-
-
-def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "takeout.zip", "w") as archive_file:
-        archive_file.writestr("mail.mbox", "From a b\n")
-    with pytest.raises(UsageError, match=r"takeout\.zip is a zip archive\. Unpack it"):
-        open_source(tmp_path / "takeout.zip")
-
-
-@pytest.mark.parametrize(
-    ("value", "expected", "defects"),
-    [
-        ("2001-05-14T16:39:00-07:00", "2001-05-14 23:39:00+00:00", ()),
-        ("Mon, 14 May 2001 16:39:00 -0700 (PDT)", "2001-05-14 23:39:00+00:00", ()),
-        (989883540000, "2001-05-14 23:39:00+00:00", ()), (989883540000.0, "2001-05-14 23:39:00+00:00", ()),
-        (None, "None", ("no_date",)), ("", "None", ("no_date",)), (float("nan"), "None", ("no_date",)),
-        ("soon", "None", ("bad_date",)), (1e300, "None", ("bad_date",)), (10**30, "None", ("bad_date",)),
-        (float("inf"), "None", ("bad_date",)), ("0001-01-01T00:00:00+14:00", "None", ("bad_date",)),
-    ],
-)  # fmt: skip
-def test_dates_of_rows(value: object, expected: str, defects: tuple[str, ...]) -> None:
-    row = {"message_id": "<1>", "subject": "s", "from": "a@b", "to": [], "body": "b", "date": value}
-    email = row_to_email(row)
-    assert isinstance(email, RawEmail)
-    assert (str(email.date), email.defects) == (expected, defects)
-
-
-def test_the_share_of_a_folder_that_has_been_read(tmp_path: Path) -> None:
-    for number in range(8):
-        (tmp_path / f"box-{number % 2}").mkdir(exist_ok=True)
-        (tmp_path / f"box-{number % 2}" / f"{number}.").write_bytes(text(number))
-    source = open_source(tmp_path)
-    shares = [source.fraction()]
-    for _ in source.items:
-        shares.append(source.fraction())
-    assert shares == [number / 8 for number in range(9)]
