@@ -127,6 +127,8 @@ def test_a_constant_length_must_be_given_above_nothing(length: float | None) -> 
         aggregate(torch.ones(1, 2), torch.ones(1, 2), "constant", constant_length=length)
     with pytest.raises(ValueError, match="needs a constant_length above 0"):
         count_for(torch.ones(1, 2), "constant")
+    with pytest.raises(ValueError, match="needs a constant_length above 0"):
+        aggregate(torch.ones(1, 2), torch.ones(1, 2), "constant")
     assert count_for(torch.ones(2, 2), "constant", 0.5).item() == 1.0
 
 
