@@ -20,6 +20,7 @@ from emailrl.cli.gen_db import gen_db
 from emailrl.cli.gen_questions import gen_questions
 from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
+from emailrl.cli.plan import plan
 from emailrl.cli.quickstart import quickstart
 from emailrl.cli.rollout import rollout
 from emailrl.cli.train import train
@@ -78,6 +79,7 @@ app.command("inspect-trajectory")(inspect_trajectory)
 app.command("export")(export)
 app.add_typer(checkpoints, name="checkpoints")
 app.command("doctor")(doctor)
+app.command("plan")(plan)
 app.command("quickstart")(quickstart)
 
 

@@ -1,0 +1,196 @@
+"""``emailrl plan``: what a run would need and cost, before it is launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Engine, Json, Mode, Model, Preset
+from emailrl.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from emailrl.plan import Plan
+
+
+def plan(
+    mode: Mode = None,
+    preset: Preset = None,
+    algorithm: Annotated[str | None, typer.Option(help="As for train.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers or unsloth.")] = None,
+    model: Model = None,
+    engine: Engine = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps at most (MAX_STEPS).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Questions a step.")] = None,
+    num_generations: Annotated[int | None, typer.Option(min=1, help="Rollouts a question.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a rollout.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one generation.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="H200, H100, A100-80, A100-40, L40S, 4090, 3090, T4 or CPU; bare: this machine.")
+    ] = None,
+    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs that are paid for; one of them trains.")] = 1,
+    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU for an hour.")] = None,
+    tokens_per_trajectory: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a trajectory, tool results included.")
+    ] = None,
+    trainable_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of those tokens that is trained.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Take tokens, and without --gpu seconds, from this run's metrics.jsonl.")
+    ] = None,
+    mfu: Annotated[
+        float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches; bare: as measured.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what memory, tokens, time and money a run takes, and which setting to turn where it does not fit.
+
+    Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
+    Exits 1 where the run does not fit. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
+    read from the environment, .env and emailrl.toml, as for train.
+
+    Examples:
+
+    \b
+      emailrl plan --gpu H200 --price 3.5
+      emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
+      MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --model Qwen/Qwen3-4B
+      emailrl plan --run outputs/grpo_masked --max-steps 400
+      emailrl plan --model nano --gpu CPU --json
+    """
+    from emailrl.plan import find_device, make_plan, measure_run, this_machine
+    from emailrl.settings import load_settings
+
+    settings = load_settings(
+        {
+            "mode": mode,
+            "algorithm": algorithm,
+            "backend": backend,
+            "model_name": model,
+            "engine": engine,
+            "max_steps": max_steps,
+            "per_device_train_batch_size": batch_size,
+            "num_generations": num_generations,
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+        },
+        preset,
+    )
+    name = gpu or ("CPU" if settings.model.device == "cpu" else None)
+    made = make_plan(
+        settings,
+        this_machine() if name is None else find_device(name),
+        num_gpus=num_gpus,
+        price=price,
+        tokens_per_trajectory=tokens_per_trajectory,
+        trainable_share=trainable_share,
+        utilization=mfu,
+        measured=None if run is None else measure_run(run),
+        measured_seconds=gpu is None,
+    )
+    if json:
+        print_json(made.to_json())
+    else:
+        _print(made)
+    if not made.memory.fits:
+        raise typer.Exit(1)
+
+
+def _print(made: Plan) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(_table(made))
+    for note in made.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+    console.print(Text(made.verdict, style="bold green" if made.memory.fits else "bold red"), soft_wrap=True)
+
+
+def _table(made: Plan) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from emailrl.cli.output import one_line
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for title, rows in (("Memory, GiB", _memory(made)), ("Tokens", _tokens(made)), ("Time and money", _time(made))):
+        table.add_row(Text(title, style="bold"))
+        for name, value, remark in rows:
+            table.add_row(f"  {name}", value, Text(one_line(remark), style="dim"))
+    return table
+
+
+Row = tuple[str, str, str]
+
+
+def _memory(made: Plan) -> list[Row]:
+    memory, shape = made.memory, made.shape
+    gib = 2**30
+    remarks = {
+        "weights": f"{made.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
+        "adapter": f"rank {memory.layout.rank}: weights and gradients",
+        "activations": f"{memory.micro_batch_tokens:,} tokens, {memory.layout.layers} layers keep {_KEPT[memory.kept]}",
+        "backward": "the layer, or the vocabulary projection, at work",
+        "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes a token",
+        "vLLM": ""
+        if memory.vllm_cache_tokens is None
+        else f"room for {memory.vllm_cache_tokens:,} tokens in its cache",
+    }
+    rows = [(name, f"{size / gib:.2f}", remarks.get(name, "")) for name, size in memory.resident.items()]
+    for phase, parts, peak in (
+        ("sampling", memory.sampling, memory.sampling_peak),
+        ("training", memory.training, memory.training_peak),
+    ):
+        rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
+        rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
+    card = f"{made.device.name}, {memory.usable / gib:.1f} of it can be used"
+    return [*rows, ("device", f"{made.device.gib:.2f}", card)]
+
+
+_KEPT = {
+    "all": "all",
+    "hidden": "all but gate and up",
+    "attention": "attention's result",
+    "input": "their input alone",
+}
+
+
+def _tokens(made: Plan) -> list[Row]:
+    tokens = made.tokens
+    return [
+        ("a trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
+        ("a step", f"{tokens.per_step:,}", f"{tokens.trajectories} trajectories, {tokens.trainable_share:.0%} trained"),
+        ("the run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps"),
+    ]
+
+
+def _time(made: Plan) -> list[Row]:
+    seconds = made.seconds
+    speed = f"{seconds.utilization:.0%} of {made.device.tflops:,.1f} TFLOP/s"
+    rows = [
+        ("rollout of a step", f"{seconds.rollout:,.0f} s", f"engine {made.settings.agent.engine}"),
+        ("scoring of a step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
+        ("training of a step", f"{seconds.train:,.0f} s", speed),
+        ("an evaluation", f"{seconds.evaluation:,.0f} s", f"{made.tokens.evaluations} of them"),
+    ]
+    if made.measured is not None:
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in made.measured.seconds.items() if name != "total")
+        rows.append(("a step, measured", f"{made.measured.seconds['total']:,.1f} s", phases))
+    rows.append(("the run", _duration(made.run_seconds), ""))
+    if made.cost is not None:
+        rows.append(("cost", f"{made.cost:,.2f}", f"{made.num_gpus} × {made.price:g} an hour"))
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

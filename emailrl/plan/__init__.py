@@ -1,0 +1,196 @@
+"""Memory, tokens, time and money of a run before it is launched, from the settings and a model's config alone.
+
+No torch, no weights and, for the shapes that are built in, no network. What the arithmetic was checked against is in
+``docs/gpu.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from emailrl.errors import UsageError
+from emailrl.plan.advice import Knob, advise, larger_device
+from emailrl.plan.gpus import GIB, Device, find_device, this_machine
+from emailrl.plan.memory import Memory, as_gib, plan_memory
+from emailrl.plan.time import Seconds, plan_seconds, scoring_passes
+from emailrl.plan.tokens import Measured, Tokens, count_tokens, measure_run
+from emailrl.policy.shape import Shape, find_shape
+from emailrl.settings import Settings
+
+__all__ = ["Measured", "Plan", "find_device", "make_plan", "measure_run", "this_machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run needs on one device."""
+
+    settings: Settings
+    shape: Shape
+    device: Device
+    num_gpus: int
+    tokens: Tokens
+    memory: Memory
+    worst: Memory
+    """With trajectories as long as the settings allow."""
+    seconds: Seconds
+    price: float | None
+    """Of one GPU for an hour."""
+    knobs: list[Knob]
+    """What to change where it does not fit."""
+    larger: str | None
+    """A GPU on which it fits as it is, where this one is too small."""
+    measured: Measured | None = None
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds of the run: as planned, or as many steps as planned by the seconds that a run's steps took."""
+        if self.measured is None:
+            return self.seconds.run
+        return self.tokens.steps * self.measured.seconds["total"]
+
+    @property
+    def cost(self) -> float | None:
+        """What the run costs at ``price``."""
+        return None if self.price is None else self.price * self.num_gpus * self.run_seconds / 3600
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether it fits, and what to turn where it does not."""
+        memory = self.memory
+        amounts = f"{memory.peak / GIB:.1f} of {self.device.gib:.0f} GiB"
+        if memory.fits:
+            return f"fits: {amounts}"
+        if memory.peak <= memory.usable:
+            amounts = f"vLLM's share has room for {memory.vllm_cache_tokens:,} tokens of {memory.vllm_needs_tokens:,}"
+        elif memory.peak <= self.device.gib * GIB:
+            amounts += f", of which {memory.usable / GIB:.1f} can be used"
+        return f"does not fit: {amounts}; {self._remedy()}"
+
+    def _remedy(self) -> str:
+        larger = f"a GPU with more memory ({self.larger})" if self.larger else ""
+        if not self.knobs:
+            return f"take {larger}" if larger else "choose a smaller model"
+        link = ", or " if self.knobs[0].enough else ", and "
+        turned = f"turn {link.join(map(str, self.knobs))}"
+        return f"{turned}, or take {larger}" if larger else turned
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; memory in GiB, times in seconds."""
+        memory, tokens, seconds = self.memory, self.tokens, self.seconds
+        model, layout = self.settings.model, memory.layout
+        return {
+            "fits": memory.fits,
+            "verdict": self.verdict,
+            "model": {"name": model.name, "parameters": self.shape.parameters, "lora_parameters": self._adapter()},
+            "device": {"name": self.device.name, "gib": round(self.device.gib, 1), "num_gpus": self.num_gpus},
+            "memory": {
+                "resident": as_gib(memory.resident),
+                "sampling": as_gib(memory.sampling),
+                "training": as_gib(memory.training),
+                "sampling_peak": round(memory.sampling_peak / GIB, 3),
+                "training_peak": round(memory.training_peak / GIB, 3),
+                "peak": round(memory.peak / GIB, 3),
+                "usable": round(memory.usable / GIB, 3),
+                "worst_peak": round(self.worst.peak / GIB, 3),
+                "worst_fits": self.worst.fits,
+                "layers": layout.layers,
+                "kept": memory.kept,
+                "micro_batch_tokens": memory.micro_batch_tokens,
+                "cache_bytes_per_token": self.shape.cache_bytes(layout.itemsize),
+                "vllm_cache_tokens": memory.vllm_cache_tokens,
+                "vllm_needs_tokens": memory.vllm_needs_tokens,
+            },
+            "tokens": {
+                "per_trajectory": tokens.per_trajectory,
+                "most_per_trajectory": tokens.most_per_trajectory,
+                "source": tokens.source,
+                "trainable_share": round(tokens.trainable_share, 4),
+                "trajectories_per_step": tokens.trajectories,
+                "per_step": tokens.per_step,
+                "run": tokens.per_step * tokens.steps,
+                "steps": tokens.steps,
+            },
+            "seconds": {
+                "rollout": round(seconds.rollout, 1),
+                "score": round(seconds.score, 1),
+                "train": round(seconds.train, 1),
+                "step": round(seconds.step, 1),
+                "evaluation": round(seconds.evaluation, 1),
+                "evaluations": tokens.evaluations,
+                "scoring_passes": scoring_passes(self.settings),
+                "utilization": round(seconds.utilization, 3),
+                "measured": self.measured.seconds if self.measured else None,
+                "run": round(self.run_seconds, 1),
+            },
+            "price_per_gpu_hour": self.price,
+            "cost": None if self.cost is None else round(self.cost, 2),
+            "change": [
+                {"setting": knob.name, "from": knob.before, "to": knob.after,
+                 "saves_gib": round(knob.saves / GIB, 3), "enough": knob.enough}
+                for knob in self.knobs
+            ],
+            "larger_gpu": self.larger,
+            "notes": self.notes,
+        }  # fmt: skip
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers rest on, and what they leave out."""
+        notes = [*self.memory.notes, *([self.device.note] if self.device.note else [])]
+        if self.memory.fits and not self.worst.fits:
+            notes.append(
+                f"one trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
+                f"would need {self.worst.peak / GIB:.1f} GiB"
+            )
+        if self.num_gpus > 1 and not self.settings.vllm.vllm_urls:
+            notes.append("training uses one GPU: more of them only cost, unless VLLM_URLS names servers on them")
+        notes.append("the mailbox, the judge and saving are not in the times")
+        return notes
+
+    def _adapter(self) -> int:
+        return self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
+
+
+def make_plan(
+    settings: Settings,
+    device: Device,
+    *,
+    num_gpus: int = 1,
+    price: float | None = None,
+    tokens_per_trajectory: int | None = None,
+    trainable_share: float | None = None,
+    utilization: float | None = None,
+    measured: Measured | None = None,
+    measured_seconds: bool = True,
+) -> Plan:
+    """Plan the run of ``settings`` on ``device``; ``measured_seconds`` False takes a run's tokens, but not its times.
+
+    Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
+    """
+    if utilization is not None and not 0 < utilization <= 1:
+        raise UsageError("--mfu is a share of the device's FLOP/s.", "Name one above 0, at most 1.")
+    shape = find_shape(settings.model.name)
+    tokens = count_tokens(
+        shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
+    )
+    memory = plan_memory(shape, settings, device, tokens)
+    seconds = plan_seconds(shape, settings, device, tokens, memory, utilization=utilization, num_gpus=num_gpus)
+
+    def again(changed: Settings, other: Device) -> Memory:
+        return plan_memory(shape, changed, other, tokens)
+
+    return Plan(
+        settings=settings,
+        shape=shape,
+        device=device,
+        num_gpus=num_gpus,
+        tokens=tokens,
+        memory=memory,
+        worst=plan_memory(shape, settings, device, tokens.longest()),
+        seconds=seconds,
+        price=price,
+        knobs=[] if memory.fits else advise(settings, device, memory, again, tokens.per_trajectory),
+        larger=None if memory.fits else larger_device(settings, device, again),
+        measured=measured if measured_seconds else None,
+    )

@@ -1,0 +1,226 @@
+"""The memory of a run on one device, from settings and shape: what stays, what sampling adds, what training adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from emailrl.plan.activations import KEPT, WORKSPACES, Kept, Layers, Layout, head_bytes, kept_bytes, work_bytes
+from emailrl.plan.gpus import GIB, Device
+from emailrl.plan.tokens import Tokens
+from emailrl.policy.shape import Shape
+from emailrl.settings import Settings
+
+USABLE: Final = 0.95
+"""Share of a card's memory that tensors may take; the rest is the CUDA context and fragmentation."""
+CONTEXT: Final = int(0.6 * GIB)
+"""What CUDA itself takes of a card."""
+PROCESS: Final = int(0.8 * GIB)
+"""A Python process with torch and transformers on a CPU."""
+SHARE_FOR_KEPT: Final = 0.9
+"""``policy.fused.model``: of the free memory, what kept states may take with GRADIENT_CHECKPOINTING=auto."""
+MERGE_LIMIT: Final = 1_000_000_000
+"""``engines.weights``: models up to here are sampled from merged weights of their own."""
+CACHE_GROWTH: Final = 1.5
+"""``engines.kv_cache``: the in-process engine's slots grow by this, so are up to this much too long."""
+PREFILL: Final = {False: 1024, True: 8192}
+"""``engines.transformers_engine``: tokens of one pass over prompts, on a CPU and on a GPU."""
+ASLEEP: Final = int(1.5 * GIB)
+"""What a sleeping vLLM keeps on the card: its context and CUDA graphs. Assumed."""
+VLLM_WORK: Final = 2 * GIB
+"""What vLLM sets aside of its share for activations and CUDA graphs. Assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by part; ``sampling`` and ``training`` are the two peaks, ``resident`` counted in both."""
+
+    device_bytes: int
+    resident: dict[str, int]
+    """What is there all the time: weights, adapter, optimizer, and so on."""
+    sampling: dict[str, int]
+    training: dict[str, int]
+    layout: Layout
+    kept: Kept
+    """What each layer keeps for the backward pass."""
+    micro_batch_tokens: int
+    vllm_cache_tokens: int | None = None
+    """Tokens that vLLM's own cache has room for; None where vLLM is not in this process."""
+    vllm_needs_tokens: int = 0
+    """The context window, which vLLM does not start without room for."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sampling_peak(self) -> int:
+        """Bytes while rollouts are sampled."""
+        return sum(self.resident.values()) + sum(self.sampling.values())
+
+    @property
+    def training_peak(self) -> int:
+        """Bytes at the update's peak, as ``torch.cuda.max_memory_allocated`` would state them."""
+        return sum(self.resident.values()) + sum(self.training.values())
+
+    @property
+    def peak(self) -> int:
+        """The larger one."""
+        return max(self.sampling_peak, self.training_peak)
+
+    @property
+    def usable(self) -> int:
+        """What of the device may be taken."""
+        return int(USABLE * self.device_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak does, and vLLM's cache holds its context window."""
+        starts = self.vllm_cache_tokens is None or self.vllm_cache_tokens >= self.vllm_needs_tokens
+        return starts and self.peak <= self.usable
+
+
+def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> Memory:
+    """The memory of one process that samples and trains on ``device``."""
+    total = int(device.gib * GIB)
+    layout = layout_of(shape, settings, device)
+    resident = _resident(shape, settings, layout)
+    sampling, cache_tokens = _sampling(shape, settings, layout, tokens, total)
+    training = {"vLLM": _vllm_while_training(settings, total)} if _vllm_here(settings) else {}
+    batch = micro_batch_tokens(settings, device, tokens)
+    free = total - CONTEXT - sum(resident.values()) - sum(training.values())
+    kept = choose_kept(shape, settings, layout, batch, free)
+    activations = training_bytes(shape, layout, kept, batch, tokens)
+    return Memory(
+        device_bytes=total,
+        resident=resident,
+        sampling=sampling,
+        training=training | activations,
+        layout=layout,
+        kept=kept,
+        micro_batch_tokens=batch,
+        vllm_cache_tokens=cache_tokens,
+        vllm_needs_tokens=min(settings.model.max_model_len or shape.context, shape.context),
+        notes=_notes(settings, layout),
+    )
+
+
+def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
+    """Which layers a policy trains by, as ``policy.load`` decides."""
+    model, training = settings.model, settings.training
+    packs = training.packing and model.attn_implementation == "sdpa" and shape.plain_attention
+    plain = not settings.lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
+    layers: Layers = "transformers"
+    if model.backend == "unsloth":
+        layers = "unsloth"
+    elif packs and plain and training.fused_layers and device.is_gpu:
+        layers = "fused"
+    itemsize = 4 if model.dtype == "fp32" or (model.dtype == "auto" and not device.is_gpu) else 2
+    return Layout(
+        layers=layers,
+        itemsize=itemsize,
+        rank=settings.lora.lora_rank,
+        targets=tuple(shape.lora_targets(settings.lora.target_modules)),
+        dropout=settings.lora.lora_dropout > 0,
+        eager=model.attn_implementation == "eager",
+        on_gpu=device.is_gpu,
+        fused_head=layers == "fused" and not settings.algorithm.entropy_coef,
+    )
+
+
+def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> int:
+    """Tokens of the largest forward pass in training: the cap, the step where it is smaller, a sample where larger."""
+    cap = settings.training.max_tokens_per_micro_batch or (16384 if device.is_gpu else 2048)
+    rows = settings.training.max_rows_per_micro_batch
+    if rows is not None:
+        cap = min(cap, rows * tokens.per_trajectory)
+    return max(min(cap, tokens.per_step), tokens.per_trajectory)
+
+
+def choose_kept(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Kept:
+    """What layers keep: as GRADIENT_CHECKPOINTING says; auto keeps the most that ``free`` bytes hold."""
+    wanted = settings.training.gradient_checkpointing
+    if layout.layers != "fused":
+        recomputes = wanted in ("on", "selective") or (wanted == "auto" and layout.on_gpu)
+        return "input" if recomputes or layout.layers == "unsloth" else "all"
+    if wanted != "auto":
+        fixed: dict[str, Kept] = {"on": "input", "selective": "attention", "off": "all"}
+        return fixed[wanted]
+    for kept in KEPT:
+        per_token = shape.layers * kept_bytes(shape, layout, kept) + work_bytes(shape, layout, kept)
+        if batch * per_token <= SHARE_FOR_KEPT * free:
+            return kept
+    return "input"
+
+
+def training_bytes(shape: Shape, layout: Layout, kept: Kept, batch: int, tokens: Tokens) -> dict[str, int]:
+    """Bytes that the update adds: what layers keep of a micro-batch, and the layer or the head at work."""
+    longest = tokens.per_trajectory
+    work = batch * work_bytes(shape, layout, kept, longest)
+    head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
+    return {
+        "activations": batch * shape.layers * kept_bytes(shape, layout, kept, longest),
+        "backward": max(work, head),
+    }
+
+
+def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int]:
+    four_bit = settings.model.load_in_4bit
+    adapter = shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules)
+    weights = {
+        "weights": shape.weight_bytes(layout.itemsize, four_bit=four_bit),
+        # float32 weights and gradients; fused layers multiply by copies in the base's type.
+        "adapter": adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
+        "optimizer": 8 * adapter,
+        "runtime": WORKSPACES if layout.on_gpu else PROCESS,
+    }
+    if _transformers_here(settings):
+        merged = shape.parameters <= MERGE_LIMIT and not four_bit
+        matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
+        weights["sampler's copy"] = shape.layers * matrices * layout.itemsize if merged else 4 * adapter
+    return weights
+
+
+def _sampling(
+    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int
+) -> tuple[dict[str, int], int | None]:
+    if _vllm_here(settings):
+        gpus = settings.vllm.vllm_tensor_parallel_size
+        share = int(settings.vllm.vllm_gpu_memory_utilization * total)
+        weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // gpus
+        room = max(share - weights - VLLM_WORK, 0)
+        return {"vLLM": share}, room * gpus // shape.cache_bytes(2)
+    if not _transformers_here(settings):
+        return {}, None
+    slots = min(settings.agent.max_batch_trajectories, tokens.at_once)
+    capacity = int(min(CACHE_GROWTH * tokens.per_trajectory, CACHE_GROWTH * shape.context))
+    prefill = settings.agent.max_tokens_per_rollout_pass or PREFILL[layout.on_gpu]
+    width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
+    decode = slots * (4 * shape.vocab * 3 + 2 * capacity * shape.keys * layout.itemsize)
+    return {
+        "KV cache": slots * capacity * shape.cache_bytes(layout.itemsize),
+        "forward": max(prefill * width * layout.itemsize, decode),
+    }, None
+
+
+def _vllm_while_training(settings: Settings, total: int) -> int:
+    return ASLEEP if settings.vllm.vllm_enable_sleep else int(settings.vllm.vllm_gpu_memory_utilization * total)
+
+
+def _vllm_here(settings: Settings) -> bool:
+    return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
+
+
+def _transformers_here(settings: Settings) -> bool:
+    return settings.agent.engine in ("auto", "transformers")
+
+
+def _notes(settings: Settings, layout: Layout) -> list[str]:
+    notes = []
+    if layout.layers == "unsloth":
+        notes.append("Unsloth's memory is fitted to two measured peaks, not derived.")
+    if settings.agent.engine == "openai":
+        notes.append("The engine openai cannot be trained with; sampling is left out.")
+    return notes
+
+
+def as_gib(parts: dict[str, int]) -> dict[str, Any]:
+    """The same parts in GiB, three digits behind the point."""
+    return {name: round(value / GIB, 3) for name, value in parts.items()}

@@ -1,0 +1,159 @@
+"""How long a step and a run take, and what they cost: operations over the speed that was measured for such models.
+
+Without a network or a GPU nothing better can be had; expect a third of error in the seconds, not in the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from emailrl.plan.activations import Kept, Layout
+from emailrl.plan.gpus import Device
+from emailrl.plan.memory import Memory
+from emailrl.plan.tokens import Tokens
+from emailrl.policy.shape import Shape
+from emailrl.settings import Settings
+from emailrl.training.algorithms import resolve
+
+Curve = tuple[tuple[int, float], ...]
+REACHED: Final[dict[str, Curve]] = {
+    # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B and 4B.
+    "fused": ((1024, 0.33), (2560, 0.50)),
+    "unsloth": ((1024, 0.30), (2560, 0.47)),
+    "transformers": ((1024, 0.13), (2560, 0.25)),
+}
+"""Share of a GPU's FLOP/s that training reaches by the model's hidden size; beyond its ends a curve goes on level."""
+ON_CPU: Final = 0.5
+READ: Final = 0.3
+"""Share of FLOP/s that reading prompts reaches. Assumed."""
+PER_LAYER: Final = {"vllm": 0.23e-3, "eager": 1.25e-3, "transformers": 1.5e-3}
+"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU, LoRA included: vLLM with and
+without CUDA graphs as measured with the 0.6B shape, transformers assumed."""
+ON_CPU_PER_LAYER: Final = 0.3e-3
+BANDWIDTH: Final = 0.7
+"""Share of the bandwidth that reading weights and cache reaches. Assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of a step by phase, and of the run with its evaluations."""
+
+    rollout: float
+    score: float
+    """Log-probabilities of the reference, and of the old policy where it is not the present one."""
+    train: float
+    evaluation: float
+    """Of one evaluation."""
+    run: float
+    utilization: float
+    """Share of the device's FLOP/s that training is taken to reach."""
+
+    @property
+    def step(self) -> float:
+        """Of one step, without evaluation."""
+        return self.rollout + self.score + self.train
+
+
+def plan_seconds(
+    shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, *,
+    utilization: float | None = None, num_gpus: int = 1,
+) -> Seconds:  # fmt: skip
+    """Seconds on ``device``; ``utilization`` takes the place of the measured share. Further GPUs can only sample."""
+    layout = memory.layout
+    share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
+    speed = device.tflops * 1e12 * share
+    updates = settings.training.update_epochs
+    train = updates * training_flops(shape, layout, memory.kept, tokens) / speed
+    score = scoring_passes(settings) * forward_flops(shape, tokens) / speed
+    samplers = samplers_of(settings, num_gpus)
+    rollout = _sampling_seconds(shape, settings, device, tokens, layout, tokens.trajectories, samplers)
+    evaluation = _sampling_seconds(shape, settings, device, tokens, layout, tokens.eval_trajectories, samplers)
+    run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
+    return Seconds(rollout, score, train, evaluation, run, share)
+
+
+def reached(shape: Shape, layout: Layout) -> float:
+    """Interpolate ``REACHED`` in the logarithm of the hidden size."""
+    curve = REACHED[layout.layers]
+    if shape.hidden <= curve[0][0]:
+        return curve[0][1]
+    for (left, low), (right, high) in pairwise(curve):
+        if shape.hidden <= right:
+            return low + (high - low) * math.log(shape.hidden / left) / math.log(right / left)
+    return curve[-1][1]
+
+
+def training_flops(shape: Shape, layout: Layout, kept: Kept, tokens: Tokens) -> float:
+    """Operations of one pass over a step, forward and backward, what is computed again included.
+
+    A frozen weight costs 2 operations a token forward and 2 for the gradient of its input. Causal attention over T
+    tokens costs 2·T·queries a token forward and twice that backward.
+    """
+    attention = tokens.per_trajectory * shape.queries * 2
+    products, attentions = 4 * shape.layer_matrix, 3 * attention
+    down = 2 * shape.hidden * shape.ffn
+    if layout.layers != "fused":
+        again = 2 * shape.layer_matrix + attention if kept == "input" else 0
+    else:
+        again = {
+            "all": 0,
+            "hidden": 2 * down,
+            "attention": 2 * shape.layer_matrix - down,
+            "input": 2 * shape.layer_matrix - down + attention,
+        }[kept]
+    head = (4 if layout.fused_head else 6) * shape.hidden * shape.vocab * tokens.trainable_share
+    return tokens.per_step * (shape.layers * (products + attentions + again) + head)
+
+
+def forward_flops(shape: Shape, tokens: Tokens) -> float:
+    """Operations of one pass over a step without gradients."""
+    layer = 2 * shape.layer_matrix + 2 * tokens.per_trajectory * shape.queries
+    head = 2 * shape.hidden * shape.vocab * tokens.trainable_share
+    return tokens.per_step * (shape.layers * layer + head)
+
+
+def scoring_passes(settings: Settings) -> int:
+    """Passes without gradients before an update, as ``training.update`` makes them."""
+    algorithm = resolve(settings)
+    beta = settings.algorithm.beta
+    on_policy = settings.training.num_mini_batches * settings.training.update_epochs == 1
+    old = algorithm.has_critic or (algorithm.kl_in == "reward" and beta > 0) or not on_policy
+    return (beta > 0) + old
+
+
+def samplers_of(settings: Settings, num_gpus: int) -> int:
+    """GPUs that sample at the same time: those of vLLM's servers beside the trainer's own, or vLLM's own in process."""
+    if settings.agent.engine != "vllm":
+        return 1
+    return max(num_gpus - 1, 1) if settings.vllm.vllm_urls else settings.vllm.vllm_tensor_parallel_size
+
+
+def _sampling_seconds(
+    shape: Shape, settings: Settings, device: Device, tokens: Tokens, layout: Layout, trajectories: int, samplers: int
+) -> float:
+    """Reading what is not sampled at the speed of products, and one token after the other at that of memory."""
+    slots = min(settings.agent.max_batch_trajectories, trajectories)
+    sampled = tokens.per_trajectory * min(tokens.trainable_share, TYPICAL_SAMPLED)
+    read = (tokens.per_trajectory - sampled) * trajectories
+    reading = read * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12 * READ)
+    steps = trajectories * sampled / slots
+    weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
+    cache = slots * tokens.per_trajectory / 2 * shape.cache_bytes(layout.itemsize)
+    moving = (weights + cache) / (device.bandwidth * BANDWIDTH)
+    computing = slots * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12)
+    return (reading + steps * (shape.layers * _per_layer(settings, device) + max(moving, computing))) / samplers
+
+
+TYPICAL_SAMPLED: Final = 0.25
+"""Share of a trajectory that is sampled, where more of it is trained."""
+
+
+def _per_layer(settings: Settings, device: Device) -> float:
+    if not device.is_gpu:
+        return ON_CPU_PER_LAYER
+    if settings.agent.engine != "vllm":
+        return PER_LAYER["transformers"]
+    return PER_LAYER["eager" if settings.vllm.vllm_enforce_eager else "vllm"]

@@ -1,0 +1,133 @@
+"""How many tokens a step and a run have: from settings, from the caller, or as a run measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from emailrl.errors import UsageError
+from emailrl.policy.shape import Shape
+from emailrl.recording import read_records
+from emailrl.settings import Settings
+from emailrl.training.state import count_steps, questions_per_step
+
+PROMPT: Final = 900
+"""Tokens of system prompt, tool schemas and question."""
+TOOL_RESULT: Final = 1700
+"""Tokens of the longest tool result: a mail of 5,000 characters with its header."""
+TYPICAL: Final = {"simple": (1000, 0.3), "rollout": (3800, 0.8), "masked": (3800, 0.25)}
+"""Tokens of a trajectory and the share of them that is trained, by mode: what `tests/gpu/bench_train_step.py` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run's ``metrics.jsonl`` says of its steps, on average."""
+
+    per_trajectory: int
+    trainable_share: float
+    seconds: dict[str, float]
+    """Of a step, by phase, and ``total``."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Trajectories and tokens of a step, and steps of a run."""
+
+    per_trajectory: int
+    """Prompt, completions and tool results of one trajectory."""
+    most_per_trajectory: int
+    """What MAX_TURNS completions of MAX_TOKENS and the longest mails come to, or the context window."""
+    trainable_share: float
+    trajectories: int
+    """Of one step."""
+    eval_trajectories: int
+    steps: int
+    evaluations: int
+    source: str
+    """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
+
+    @property
+    def per_step(self) -> int:
+        """Tokens that a step trains or reads."""
+        return self.per_trajectory * self.trajectories
+
+    @property
+    def at_once(self) -> int:
+        """Most trajectories that could be sampled together."""
+        return max(self.trajectories, self.eval_trajectories)
+
+    def longest(self) -> Tokens:
+        """The same with every trajectory as long as the settings allow."""
+        return replace(self, per_trajectory=self.most_per_trajectory)
+
+
+def count_tokens(
+    shape: Shape,
+    settings: Settings,
+    *,
+    per_trajectory: int | None = None,
+    trainable_share: float | None = None,
+    measured: Measured | None = None,
+) -> Tokens:
+    """Tokens as given, else as measured, else typical of the mode; never more than the settings allow."""
+    agent, training = settings.agent, settings.training
+    turns = 1 if training.mode == "simple" else agent.max_turns
+    window = min(settings.model.max_model_len or shape.context, shape.context)
+    most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, window)
+    typical, share = TYPICAL[training.mode]
+    source = "typical"
+    if measured is not None:
+        typical, share, source = measured.per_trajectory, measured.trainable_share, "measured"
+    if per_trajectory is not None:
+        typical, source = per_trajectory, "given"
+    if per_trajectory is not None and per_trajectory > window:
+        raise UsageError(
+            f"A trajectory of {per_trajectory} tokens is longer than the model's context of {window}.",
+            "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
+        )
+    per_step = questions_per_step(training)
+    steps = count_steps(
+        settings.data.train_dataset_size,
+        per_step,
+        training.max_steps,
+        None if training.mode == "masked" else training.num_train_epochs,
+    )
+    return Tokens(
+        per_trajectory=min(typical, most) if source == "typical" else typical,
+        most_per_trajectory=max(most, typical) if source != "typical" else most,
+        trainable_share=share if trainable_share is None else trainable_share,
+        trajectories=per_step * training.num_generations,
+        eval_trajectories=settings.data.eval_dataset_size,
+        steps=steps,
+        evaluations=1 + steps // settings.evaluation.eval_steps,
+        source=source,
+    )
+
+
+def measure_run(run: Path) -> Measured:
+    """Averages over the steps of a run that trained; UsageError where the folder holds none."""
+    metrics = run / "metrics.jsonl"
+    if not metrics.is_file():
+        raise UsageError(f"{run} holds no metrics.jsonl.", "Name a run's folder, such as outputs/grpo_masked.")
+    trained = [record for record in read_records(metrics) if record.get("total_tokens") and record.get("seconds")]
+    if not trained:
+        raise UsageError(f"{metrics} holds no step that trained.", "Name a run that trained at least one step.")
+    tokens = sum(record["total_tokens"] for record in trained)
+    trajectories = sum(_trained_trajectories(record) for record in trained)
+    phases = sorted({phase for record in trained for phase in record["seconds"]})
+    return Measured(
+        per_trajectory=max(round(tokens / trajectories), 1),
+        trainable_share=sum(record["trainable_tokens"] for record in trained) / tokens,
+        seconds={phase: sum(one["seconds"].get(phase, 0.0) for one in trained) / len(trained) for phase in phases},
+        steps=len(trained),
+    )
+
+
+def _trained_trajectories(record: Mapping[str, Any]) -> float:
+    """Trajectories of the groups that were kept; those of dropped groups are not in ``total_tokens``."""
+    kept = record["groups_kept"]
+    dropped = sum(count for name, count in record["dropped"].items() if name.startswith("groups_"))
+    return record["num_trajectories"] * kept / (kept + dropped)
