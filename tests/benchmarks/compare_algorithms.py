@@ -3,7 +3,7 @@
     python tests/benchmarks/compare_algorithms.py --out compare --jobs 16
     python tests/benchmarks/compare_algorithms.py --out compare --report --figure docs/figures/algorithms.svg
 
-The rules, fixed before the first run:
+The rules, and where one gave way to another:
 
 - Every run has the same budget: `--steps` steps of `QUESTIONS` questions × `ROLLOUTS` rollouts, two optimizer updates a
   step (so that ratios differ from 1 and clipping means something), no KL to the reference, no early stop.
@@ -12,7 +12,7 @@ The rules, fixed before the first run:
   the search's curve was the first rule; before any comparison it gave way, for it liked rates that rise and collapse.)
 - The comparison: `--seeds` other seeds at the chosen rate, judged on the test worlds, which no search saw: greedy
   accuracy on `EVAL_QUESTIONS` of their questions every `EVAL_STEPS` steps. The last accuracy counts, not the best.
-  The rate decays to 0 over the budget (`--schedule`): at a constant rate, tried first, one run in twenty-four collapsed.
+  The rate decays to 0 over the budget (`--schedule`); at a constant one, tried first, one run in 24 collapsed.
 
 Runs are processes of their own with `--threads` threads. A run that ended is not done again, so that an interrupted
 comparison goes on where it was; one that failed is told, counted and tried again by the next call.
