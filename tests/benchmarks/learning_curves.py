@@ -92,5 +92,5 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right", fontsize=8)
     left.set(ylabel="answers right on held-out worlds", title="Named algorithms")
-    right.set(title="Trained tokens: sampled ones, or all after the prompt")
+    right.set(title="Masked against rollout mode")
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
