@@ -103,6 +103,7 @@ class Plan:
             },
             "tokens": {
                 "per_trajectory": tokens.per_trajectory,
+                "longest": tokens.longest,
                 "most_per_trajectory": tokens.most_per_trajectory,
                 "source": tokens.source,
                 "trainable_share": round(tokens.trainable_share, 4),
@@ -187,10 +188,10 @@ def make_plan(
         num_gpus=num_gpus,
         tokens=tokens,
         memory=memory,
-        worst=plan_memory(shape, settings, device, tokens.longest()),
+        worst=plan_memory(shape, settings, device, tokens.at_worst()),
         seconds=seconds,
         price=price,
-        knobs=[] if memory.fits else advise(settings, device, memory, again, tokens.per_trajectory),
+        knobs=[] if memory.fits else advise(settings, device, memory, again, tokens.longest),
         larger=None if memory.fits else larger_device(settings, device, again),
         measured=measured if measured_seconds else None,
     )

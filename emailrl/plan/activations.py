@@ -95,7 +95,7 @@ def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
     count += 3 * shape.ffn * w  # gate, its activation, up
     inputs = [shape.linears[name][0] for name in layout.targets]
     if layout.dropout:
-        count += 5 * sum(inputs)  # the dropped input and its mask
+        count += (5 if layout.on_gpu else 8) * sum(inputs)  # the dropped input and its mask, bool on a GPU
     elif w == 4:
         count += 4 * sum(_distinct_inputs(shape, layout.targets))  # nothing to convert: projections share their input
     else:

@@ -50,7 +50,10 @@ DEVICES: Final = {
     )
 }
 """By lower-case name; memory as the driver states it, FLOP/s and bandwidth from NVIDIA's data sheets."""
-_ALIASES: Final = {"a100": "a100-80", "rtx4090": "4090", "rtx3090": "3090", "h100-80": "h100", "h200-141": "h200"}
+_ALIASES: Final = {
+    **{"a100": "a100-80", "a10080": "a100-80", "a10040": "a100-40", "h10080": "h100", "h200141": "h200"},
+    **{"rtx4090": "4090", "rtx3090": "3090"},
+}
 
 
 def find_device(name: str) -> Device:

@@ -21,8 +21,8 @@ SHARE_FOR_KEPT: Final = 0.9
 """``policy.fused.model``: of the free memory, what kept states may take with GRADIENT_CHECKPOINTING=auto."""
 MERGE_LIMIT: Final = 1_000_000_000
 """``engines.weights``: models up to here are sampled from merged weights of their own."""
-CACHE_GROWTH: Final = 1.5
-"""``engines.kv_cache``: the in-process engine's slots grow by this, so are up to this much too long."""
+CACHE_GROWTH: Final = 1.25
+"""``engines.kv_cache``: slots of the in-process engine grow by half, so are 1 to 1.5 times as long as needed."""
 PREFILL: Final = {False: 1024, True: 8192}
 """``engines.transformers_engine``: tokens of one pass over prompts, on a CPU and on a GPU."""
 ASLEEP: Final = int(1.5 * GIB)
@@ -131,7 +131,7 @@ def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> in
     rows = settings.training.max_rows_per_micro_batch
     if rows is not None:
         cap = min(cap, rows * tokens.per_trajectory)
-    return max(min(cap, tokens.per_step), tokens.per_trajectory)
+    return max(min(cap, tokens.per_step), tokens.longest)
 
 
 def choose_kept(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Kept:
@@ -152,7 +152,7 @@ def choose_kept(shape: Shape, settings: Settings, layout: Layout, batch: int, fr
 
 def training_bytes(shape: Shape, layout: Layout, kept: Kept, batch: int, tokens: Tokens) -> dict[str, int]:
     """Bytes that the update adds: what layers keep of a micro-batch, and the layer or the head at work."""
-    longest = tokens.per_trajectory
+    longest = tokens.longest
     work = batch * work_bytes(shape, layout, kept, longest)
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
     return {
@@ -190,7 +190,7 @@ def _sampling(
     if not _transformers_here(settings):
         return {}, None
     slots = min(settings.agent.max_batch_trajectories, tokens.at_once)
-    capacity = int(min(CACHE_GROWTH * tokens.per_trajectory, CACHE_GROWTH * shape.context))
+    capacity = int(CACHE_GROWTH * tokens.longest)  # every slot is as long as the longest trajectory
     prefill = settings.agent.max_tokens_per_rollout_pass or PREFILL[layout.on_gpu]
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
     decode = slots * (4 * shape.vocab * 3 + 2 * capacity * shape.keys * layout.itemsize)

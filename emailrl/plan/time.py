@@ -21,12 +21,14 @@ from emailrl.training.algorithms import resolve
 Curve = tuple[tuple[int, float], ...]
 REACHED: Final[dict[str, Curve]] = {
     # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B and 4B.
-    "fused": ((1024, 0.33), (2560, 0.50)),
-    "unsloth": ((1024, 0.30), (2560, 0.47)),
-    "transformers": ((1024, 0.13), (2560, 0.25)),
+    "fused": ((1024, 0.31), (2560, 0.49)),
+    "unsloth": ((1024, 0.28), (2560, 0.48)),
+    "transformers": ((1024, 0.11), (2560, 0.26)),
 }
 """Share of a GPU's FLOP/s that training reaches by the model's hidden size; beyond its ends a curve goes on level."""
 ON_CPU: Final = 0.5
+LAUNCH: Final = 4e-3
+"""Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
 READ: Final = 0.3
 """Share of FLOP/s that reading prompts reaches. Assumed."""
 PER_LAYER: Final = {"vllm": 0.23e-3, "eager": 1.25e-3, "transformers": 1.5e-3}
@@ -65,12 +67,15 @@ def plan_seconds(
     layout = memory.layout
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
-    updates = settings.training.update_epochs
-    train = updates * training_flops(shape, layout, memory.kept, tokens) / speed
+    train = training_flops(shape, layout, memory.kept, tokens) / speed
+    if layout.layers == "fused":
+        batches = math.ceil(tokens.per_step / memory.micro_batch_tokens)
+        train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * forward_flops(shape, tokens) / speed
     samplers = samplers_of(settings, num_gpus)
     rollout = _sampling_seconds(shape, settings, device, tokens, layout, tokens.trajectories, samplers)
     evaluation = _sampling_seconds(shape, settings, device, tokens, layout, tokens.eval_trajectories, samplers)
+    train *= settings.training.update_epochs
     run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
     return Seconds(rollout, score, train, evaluation, run, share)
 

@@ -1,0 +1,446 @@
+"""The plan: parameters and bytes worked out by hand, tensors counted in real models, peaks measured on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.cli.app import app
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.plan import Plan, find_device, make_plan, measure_run
+from emailrl.plan.activations import KEPT, Layout, kept_bytes, work_bytes
+from emailrl.plan.gpus import GIB, Device
+from emailrl.plan.memory import choose_kept
+from emailrl.plan.time import training_flops
+from emailrl.plan.tokens import Tokens
+from emailrl.policy.shape import KNOWN, Shape, find_shape, read_shape
+from emailrl.settings import Settings, load_settings
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+H200 = find_device("H200")
+
+
+def settings_with(tmp_path: Path, **values: Any) -> Settings:
+    return load_settings(values, cwd=tmp_path, environ={})
+
+
+def plan_for(tmp_path: Path, gpu: str = "H200", **values: Any) -> Plan:
+    return make_plan(settings_with(tmp_path, **values), find_device(gpu))
+
+
+# -- parameters
+
+
+def test_parameters_of_qwen3_0_6b_by_hand() -> None:
+    """q and o 1024·2048 each, k and v 1024·1024, three of 1024·3072, norms 2·1024 + 2·128; 28 times; one embedding."""
+    shape = KNOWN["qwen3-0.6b"]
+    assert shape.layer_matrix == 2 * 2_097_152 + 2 * 1_048_576 + 3 * 3_145_728 == 15_728_640
+    assert shape.parameters == 28 * (15_728_640 + 2304) + 155_582_464 + 1024 == 596_049_920
+    # 28 layers · rank 16 · (q 3072 + k 2048 + v 2048 + o 3072 + gate 4096 + up 4096 + down 4096)
+    assert shape.lora_parameters(16, "all-linear") == 28 * 16 * 22_528 == 10_092_544
+    assert shape.lora_parameters(8, "q_proj, v_proj") == 28 * 8 * (3072 + 2048) == 1_146_880
+    assert shape.cache_bytes(2) == 114_688  # 28 layers · (8 · 128 keys + as many values) · 2 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+    ],
+)
+def test_parameters_are_those_that_the_hub_states(name: str, parameters: int) -> None:
+    assert KNOWN[name].parameters == parameters
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_parameters_are_those_of_the_model_that_transformers_builds(tmp_path: Path, family: str) -> None:
+    import torch
+    import transformers
+
+    sizes = {
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 90, "tie_word_embeddings": family == "Llama",
+    }  # fmt: skip
+    biased = {"attention_bias": True} if family == "Llama" else {}
+    if family == "Qwen2":  # which has no head_dim of its own
+        sizes["hidden_size"] = 80
+    config = getattr(transformers, f"{family}Config")(**sizes, **biased)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    assert read_shape(tmp_path / "config.json").parameters == sum(one.numel() for one in model.parameters())
+
+
+def test_four_bits_are_for_the_projections_alone() -> None:
+    """0.5 byte and 1/64 + 1/4096 of scales for 440,401,920 weights; 155,648,000 others stay at 2 bytes."""
+    shape = KNOWN["qwen3-0.6b"]
+    assert shape.weight_bytes(2) == 1_192_099_840
+    assert shape.weight_bytes(2, four_bit=True) == 220_200_960 + 6_881_280 + 107_520 + 2 * 155_648_000 == 538_485_760
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("OpenPipe/Qwen3-14B-Instruct", "qwen3-14b"),
+        ("unsloth/Qwen3-14B-Base", "qwen3-14b"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+    ],
+)
+def test_common_names_need_no_config(monkeypatch: pytest.MonkeyPatch, name: str, known: str) -> None:
+    monkeypatch.setattr("emailrl.policy.shape._cached_config", lambda _: None)
+    assert find_shape(name) == KNOWN[known]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-VL-4B", "Qwen/Qwen3-14B-AWQ", "Qwen/Qwen2.5-9B"])
+def test_other_names_are_not_taken_for_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked = []
+    monkeypatch.setattr("emailrl.policy.shape._cached_config", lambda _: None)
+    monkeypatch.setattr("emailrl.policy.shape._fetch_config", lambda one: asked.append(one) or Path("none.json"))
+    with pytest.raises(EmailRLError, match="cannot be read"):
+        find_shape(name)
+    assert asked == [name]
+
+
+def test_nano_and_folders_are_read(tmp_path: Path) -> None:
+    nano = find_shape("nano")
+    assert (nano.parameters, nano.cache_bytes(4)) == (5_640_192, 12_288)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    with pytest.raises(EmailRLError, match="of type mixtral"):
+        find_shape(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_attention_heads": 4}))
+    with pytest.raises(EmailRLError, match="hidden_size"):
+        find_shape(str(tmp_path))
+
+
+# -- what a layer keeps, counted
+
+TINY = Shape("qwen3", 64, 96, 2, 4, 2, 16, 128, True, 4096)
+
+
+def tiny_model(layers: int, dtype: Any, shape: Shape = TINY, dropout: float = 0.0) -> Any:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=layers, vocab_size=shape.vocab,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).to(dtype).requires_grad_(False)
+    lora = LoraConfig(r=3, lora_dropout=dropout, target_modules=list(ALL), task_type="CAUSAL_LM")
+    return get_peft_model(model, lora).train()
+
+
+def packed_row(tokens: int) -> Any:
+    import torch
+
+    from emailrl.policy.packing import pack
+
+    ids = torch.arange(2 * (tokens // 2 + 1)).view(2, -1) % TINY.vocab
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, -1] = True
+    return pack(ids, mask)
+
+
+def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
+    """Bytes of the storages that autograd saves in a forward pass, weights left out."""
+    import torch
+
+    from emailrl.policy.packing import enable_packing, packed_inputs
+
+    model = tiny_model(layers, dtype, dropout=dropout)
+    assert enable_packing(model)
+    weights = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+    seen: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            seen[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.get_base_model().base_model(**packed_inputs(packed_row(tokens)))
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+@pytest.mark.parametrize(("name", "itemsize"), [("bfloat16", 2), ("float32", 4)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, dropout: float) -> None:
+    import torch
+
+    dtype = getattr(torch, name)
+    of_a_layer = saved_bytes(3, dtype, 64, dropout) - saved_bytes(2, dtype, 64, dropout)
+    layout = Layout("transformers", itemsize, 3, ALL, dropout=dropout > 0, on_gpu=False)
+    assert of_a_layer == 64 * kept_bytes(TINY, layout, "all")
+    assert kept_bytes(TINY, layout, "input") == 64 * itemsize
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_fused_layers_keep_what_is_planned(kept: Any) -> None:
+    import torch
+
+    from emailrl.policy.fused.layer import FusedLayer, Keep, LayerWeights
+
+    model = tiny_model(1, torch.bfloat16)
+    weights = LayerWeights(model.get_base_model().model.layers[0])
+    packed = packed_row(64)
+    states = torch.randn(64, 64, dtype=torch.bfloat16).requires_grad_()
+    rope = (torch.ones(64, 16, dtype=torch.bfloat16), torch.zeros(64, 16, dtype=torch.bfloat16))
+    output = FusedLayer.apply(states, weights, rope, packed.segments, Keep[kept.upper()], *weights.refresh())
+    first, made = output.grad_fn.states
+    found = [first, *(made.qkv or []), *(made.attended or []), *(made.gate_up or [])]
+    found += [one for one in (made.qkv_inner, made.middle, made.gate_up_inner) if one is not None]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}
+    # FlashAttention's log-sum-exp, a float32 a head, does not exist on a CPU.
+    log_sum_exp = 0 if kept == "input" else 4 * TINY.heads
+    assert sum(storages.values()) == 64 * (kept_bytes(TINY, Layout("fused", 2, 3, ALL), kept) - log_sum_exp)
+
+
+def test_bytes_of_the_4b_shape_by_hand() -> None:
+    shape, layout = KNOWN["qwen3-4b"], Layout("fused", 2, 16, ALL)
+    # Input 2560, attention 4096 (and 32 float32), q 4096, k and v 1024, middle 2560, gate and up 9728; LoRA 5·16.
+    assert kept_bytes(shape, layout, "input") == 5120
+    assert kept_bytes(shape, layout, "attention") == 5120 + 8192 + 128
+    assert kept_bytes(shape, layout, "all") == 2 * (2560 + 4096 + 4096 + 2048 + 2560 + 19_456 + 80) + 128 == 69_920
+    # 2 gradients of 2560, 3 of 4096, 3 of 1024, float32 4096, two of 4096 for shared heads; gate and up are gone.
+    assert work_bytes(shape, layout, "all") == 2 * (5120 + 12_288 + 3072 + 8192 + 8192 - 19_456) == 34_816
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
+def test_auto_chooses_by_the_bytes_that_training_chooses_by(name: str) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from emailrl.policy.fused.layer import Keep
+    from emailrl.policy.fused.model import FusedBackbone
+
+    shape = KNOWN[name]
+    config = Qwen3Config(
+        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=128, dtype="bfloat16",
+    )  # fmt: skip
+    with torch.device("meta"):
+        backbone = FusedBackbone(Qwen3ForCausalLM(config).to(torch.bfloat16).requires_grad_(False).model, "auto")
+    layout = Layout("fused", 2, 16, ALL)
+    for kept in KEPT:
+        planned = shape.layers * kept_bytes(shape, layout, kept) + work_bytes(shape, layout, kept)
+        assert planned == pytest.approx(backbone.bytes_for(1, Keep[kept.upper()]), rel=0.3 if kept == "input" else 0.12)
+
+
+def test_auto_keeps_what_fits(tmp_path: Path) -> None:
+    shape, settings, layout = KNOWN["qwen3-4b"], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
+    # 36 layers of 69,920 bytes and 34,816 at work make 2,551,936 bytes a token; nine tenths of the free memory count.
+    enough = int(1000 * 2_551_936 / 0.9) + 1
+    assert choose_kept(shape, settings, layout, 1000, enough) == "all"
+    assert choose_kept(shape, settings, layout, 1000, enough - 1000) == "hidden"
+    assert choose_kept(shape, settings, layout, 1000, 0) == "input"
+    off = settings_with(tmp_path, gradient_checkpointing="off")
+    assert choose_kept(shape, off, layout, 1000, 0) == "all"
+
+
+# -- peaks measured on an H200: docs/gpu.md
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "measured"),
+    [
+        ("Qwen3-0.6B", {"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 16384}, 13.24),
+        ("Qwen3-0.6B", {"gradient_checkpointing": "on", "max_tokens_per_micro_batch": 4096}, 1.833),
+        ("Qwen3-0.6B", {"gradient_checkpointing": "on", "packing": False}, 3.856),
+        ("Qwen3-0.6B", {"backend": "unsloth"}, 2.210),
+        ("Qwen3-4B", {"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 16384}, 44.38),
+        ("Qwen3-4B", {"gradient_checkpointing": "selective", "max_tokens_per_micro_batch": 8192}, 12.32),
+        ("Qwen3-4B", {"gradient_checkpointing": "on", "max_tokens_per_micro_batch": 4096}, 9.334),
+        ("Qwen3-4B", {"gradient_checkpointing": "on", "fused_layers": False}, 14.73),
+        ("Qwen3-4B", {"gradient_checkpointing": "on", "packing": False}, 15.00),
+        ("Qwen3-4B", {"backend": "unsloth"}, 9.827),
+    ],
+)
+def test_measured_peaks_are_planned(tmp_path: Path, model: str, values: dict[str, Any], measured: float) -> None:
+    """48 trajectories of 3,763 tokens on average, 23.6 % trained; the benchmark has neither optimizer nor sampler."""
+    questions = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"}
+    made = make_plan(
+        settings_with(tmp_path, **questions, **values), H200, tokens_per_trajectory=3763, trainable_share=0.236
+    )
+    resident = made.memory.resident
+    peak = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
+    assert peak / GIB == pytest.approx(measured, rel=0.08)
+
+
+# -- the whole of it
+
+
+def test_resident_memory_by_hand(tmp_path: Path) -> None:
+    memory = plan_for(tmp_path, model_name="Qwen/Qwen3-0.6B").memory
+    assert memory.resident["weights"] == 1_192_099_840
+    assert memory.resident["adapter"] == 10 * 10_092_544  # float32 weights and gradients, a bf16 copy
+    assert memory.resident["optimizer"] == 8 * 10_092_544
+    # Below a billion parameters the engine samples from merged projections of its own.
+    assert memory.resident["sampler's copy"] == 2 * 28 * 15_728_640
+    assert plan_for(tmp_path).memory.resident["sampler's copy"] == 4 * 64_225_280  # the 14B shape: the adapter again
+
+
+def test_the_cache_of_the_in_process_engine(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, max_batch_trajectories=10)
+    made = make_plan(settings, H200, tokens_per_trajectory=1000)
+    assert made.memory.sampling["KV cache"] == 10 * 1750 * 163_840  # the longest 1.4 of 1000, its slot 1.25 of that
+
+
+def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B")
+    share = int(0.45 * 139.8 * GIB)
+    assert made.memory.sampling == {"vLLM": share}
+    assert made.memory.vllm_cache_tokens == (share - 8_044_936_192 - 2 * GIB) // 147_456
+    assert made.memory.training["vLLM"] < 2 * GIB
+    awake = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B", vllm_enable_sleep=False)
+    assert awake.memory.training["vLLM"] == share
+    servers = plan_for(tmp_path, engine="vllm", vllm_urls="http://one:8000")
+    assert servers.memory.sampling == {} and servers.memory.vllm_cache_tokens is None
+
+
+def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, "A100-80", engine="vllm")
+    assert not made.memory.fits and made.memory.peak < made.memory.usable
+    assert "tokens of 40,960; turn MAX_MODEL_LEN from 40960 to 20480" in made.verdict
+    assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=20480).memory.fits
+
+
+def test_the_knobs_named_are_enough(tmp_path: Path) -> None:
+    values = {"gradient_checkpointing": "off", "max_batch_trajectories": 4, "model_name": "Qwen/Qwen3-8B"}
+    made = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=32768, **values)
+    assert not made.memory.fits
+    assert "turn MAX_TOKENS_PER_MICRO_BATCH from 32768 to 16384 (saves " in made.verdict
+    assert "or GRADIENT_CHECKPOINTING from off to selective (saves " in made.verdict
+    assert made.larger == "H200"
+    turned = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=16384, **values)
+    assert turned.memory.fits
+    assert made.knobs[0].saves == made.memory.peak - turned.memory.peak
+
+
+def test_knobs_that_only_together_are_enough(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
+    assert len(made.knobs) > 1 and ", and " in made.verdict
+    values = {knob.name.lower(): knob.after for knob in made.knobs}
+    assert plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **values).memory.fits
+
+
+def test_a_model_that_no_setting_makes_fit(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B")
+    assert made.knobs == [] and made.verdict.endswith("choose a smaller model")
+
+
+def test_tokens_and_steps(tmp_path: Path) -> None:
+    values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_turns": 4, "max_tokens": 1000}
+    tokens = plan_for(tmp_path, **values, max_steps=50, eval_steps=10).tokens
+    assert (tokens.trajectories, tokens.per_step, tokens.steps, tokens.evaluations) == (48, 48 * 3800, 50, 6)
+    assert tokens.most_per_trajectory == 900 + 4 * 1000 + 3 * 1700
+    rollout = plan_for(tmp_path, **values, mode="rollout", train_dataset_size=80, num_train_epochs=2).tokens
+    assert rollout.steps == 20
+    with pytest.raises(UsageError, match="longer than the model's context of 40960"):
+        make_plan(settings_with(tmp_path), H200, tokens_per_trajectory=50_000)
+
+
+def test_training_operations_by_hand() -> None:
+    """One layer of one weight each way: 4 operations a weight, attention 3·2·T, head 4 a trained token's product."""
+    shape = Shape("llama", 1, 1, 1, 1, 1, 1, 10, True, 100)
+    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1, "given")
+    layout = Layout("fused", 2, 16, ALL)
+    # 7 weights; 20 tokens: 4·7 + 6·10 a token, and 4·10 for each of the 10 trained.
+    assert training_flops(shape, layout, "all", tokens) == 20 * (28 + 60) + 10 * 40
+    # Again: attention, and all products but the last.
+    assert training_flops(shape, layout, "input", tokens) == 20 * (28 + 60 + 12 + 20) + 10 * 40
+
+
+def test_time_and_cost(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, max_steps=10, eval_steps=100)
+    made = make_plan(settings, H200, price=3.6, num_gpus=2)
+    seconds = made.seconds
+    assert seconds.run == pytest.approx(10 * (seconds.rollout + seconds.score + seconds.train) + seconds.evaluation)
+    assert made.cost == pytest.approx(seconds.run * 2 * 3.6 / 3600)
+    halved = make_plan(settings, H200, utilization=seconds.utilization / 2).seconds
+    assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
+    assert make_plan(settings_with(tmp_path, beta=0), H200).seconds.score == 0
+
+
+# -- a run's own figures, and the command
+
+
+def write_metrics(run: Path) -> None:
+    common = {"seconds": {"rollout": 4.0, "update": 2.0, "total": 8.0}, "num_trajectories": 12}
+    dropped = {"groups_low_std": 1, "trajectories_exception": 5}
+    records = [
+        common | {"total_tokens": 3000, "trainable_tokens": 600, "groups_kept": 3, "dropped": dropped},
+        common | {"total_tokens": 0, "trainable_tokens": 0, "groups_kept": 0, "dropped": {"groups_low_std": 4}},
+        common | {"total_tokens": 6000, "trainable_tokens": 1200, "groups_kept": 4, "dropped": {}}
+        | {"seconds": {"rollout": 6.0, "update": 2.0, "evaluation": 2.0, "total": 12.0}},
+    ]  # fmt: skip
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+
+
+def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "run")
+    measured = measure_run(tmp_path / "run")
+    assert measured.per_trajectory == round(9000 / (9 + 12))  # a quarter of the first step's groups was dropped
+    assert measured.trainable_share == 0.2
+    assert measured.seconds == {"evaluation": 1.0, "rollout": 5.0, "total": 10.0, "update": 2.0}
+    made = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=measured, price=1.0)
+    assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
+    with pytest.raises(UsageError, match=r"holds no metrics\.jsonl"):
+        measure_run(tmp_path)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    fits = CliRunner().invoke(app, ["plan", "--gpu", "H200", "--price", "3", "--json"])
+    assert fits.exit_code == 0
+    [line] = fits.stdout.splitlines()
+    said = json.loads(line)
+    assert said["fits"] and said["model"]["parameters"] == 14_768_307_200
+    assert said["memory"]["peak"] == pytest.approx(
+        max(said["memory"]["training_peak"], said["memory"]["sampling_peak"])
+    )
+    assert said["cost"] == pytest.approx(said["seconds"]["run"] * 3 / 3600, abs=0.01)
+    table = CliRunner().invoke(app, ["plan", "--gpu", "T4"])
+    assert table.exit_code == 1
+    assert "does not fit: " in table.stdout and "KV cache (sampling)" in table.stdout
+
+
+def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
+        find_device("H20")
+    assert "Did you mean H200?" in raised.value.hint
+    assert isinstance(find_device("a100 80GB"), Device) and find_device("A100").gib > 70
+
+
+def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = "from emailrl.cli.app import main; import sys; sys.argv = ['emailrl', 'plan', '--gpu', 'H200', '--json']\n"
+    script += "try:\n    main()\nexcept SystemExit:\n    pass\n"
+    script += "print(sorted({'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
