@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.plan import Plan, find_device, make_plan, measure_run
 from emailrl.plan.activations import KEPT, Layout, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import choose_kept
+from emailrl.plan.memory import choose_kept, training_bytes
 from emailrl.plan.time import training_flops
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import KNOWN, Shape, find_shape, read_shape
@@ -259,6 +260,60 @@ def test_auto_keeps_what_fits(tmp_path: Path) -> None:
     assert choose_kept(shape, settings, layout, 1000, 0) == "input"
     off = settings_with(tmp_path, gradient_checkpointing="off")
     assert choose_kept(shape, off, layout, 1000, 0) == "all"
+
+
+def test_constants_are_those_of_the_code_planned_for() -> None:
+    from emailrl.engines import kv_cache, transformers_engine, weights
+    from emailrl.plan import activations, memory
+    from emailrl.policy import logprobs
+    from emailrl.policy.fused import head, model
+
+    assert activations.CHUNK == head.CHUNK_ELEMENTS == logprobs.CHUNK_ELEMENTS
+    assert memory.SHARE_FOR_KEPT == model._SHARE
+    assert memory.MERGE_LIMIT == weights.MERGE_LIMIT
+    assert memory.CACHE_GROWTH == (1 + kv_cache.GROWTH) / 2
+    assert {
+        False: transformers_engine.PREFILL_TOKENS["cpu"],
+        True: transformers_engine.PREFILL_TOKENS["cuda"],
+    } == memory.PREFILL
+
+
+PEAK_ON_A_CPU = """
+import resource, torch
+from emailrl.policy.load import load_policy
+from emailrl.policy.logprobs import token_logprobs
+from emailrl.settings import Settings
+
+torch.set_num_threads(1)
+policy = load_policy(Settings.model_validate({"model": {"name": "nano", "device": "cpu"}}), trainable=True)
+policy.model.train()
+
+
+def step(rows, width):
+    ids = torch.randint(0, 2000, (rows, width + 1))
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, -width // 4 :] = True
+    token_logprobs(policy.model, ids, mask, entropy=True).logprobs.sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+before = step(2, 16)
+print(step(4, 512) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets glibc's allocator so that freed blocks leave the process")
+def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", PEAK_ON_A_CPU], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shape, layout = find_shape("nano"), Layout("transformers", 4, 16, ALL, on_gpu=False, fused_head=False)
+    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1, "given")
+    planned = training_bytes(shape, layout, "all", 2048, tokens)
+    assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, "all")
+    assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward"], rel=0.15)
 
 
 # -- peaks measured on an H200: docs/gpu.md

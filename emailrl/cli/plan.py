@@ -139,6 +139,7 @@ def _memory(made: Plan) -> list[Row]:
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
         "activations": f"{memory.micro_batch_tokens:,} tokens, {memory.layout.layers} layers keep {_KEPT[memory.kept]}",
         "backward": "the layer, or the vocabulary projection, at work",
+        "heap": "freed blocks that glibc keeps; MALLOC_MMAP_THRESHOLD_=65536 gives them back",
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes a token",
         "vLLM": ""
         if memory.vllm_cache_tokens is None

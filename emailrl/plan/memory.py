@@ -25,6 +25,9 @@ CACHE_GROWTH: Final = 1.25
 """``engines.kv_cache``: slots of the in-process engine grow by half, so are 1 to 1.5 times as long as needed."""
 PREFILL: Final = {False: 1024, True: 8192}
 """``engines.transformers_engine``: tokens of one pass over prompts, on a CPU and on a GPU."""
+HEAP: Final = 1.0
+"""What glibc's heap keeps on a CPU of blocks freed between those that stay, over the activations; measured with nano.
+MALLOC_MMAP_THRESHOLD_=65536 gives them back."""
 ASLEEP: Final = int(1.5 * GIB)
 """What a sleeping vLLM keeps on the card: its context and CUDA graphs. Assumed."""
 VLLM_WORK: Final = 2 * GIB
@@ -155,10 +158,9 @@ def training_bytes(shape: Shape, layout: Layout, kept: Kept, batch: int, tokens:
     longest = tokens.longest
     work = batch * work_bytes(shape, layout, kept, longest)
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
-    return {
-        "activations": batch * shape.layers * kept_bytes(shape, layout, kept, longest),
-        "backward": max(work, head),
-    }
+    activations = batch * shape.layers * kept_bytes(shape, layout, kept, longest)
+    heap = {} if layout.on_gpu else {"heap": int(HEAP * activations)}
+    return {"activations": activations, "backward": max(work, head)} | heap
 
 
 def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int]:
