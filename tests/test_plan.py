@@ -13,7 +13,7 @@ import pytest
 
 from emailrl.cli.app import app
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.plan import Plan, find_device, make_plan, measure_run
+from emailrl.plan import Plan, find_device, make_plan, measure_run, this_machine
 from emailrl.plan.activations import KEPT, Layout, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.memory import choose_kept, training_bytes
@@ -481,6 +481,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         max(said["memory"]["training_peak"], said["memory"]["sampling_peak"])
     )
     assert said["cost"] == pytest.approx(said["seconds"]["run"] * 3 / 3600, abs=0.01)
+    write_metrics(tmp_path / "run")
+    again = CliRunner().invoke(app, ["plan", "--model", "nano", "--run", "run", "--max-steps", "30", "--json"])
+    assert json.loads(again.stdout)["seconds"]["run"] == 300
+    elsewhere = CliRunner().invoke(app, ["plan", "--model", "nano", "--run", "run", "--gpu", "H200", "--json"])
+    said = json.loads(elsewhere.stdout)
+    assert said["seconds"]["measured"] is None and said["tokens"]["source"] == "measured"
     table = CliRunner().invoke(app, ["plan", "--gpu", "T4"])
     assert table.exit_code == 1
     assert "does not fit: " in table.stdout and "KV cache (sampling)" in table.stdout
@@ -491,6 +497,42 @@ def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
         find_device("H20")
     assert "Did you mean H200?" in raised.value.hint
     assert isinstance(find_device("a100 80GB"), Device) and find_device("A100").gib > 70
+
+
+@pytest.mark.parametrize(
+    ("driver", "mib", "kind"),
+    [
+        ("NVIDIA H200", 143_771, "H200"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "H100"),
+        ("NVIDIA A100-SXM4-80GB", 81_920, "A100-80"),
+        ("NVIDIA A100-PCIE-40GB", 40_960, "A100-40"),
+        ("NVIDIA GeForce RTX 4090", 24_564, "4090"),
+        ("Tesla T4", 15_360, "T4"),
+    ],
+)
+def test_this_machines_gpu_is_known_by_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, mib: int, kind: str
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\necho '{driver}, {mib}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = this_machine()
+    assert (found.name, found.gib, found.is_gpu) == (kind, mib / 1024, True)
+
+
+def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emailrl.policy.size.available_memory", lambda: 8 * GIB)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (this_machine().name, this_machine().gib) == ("CPU", 8.0)
+    made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-14B"), this_machine())
+    assert made.verdict.endswith("take a GPU with more memory (H200)")
+    odd = tmp_path / "nvidia-smi"
+    odd.write_text("#!/bin/sh\necho 'Banana 9000, 1000'\n")
+    odd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UsageError, match="Banana 9000 is not in the table"):
+        this_machine()
 
 
 def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def plan(
       emailrl plan --model nano --gpu CPU --json
     """
     from emailrl.plan import find_device, make_plan, measure_run, this_machine
+    from emailrl.plan.report import plan_json
     from emailrl.settings import load_settings
 
     settings = load_settings(
@@ -93,7 +94,7 @@ def plan(
         measured_seconds=gpu is None,
     )
     if json:
-        print_json(made.to_json())
+        print_json(plan_json(made))
     else:
         _print(made)
     if not made.memory.fits:

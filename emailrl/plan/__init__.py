@@ -7,13 +7,12 @@ No torch, no weights and, for the shapes that are built in, no network. What the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from emailrl.errors import UsageError
 from emailrl.plan.advice import Knob, advise, larger_device
 from emailrl.plan.gpus import GIB, Device, find_device, this_machine
-from emailrl.plan.memory import Memory, as_gib, plan_memory
-from emailrl.plan.time import Seconds, plan_seconds, scoring_passes
+from emailrl.plan.memory import Memory, plan_memory
+from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, count_tokens, measure_run
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
@@ -75,66 +74,6 @@ class Plan:
         turned = f"turn {link.join(map(str, self.knobs))}"
         return f"{turned}, or take {larger}" if larger else turned
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; memory in GiB, times in seconds."""
-        memory, tokens, seconds = self.memory, self.tokens, self.seconds
-        model, layout = self.settings.model, memory.layout
-        return {
-            "fits": memory.fits,
-            "verdict": self.verdict,
-            "model": {"name": model.name, "parameters": self.shape.parameters, "lora_parameters": self._adapter()},
-            "device": {"name": self.device.name, "gib": round(self.device.gib, 1), "num_gpus": self.num_gpus},
-            "memory": {
-                "resident": as_gib(memory.resident),
-                "sampling": as_gib(memory.sampling),
-                "training": as_gib(memory.training),
-                "sampling_peak": round(memory.sampling_peak / GIB, 3),
-                "training_peak": round(memory.training_peak / GIB, 3),
-                "peak": round(memory.peak / GIB, 3),
-                "usable": round(memory.usable / GIB, 3),
-                "worst_peak": round(self.worst.peak / GIB, 3),
-                "worst_fits": self.worst.fits,
-                "layers": layout.layers,
-                "kept": memory.kept,
-                "micro_batch_tokens": memory.micro_batch_tokens,
-                "cache_bytes_per_token": self.shape.cache_bytes(layout.itemsize),
-                "vllm_cache_tokens": memory.vllm_cache_tokens,
-                "vllm_needs_tokens": memory.vllm_needs_tokens,
-            },
-            "tokens": {
-                "per_trajectory": tokens.per_trajectory,
-                "longest": tokens.longest,
-                "most_per_trajectory": tokens.most_per_trajectory,
-                "source": tokens.source,
-                "trainable_share": round(tokens.trainable_share, 4),
-                "trajectories_per_step": tokens.trajectories,
-                "per_step": tokens.per_step,
-                "run": tokens.per_step * tokens.steps,
-                "steps": tokens.steps,
-            },
-            "seconds": {
-                "rollout": round(seconds.rollout, 1),
-                "score": round(seconds.score, 1),
-                "train": round(seconds.train, 1),
-                "step": round(seconds.step, 1),
-                "evaluation": round(seconds.evaluation, 1),
-                "evaluations": tokens.evaluations,
-                "scoring_passes": scoring_passes(self.settings),
-                "utilization": round(seconds.utilization, 3),
-                "measured": self.measured.seconds if self.measured else None,
-                "run": round(self.run_seconds, 1),
-            },
-            "price_per_gpu_hour": self.price,
-            "cost": None if self.cost is None else round(self.cost, 2),
-            "change": [
-                {"setting": knob.name, "from": knob.before, "to": knob.after,
-                 "saves_gib": round(knob.saves / GIB, 3), "enough": knob.enough}
-                for knob in self.knobs
-            ],
-            "larger_gpu": self.larger,
-            "notes": self.notes,
-        }  # fmt: skip
-
     @property
     def notes(self) -> list[str]:
         """What the numbers rest on, and what they leave out."""
@@ -148,9 +87,6 @@ class Plan:
             notes.append("training uses one GPU: more of them only cost, unless VLLM_URLS names servers on them")
         notes.append("the mailbox, the judge and saving are not in the times")
         return notes
-
-    def _adapter(self) -> int:
-        return self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
 
 
 def make_plan(

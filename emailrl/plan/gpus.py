@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.errors import UsageError
@@ -74,30 +74,31 @@ def this_cpu() -> Device:
     """This machine without its GPUs: its memory is what is free of it now."""
     from emailrl.policy.size import available_memory
 
-    cpu = DEVICES["cpu"]
-    return Device(cpu.name, available_memory() / GIB, cpu.tflops, cpu.bandwidth, cpu.note, is_gpu=False)
+    return replace(DEVICES["cpu"], gib=available_memory() / GIB)
 
 
 def this_machine() -> Device:
-    """The first GPU here by the driver's word, else the CPU; UsageError for a GPU that is not in the table."""
-    name = _first_gpu()
-    if name is None:
+    """The first GPU here, with its own memory, else the CPU; UsageError for a GPU that is not in the table."""
+    found = _first_gpu()
+    if found is None:
         return this_cpu()
+    name, gib = found
     compact = name.lower().replace(" ", "")
-    large = [DEVICES["a100-40"]] if "a100" in compact and "40gb" in compact else []
-    found = large + [device for key, device in DEVICES.items() if key.split("-")[0] in compact]
-    if not found:
+    kinds = [device for key, device in DEVICES.items() if device.is_gpu and key.split("-")[0] in compact]
+    if not kinds:
         raise UsageError(f"This machine's {name} is not in the table.", "Name a similar one with --gpu.")
-    return found[0]
+    nearest = min(kinds, key=lambda device: abs(device.gib - gib))
+    return replace(nearest, gib=gib)
 
 
-def _first_gpu() -> str | None:
+def _first_gpu() -> tuple[str, float] | None:
+    """Name and GiB of the first GPU that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0] if done.returncode == 0 and lines else None
+        name, mib = done.stdout.strip().splitlines()[0].rsplit(",", 1)
+        return name.strip(), float(mib) / 1024
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return None  # a driver without a card, or one that does not answer: as no GPU

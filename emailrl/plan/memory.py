@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from emailrl.plan.activations import KEPT, WORKSPACES, Kept, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
@@ -221,8 +221,3 @@ def _notes(settings: Settings, layout: Layout) -> list[str]:
     if settings.agent.engine == "openai":
         notes.append("The engine openai cannot be trained with; sampling is left out.")
     return notes
-
-
-def as_gib(parts: dict[str, int]) -> dict[str, Any]:
-    """The same parts in GiB, three digits behind the point."""
-    return {name: round(value / GIB, 3) for name, value in parts.items()}

@@ -1,0 +1,96 @@
+"""A plan as JSON values: memory in GiB, times in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emailrl.plan import Plan
+from emailrl.plan.advice import Knob
+from emailrl.plan.gpus import GIB
+from emailrl.plan.time import scoring_passes
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """What ``emailrl plan --json`` prints."""
+    lora, shape = plan.settings.lora, plan.shape
+    return {
+        "fits": plan.memory.fits,
+        "verdict": plan.verdict,
+        "model": {
+            "name": plan.settings.model.name,
+            "parameters": shape.parameters,
+            "lora_parameters": shape.lora_parameters(lora.lora_rank, lora.target_modules),
+        },
+        "device": {"name": plan.device.name, "gib": round(plan.device.gib, 1), "num_gpus": plan.num_gpus},
+        "memory": _memory(plan),
+        "tokens": _tokens(plan),
+        "seconds": _seconds(plan),
+        "price_per_gpu_hour": plan.price,
+        "cost": None if plan.cost is None else round(plan.cost, 2),
+        "change": [_change(knob) for knob in plan.knobs],
+        "larger_gpu": plan.larger,
+        "notes": plan.notes,
+    }
+
+
+def _change(knob: Knob) -> dict[str, Any]:
+    saves = _gib(knob.saves)
+    return {"setting": knob.name, "from": knob.before, "to": knob.after, "saves": saves, "enough": knob.enough}
+
+
+def _memory(plan: Plan) -> dict[str, Any]:
+    memory = plan.memory
+    parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
+    peaks = {
+        "sampling_peak": memory.sampling_peak,
+        "training_peak": memory.training_peak,
+        "peak": memory.peak,
+        "usable": memory.usable,
+        "worst_peak": plan.worst.peak,
+    }
+    return {
+        **{phase: {name: _gib(size) for name, size in sizes.items()} for phase, sizes in parts.items()},
+        **{name: _gib(size) for name, size in peaks.items()},
+        "worst_fits": plan.worst.fits,
+        "layers": memory.layout.layers,
+        "kept": memory.kept,
+        "micro_batch_tokens": memory.micro_batch_tokens,
+        "cache_bytes_per_token": plan.shape.cache_bytes(memory.layout.itemsize),
+        "vllm_cache_tokens": memory.vllm_cache_tokens,
+        "vllm_needs_tokens": memory.vllm_needs_tokens,
+    }
+
+
+def _tokens(plan: Plan) -> dict[str, Any]:
+    tokens = plan.tokens
+    return {
+        "per_trajectory": tokens.per_trajectory,
+        "longest": tokens.longest,
+        "most_per_trajectory": tokens.most_per_trajectory,
+        "source": tokens.source,
+        "trainable_share": round(tokens.trainable_share, 4),
+        "trajectories_per_step": tokens.trajectories,
+        "per_step": tokens.per_step,
+        "run": tokens.per_step * tokens.steps,
+        "steps": tokens.steps,
+    }
+
+
+def _seconds(plan: Plan) -> dict[str, Any]:
+    seconds = plan.seconds
+    return {
+        "rollout": round(seconds.rollout, 1),
+        "score": round(seconds.score, 1),
+        "train": round(seconds.train, 1),
+        "step": round(seconds.step, 1),
+        "evaluation": round(seconds.evaluation, 1),
+        "evaluations": plan.tokens.evaluations,
+        "scoring_passes": scoring_passes(plan.settings),
+        "utilization": round(seconds.utilization, 3),
+        "measured": plan.measured.seconds if plan.measured else None,
+        "run": round(plan.run_seconds, 1),
+    }
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 3)
