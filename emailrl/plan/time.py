@@ -69,7 +69,8 @@ def plan_seconds(
     speed = device.tflops * 1e12 * share
     train = training_flops(shape, layout, memory.kept, tokens) / speed
     if layout.layers == "fused":
-        batches = math.ceil(tokens.per_step / memory.micro_batch_tokens)
+        together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
+        batches = math.ceil(tokens.trajectories / together)
         train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * forward_flops(shape, tokens) / speed
     samplers = samplers_of(settings, num_gpus)
