@@ -15,7 +15,7 @@ import pytest
 from emailrl.cli.app import app
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plan import Plan, find_device, make_plan, measure_run, this_machine
-from emailrl.plan.activations import KEPT, Layout, kept_bytes, work_bytes
+from emailrl.plan.activations import KEPT, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.memory import choose_kept, training_bytes
 from emailrl.plan.time import scoring_passes, training_flops
@@ -229,6 +229,14 @@ def test_bytes_of_the_4b_shape_by_hand() -> None:
     assert kept_bytes(shape, layout, "all") == 2 * (2560 + 4096 + 4096 + 2048 + 2560 + 19_456 + 80) + 128 == 69_920
     # 2 gradients of 2560, 3 of 4096, 3 of 1024, float32 4096, two of 4096 for shared heads; gate and up are gone.
     assert work_bytes(shape, layout, "all") == 2 * (5120 + 12_288 + 3072 + 8192 + 8192 - 19_456) == 34_816
+
+
+def test_bytes_of_the_head_by_hand() -> None:
+    shape, fused = KNOWN["qwen3-0.6b"], Layout("fused", 2, 16, ALL)
+    # 1,000 states of 1,024 numbers, 2 + 4 + 2 + 2 bytes each; a chunk of 2²⁵ logits and their gradient in bf16.
+    assert head_bytes(shape, fused, 1000) == 10_240_000 + 4 * 33_554_432
+    assert head_bytes(shape, fused, 10) == 102_400 + 4 * 1_519_360
+    assert head_bytes(shape, Layout("transformers", 2, 16, ALL, fused_head=False), 1000) == 10_240_000 + 22 * 33_554_432
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
