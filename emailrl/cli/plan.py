@@ -152,6 +152,7 @@ def _memory(made: Plan) -> list[Row]:
         ("training", memory.training, memory.training_peak),
     ):
         rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
+        remarks["vLLM"] = "asleep" if made.settings.vllm.vllm_enable_sleep else "awake"
         rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
     card = f"{made.device.name}, {memory.usable / gib:.1f} of it can be used"
     return [*rows, ("device", f"{made.device.gib:.2f}", card)]

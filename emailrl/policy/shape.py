@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import resolve_model
+from emailrl.policy.size import check_hub
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
@@ -120,11 +121,11 @@ class Shape:
         return 2 * self.layers * self.keys * itemsize
 
 
-def _qwen(family: str, *sizes: int, tied: bool, head_dim: int = 128, vocab: int = 151936, context: int = 40960) -> Shape:
+def _qwen(
+    family: str, *sizes: int, tied: bool, head_dim: int = 128, vocab: int = 151936, context: int = 40960
+) -> Shape:
     hidden, ffn, layers, heads, kv_heads = sizes
-    return Shape(
-        family, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied, context, biases=family == "qwen2"
-    )
+    return Shape(family, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied, context, biases=family == "qwen2")
 
 
 _QWEN25: Final = {"context": 32768}
@@ -219,10 +220,11 @@ def _fetch_config(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    check_hub(name)
     try:
         return Path(hf_hub_download(name, "config.json", etag_timeout=10))
     except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
         raise EmailRLError(
-            f"The config of '{name}' is not on this machine and cannot be fetched.",
+            f"The config of '{name}' cannot be fetched.",
             f"Name a folder that holds its config.json, or one of {', '.join(KNOWN)}.",
         ) from error

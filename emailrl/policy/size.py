@@ -75,7 +75,7 @@ def load_config(name: str, path: str | Path) -> Any:
     from transformers import AutoConfig
 
     if isinstance(path, str) and not _cached(path):
-        _check_hub(name)
+        check_hub(name)
     try:
         return AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -102,8 +102,11 @@ def _cached(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
-def _check_hub(name: str) -> None:
-    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network."""
+def check_hub(name: str) -> None:
+    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
+
+    Raises UsageError for a name the hub does not know, EmailRLError where it cannot be reached or asks for a licence.
+    """
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
