@@ -517,6 +517,9 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
     assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
     with pytest.raises(UsageError, match=r"holds no metrics\.jsonl"):
         measure_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"total_tokens": 5, "seconds": {"total": 1.0}, "groups_kept": 1}\n')
+    with pytest.raises(UsageError, match="lacks dropped, num_trajectories, trainable_tokens"):
+        measure_run(tmp_path)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
