@@ -156,7 +156,8 @@ def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: py
         subjects, make_questions(3), settings, tmp_path / "out", progress=lambda _, t: heard.append(t.scenario.id)
     )
     assert collector.calls == [1, 1, 1] and heard == ["q0", "q1", "q2"]
-    assert report.conditions["sequential"] and report.results[0].evaluation.num_correct == 1
+    assert report.conditions["sequential"] and report.conditions["environment"] == "mail"
+    assert report.results[0].evaluation.num_correct == 1
 
 
 def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

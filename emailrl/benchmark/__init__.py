@@ -247,6 +247,7 @@ def _conditions(settings: Settings) -> dict[str, Any]:
         "sequential": settings.benchmark.bench_sequential,
         "seed": settings.training.seed,
         "database": settings.store.db,
+        "environment": settings.agent.environment,
     }
 
 

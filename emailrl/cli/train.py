@@ -28,7 +28,9 @@ from emailrl.cli.output import one_line, print_json
 def train(
     mode: Mode = None,
     preset: Preset = None,
-    algorithm: Annotated[str | None, typer.Option(help="grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, …")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, reinforce_pp_baseline, ppo.")
+    ] = None,
     reward: Reward = None,
     environment: Environment = None,
     from_openrlhf: Annotated[

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.fused.model import disable_fused
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -69,6 +70,7 @@ class MergedWeights:
     def __init__(self, base: nn.Module) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
+        disable_fused(self.model)
         for name, module in list(self.model.named_modules()):
             module._forward_hooks.clear()  # hooks of gradient checkpointing: they would ask for gradients here
             if isinstance(module, BaseTunerLayer):

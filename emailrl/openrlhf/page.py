@@ -27,9 +27,9 @@ comments. Tokens are never written. It does not train.
 Two settings that mean the same do not always come to the same number: the last column says what differs. The formulas
 are set against OpenRLHF's in [algorithms.md](algorithms.md).
 
-The three typical combinations of OpenRLHF's list are converted and trained by a test, scaled down to `nano` on demo mail:
-REINFORCE++-baseline and dynamic filtering as they stand, the hybrid engine for eight A100 with the engine in process in
-place of vLLM (four engines that share GPUs with the trainer are not built yet).
+The three typical combinations of OpenRLHF's list are converted and trained by a test, scaled down to `nano` on demo
+mail: REINFORCE++-baseline and dynamic filtering as they stand, the hybrid engine for eight A100 with the engine in
+process in place of vLLM (four engines that share GPUs with the trainer are not built yet).
 """
 _NOT_BUILT: Final = """\
 ## Not built yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from emailrl.rewards.custom import load_reward
 from emailrl.rewards.heuristic import heuristic_reward
 from emailrl.rewards.http_reward import HttpReward, is_url
-from emailrl.rewards.judge import LLMJudge
+from emailrl.rewards.judge import LLMJudge, judge_key
 from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
 from emailrl.rewards.scorer import AnswerCheck, BatchReward, OfflineMatcher, Scorer
 from emailrl.settings import Settings
@@ -18,8 +18,7 @@ def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
 
 def _answer_check(settings: Settings) -> AnswerCheck:
     rewards = settings.rewards
-    has_key = bool(rewards.openrouter_api_key and rewards.openrouter_api_key.get_secret_value())
-    if rewards.judge == "llm" or (rewards.judge == "auto" and has_key):
+    if rewards.judge == "llm" or (rewards.judge == "auto" and judge_key(rewards)):
         return LLMJudge(rewards, concurrency=settings.agent.rollout_concurrency)
     return OfflineMatcher()
 

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import RewardSettings, without_credentials
@@ -40,8 +41,8 @@ class LLMJudge:
     """Asks a model whether an answer is right. Safe to share between threads; the cache also between processes."""
 
     def __init__(self, settings: RewardSettings, *, concurrency: int) -> None:
-        key = settings.openrouter_api_key.get_secret_value() if settings.openrouter_api_key else ""
-        if not key and "openrouter.ai" in settings.judge_base_url:
+        key = judge_key(settings)
+        if not key and _at_openrouter(settings):
             raise UsageError(
                 "The LLM judge at OpenRouter needs a key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
             )
@@ -101,7 +102,7 @@ class LLMJudge:
         raise JudgeError(
             f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} gave no "
             f"verdict: {without_credentials(self._redact(failure))}",
-            "Check the endpoint and OPENROUTER_API_KEY, or set EMAILRL_JUDGE=offline.",
+            "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
         )
 
     def _complete(self, prompt: str) -> str:
@@ -117,6 +118,20 @@ class LLMJudge:
         """The text on one line without the key, or what a server shows of it."""
         hidden = text.replace(self._key, "***") if self._key else text
         return " ".join(re.sub(r"\bsk-[\w*.-]+", "***", hidden).split())[:300]
+
+
+def judge_key(settings: RewardSettings) -> str:
+    """The key for the judge's endpoint, or an empty text; OpenRouter's own key goes to OpenRouter only."""
+    secret = settings.judge_api_key or (settings.openrouter_api_key if _at_openrouter(settings) else None)
+    return secret.get_secret_value() if secret else ""
+
+
+def _at_openrouter(settings: RewardSettings) -> bool:
+    try:
+        host = urlsplit(settings.judge_base_url).hostname or ""
+    except ValueError as error:
+        raise UsageError("JUDGE_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
+    return host == "openrouter.ai" or host.endswith(".openrouter.ai")
 
 
 def read_verdict(reply: str) -> bool | None:

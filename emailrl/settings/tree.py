@@ -172,7 +172,7 @@ class RewardSettings(Section):
     reward_api_key: SecretStr | None = None
     """The key of a reward's server, sent as a bearer token; kept out of logs, dumps and metadata."""
     judge: Literal["auto", "llm", "offline"] = "auto"
-    """auto asks an LLM when OPENROUTER_API_KEY is set, else matches offline."""
+    """auto asks an LLM when there is a key for its endpoint (OPENROUTER_API_KEY), else matches offline."""
     judge_model: str = "google/gemini-2.0-flash-001"
     """The judge's name at its endpoint."""
     judge_base_url: str = "https://openrouter.ai/api/v1"
@@ -180,7 +180,9 @@ class RewardSettings(Section):
     judge_cache: Path = Path("outputs/judge_cache.sqlite")
     """Verdicts on disk: the same answer is never judged twice."""
     openrouter_api_key: SecretStr | None = None
-    """The judge's key; kept out of logs, dumps and metadata."""
+    """OpenRouter's key, sent to no other host; kept out of logs, dumps and metadata."""
+    judge_api_key: SecretStr | None = None
+    """The judge's key where its endpoint is not OpenRouter."""
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds to wait for a remote completion."""
     judge_max_tokens: Positive = 16

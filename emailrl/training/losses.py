@@ -127,6 +127,8 @@ def correction_weights(
     gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
     if ratio_level == "sequence":
         gap, sampled = _masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
+    elif ratio_level != "token":
+        raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
     drawn = torch.zeros_like(gap).masked_fill(~sampled, torch.nan)
     weights = importance_weights(gap, drawn, loss_mask, kind=kind, low=low, high=high)
     free, bounded = gap[sampled].exp(), weights[sampled]

@@ -17,6 +17,8 @@ from emailrl.engines import weights
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
+from emailrl.policy.fused.model import enable_fused, fused_backbone
+from emailrl.policy.packing import enable_packing
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 
@@ -75,6 +77,12 @@ def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_pa
     merged.load(save(trainer, tmp_path / "1"))
     torch.testing.assert_close(logits(merged.model), logits(trainer), rtol=0, atol=1e-5)
     assert not torch.allclose(logits(merged.model), base, atol=0.1)
+
+
+def test_a_copy_for_sampling_leaves_the_fused_layers_of_its_original_behind(trainer: PeftModel) -> None:
+    assert enable_packing(trainer) and enable_fused(trainer, "auto") is None
+    merged = weights.MergedWeights(trainer.get_base_model())
+    assert fused_backbone(merged.model) is None and fused_backbone(trainer) is not None
 
 
 def test_a_version_is_the_same_bits_whatever_came_before_it(trainer: PeftModel, tmp_path: Path) -> None:

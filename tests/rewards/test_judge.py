@@ -46,7 +46,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def settings(stub: StubJudge, tmp_path: Path, **changes: Any) -> RewardSettings:
-    chosen = {"judge_base_url": stub.url, "judge_cache": tmp_path / "cache" / "judge.sqlite", "openrouter_api_key": KEY}
+    chosen = {"judge_base_url": stub.url, "judge_cache": tmp_path / "cache" / "judge.sqlite", "judge_api_key": KEY}
     return RewardSettings(**(chosen | {"litellm_timeout": 5} | changes))
 
 
@@ -203,8 +203,27 @@ def test_which_check_is_chosen(tmp_path: Path) -> None:
     assert chosen(openrouter_api_key=KEY) is LLMJudge
     assert chosen(judge="offline", openrouter_api_key=KEY) is OfflineMatcher
     assert chosen(judge="llm", judge_base_url="http://127.0.0.1:1/v1") is LLMJudge
+    assert chosen(judge_base_url="http://127.0.0.1:1/v1", judge_api_key=KEY) is LLMJudge
+    assert chosen(judge_base_url="http://127.0.0.1:1/v1", openrouter_api_key=KEY) is OfflineMatcher
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
         chosen(judge="llm")
+
+
+def test_openrouters_key_goes_to_no_other_host() -> None:
+    def key(url: str, **keys: str) -> str:
+        return judging.judge_key(RewardSettings(judge_base_url=url, **keys))  # type: ignore[arg-type]
+
+    assert key("https://openrouter.ai/api/v1", openrouter_api_key=KEY) == KEY
+    assert key("https://eu.openrouter.ai/api/v1", openrouter_api_key=KEY) == KEY
+    for other in (
+        "http://127.0.0.1:1/v1",
+        "https://openrouter.ai.evil.example/v1",
+        "https://evil.example/openrouter.ai",
+    ):
+        assert key(other, openrouter_api_key=KEY) == ""
+        assert key(other, openrouter_api_key=KEY, judge_api_key="own") == "own"
+    with pytest.raises(UsageError, match="JUDGE_BASE_URL"):
+        key("http://[half", openrouter_api_key=KEY)
 
 
 def test_credentials_in_the_endpoint_are_never_told(tmp_path: Path) -> None:

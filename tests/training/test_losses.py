@@ -326,6 +326,8 @@ def test_bad_arguments() -> None:
     x, mask = torch.zeros(1, 2), torch.ones(1, 2)
     with pytest.raises(ValueError, match="does not match the loss_mask's"):
         policy_loss(x, x, x, torch.ones(1, 3))
+    with pytest.raises(ValueError, match="unknown ratio_level 'row'"):
+        correction_weights(x, x, mask, kind="tis", low=0.5, high=5.0, ratio_level="row")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dual_clip must be above 1"):
         policy_loss(x, x, x, mask, dual_clip=1.0)
     with pytest.raises(ValueError, match="needs a constant_length"):

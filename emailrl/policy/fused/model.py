@@ -119,6 +119,13 @@ def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
     return reason
 
 
+def disable_fused(model: Any) -> None:
+    """Forget what ``enable_fused`` set up: a copy of a model must not compute with the layers of its original."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if hasattr(base, "emailrl_fused"):
+        del base.emailrl_fused
+
+
 def fused_backbone(model: Any) -> FusedBackbone | None:
     """What ``enable_fused`` set up."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
