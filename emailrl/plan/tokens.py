@@ -122,7 +122,8 @@ def measure_run(run: Path) -> Measured:
     trained = [record for record in read_records(metrics) if record.get("total_tokens") and record.get("seconds")]
     if not trained:
         raise UsageError(f"{metrics} holds no step that trained.", "Name a run that trained at least one step.")
-    lacking = {"trainable_tokens", "num_trajectories", "groups_kept", "dropped"} - set.intersection(*map(set, trained))
+    needed = ("trainable_tokens", "num_trajectories", "groups_kept", "dropped")
+    lacking = {name for name in needed if not all(name in record for record in trained)}
     if lacking:
         raise UsageError(f"{metrics} lacks {', '.join(sorted(lacking))}.", "Name a run of this version of emailrl.")
     tokens = sum(record["total_tokens"] for record in trained)
