@@ -104,7 +104,7 @@ def _packages(deep: bool) -> Iterable[Check]:
     modules = _modules(present) if deep else {}
     errors = import_errors(list(modules.values())) if deep else {}
     for item in wanted:
-        extra = next((name for name in ("vllm", "unsloth", "tensorboard", "dev") if _needs(item, name)), None)
+        extra = next((name for name in ("vllm", "unsloth", "tensorboard", "dev", "bench") if _needs(item, name)), None)
         version = present.get(item.name)
         install = f'pip install "emailrl[{extra}]"' if extra else f'pip install "{item.name}{item.specifier}"'
         essential = extra is None

@@ -157,7 +157,10 @@ def run_benchmark(
     for result in ordered:
         if result.evaluation.exceptions == result.evaluation.num_questions:
             first = result.evaluation.trajectories[0].exception
-            raise EmailRLError(f"{result.subject.label}: every question raised: {first}", f"See {result.trajectories}.")
+            raise EmailRLError(
+                f"{result.subject.label}: every question raised: {first}",
+                f"Check the server or model; all of them are in {result.trajectories}.",
+            )
     return report
 
 

@@ -75,6 +75,7 @@ class OpenAIEngine:
             base_url=self._settings.openai_base_url,
             timeout=self._timeout,
             max_retries=self._settings.openai_retries,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # mail goes to the named host only
         ) as client:
             return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
 
@@ -91,7 +92,7 @@ class OpenAIEngine:
             completion.error = f"HTTP {error.status_code}: {self._plain(error.message)}"
         except openai.APIError as error:
             completion.error = f"{type(error).__name__}: {self._plain(error.message)}"
-        except ValueError as error:  # a reply that is no chat completion
+        except (ValueError, RecursionError) as error:  # a reply that is no chat completion, or nested too deep
             completion.error = f"the server's reply cannot be read: {self._plain(str(error))}"
         completion.seconds = time.perf_counter() - started
         return completion

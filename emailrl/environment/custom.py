@@ -92,6 +92,10 @@ class CustomEnvironment:
         if not isinstance(result, StepResult):
             raise self._wrong("step() of", result, "a StepResult (emailrl.environment)")
         self._check_messages("step() of", result.messages)
+        if not isinstance(result.done, bool):
+            raise self._wrong("step() of", result.done, "a truth value as done")
+        if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
+            raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.trajectory) or None")
         self._call("the tool_args of", json.dumps, result.tool_args)
         ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
         if ran_out:
@@ -128,7 +132,7 @@ class CustomEnvironment:
     def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EmailRLError(f"{what} the environment {self._part.name} raised: {self._part.blame(error)}") from error
 
     def _check_messages(self, what: str, messages: Any) -> None:

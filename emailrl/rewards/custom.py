@@ -60,7 +60,7 @@ class OpenRLHFReward:
 def _call(part: Part, *arguments: object) -> Any:
     try:
         return part.call(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EmailRLError(f"The reward {part.name} raised: {part.blame(error)}") from error
 
 

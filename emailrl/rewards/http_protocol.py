@@ -28,6 +28,8 @@ from emailrl.trajectory import Message, Trajectory
 
 VERSION: Final = 1
 _TERM: Final = "remote"
+MAX_REWARD: Final = 1e9
+"""Rewards beyond it are refused: their squares, of which spreads are made, would leave the range of numbers."""
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -76,8 +78,10 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
         terms = {}
     if not terms or len(terms) != len(values):
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Return a number, or a dict of numbers.")
-    if not math.isfinite(sum(terms.values())):  # of terms that are, too: their sum is the reward
+    if not all(math.isfinite(number) for number in terms.values()):
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Rewards must be finite.")
+    if any(abs(number) > MAX_REWARD for number in (*terms.values(), sum(terms.values()))):
+        raise EmailRLError(f"{scorer} returned {_shown(value)}.", f"Rewards must lie within ±{MAX_REWARD:g}.")
     return terms
 
 

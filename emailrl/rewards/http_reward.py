@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 30.0
 """Seconds; the back-off doubles from one second up to this."""
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""A longer reply is an error: a scorer's numbers never take so much."""
 _WORTH_RETRYING = (408, 409, 425, 429)
 
 
@@ -94,15 +96,20 @@ class HttpReward:
             if response.status_code not in _WORTH_RETRYING and response.status_code < 500:
                 break
         # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
-        raise EmailRLError(f"The scorer {self._shown} gave no rewards: {failure}", "Check the server and its address.")
+        raise EmailRLError(
+            f"The scorer {self._shown} gave no rewards: {failure.rstrip('.')}.", "Check the server and its address."
+        )
 
     def _exchange(self, content: bytes) -> httpx.Response:
         """One request; the whole of it is bounded, as a server that drips a byte at a time never reads as silent."""
         deadline = time.monotonic() + self._settings.reward_timeout
         with self._client.stream("POST", self._url, content=content) as response:
-            chunks = []
+            chunks, size = [], 0
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
+                size += len(chunk)
+                if size > MAX_REPLY_BYTES:
+                    raise httpx.DecodingError(f"the reply is longer than {MAX_REPLY_BYTES >> 20} MiB")
                 if time.monotonic() > deadline:
                     raise httpx.ReadTimeout("the reply took too long")
             return httpx.Response(response.status_code, content=b"".join(chunks))
@@ -117,5 +124,5 @@ class HttpReward:
 def _json(response: httpx.Response, shown: str) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deep to be read
         raise EmailRLError(f"The scorer {shown} replied with what is not JSON: {response.text[:80]!r}") from None

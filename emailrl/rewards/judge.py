@@ -76,6 +76,7 @@ class LLMJudge:
             base_url=self._settings.judge_base_url,
             timeout=self._settings.litellm_timeout,
             max_retries=0,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),  # answers go to the named host only
         )
 
     def _ask(self, prompt: str) -> bool:
@@ -93,6 +94,8 @@ class LLMJudge:
                     break
             except openai.APIError as error:
                 failure = f"{type(error).__name__}: {error.message}"
+            except (ValueError, RecursionError) as error:  # a reply that is no JSON, or nested too deep
+                failure = f"{type(error).__name__}: {error}"
             else:
                 verdict = read_verdict(reply)
                 if verdict is not None:

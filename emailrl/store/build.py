@@ -116,12 +116,16 @@ def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> 
 
 
 def _copy(db: Path, copy: Path) -> None:
-    with (
-        reading(db),
-        contextlib.closing(connect(db, mapped=False)) as source,
-        contextlib.closing(connect_for_loading(copy)) as connection,
-    ):
-        source.backup(connection)
+    with reading(db):
+        source = connect(db, mapped=False)
+    with contextlib.closing(source), contextlib.closing(connect_for_loading(copy)) as connection:
+        try:
+            source.backup(connection)
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                with reading(db):
+                    raise
+            raise  # a full disk is the copy's, not the database's
 
 
 def _newer_than(oldest: tuple[str, str] | None, db: Path) -> int | None:

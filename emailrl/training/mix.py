@@ -95,12 +95,14 @@ def _filters(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
             f"No mean lies between {_given(wanted, 'filter_low')} and {_given(wanted, 'filter_high')}.",
             "Give a lower bound below the upper one.",
         )
-    one = settings.training.num_generations == 1 and wanted.filter_on != "reward"
-    if algorithm.dynamic_filtering and one and low >= 0 and high <= 1:
+    rollouts = settings.training.num_generations
+    reachable = any(low < right / rollouts < high for right in range(rollouts + 1))
+    by_reward = wanted.filter_on == "reward" or (wanted.filter_on is None and settings.training.mode == "simple")
+    if algorithm.dynamic_filtering and not by_reward and low < high and not reachable:
         yield (
-            f"DYNAMIC_FILTERING drops every question under NUM_GENERATIONS=1: one answer is right or wrong, never"
-            f" between {low:g} and {high:g}.",
-            "Use at least 2, or FILTER_ON=reward.",
+            f"DYNAMIC_FILTERING drops every question under NUM_GENERATIONS={rollouts}: the share of right answers is"
+            f" never between {low:g} and {high:g}.",
+            "Use more rollouts, a wider range, or FILTER_ON=reward.",
         )
     buffer = algorithm.overlong_share if wanted.overlong_buffer is None else wanted.overlong_buffer
     if wanted.overlong_penalty != _DEFAULTS.overlong_penalty and not buffer:

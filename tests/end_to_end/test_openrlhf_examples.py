@@ -76,7 +76,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "max_tokens": 96,
         "per_device_train_batch_size": 2,
         "num_generations": 3,
-        "max_refill_rounds": 2,
         "eval_dataset_size": 2,
         "eval_steps": 2,
         "judge": "offline",
@@ -114,7 +113,7 @@ def test_reinforce_with_a_baseline(demo: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_dynamic_filtering(demo: dict[str, Any], tmp_path: Path) -> None:
-    steps, settings = run(FILTERING, demo, tmp_path)
+    steps, settings = run(FILTERING, demo, tmp_path, max_refill_rounds=2)
     assert settings["algorithm"]["dynamic_filtering"] is True and settings["training"]["algorithm"] == "ppo"
     trained = [step for step in steps if step["trainable_tokens"]]
     assert trained and all(step["grad_norm"] > 0 for step in trained)

@@ -69,6 +69,7 @@ class ReplyClient:
             base_url=self._settings.generator_base_url,
             timeout=self._timeout,
             max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # mail goes to the named host only
         )
         return self
 
@@ -121,7 +122,7 @@ class ReplyClient:
                 messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}],
                 max_tokens=self._settings.generator_max_tokens,
             )
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the second: nested too deep to be read
             raise _NoCompletion("it is no JSON") from error
         # The client hands on whatever a server sends, checked against no schema.
         if not isinstance(completion, ChatCompletion) or not isinstance(completion.choices, list):

@@ -80,7 +80,7 @@ def make_plan(
     if not batches:
         raise EmailRLError(
             f"No mailbox has {MIN_MAILS} mails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
-            "Name others with --inbox, or take --generator template.",
+            "Take --generator template.",
         )
     cache = ReplyCache(settings.generator_cache)
     to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
