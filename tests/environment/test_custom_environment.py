@@ -211,6 +211,9 @@ def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, mess
             "StepResult(tool_args={'x': {1}})",
             "tool_args of the environment .* raised: TypeError: Object of type set",
         ),
+        ("Odd", "StepResult(done='maybe')", "gave 'maybe', not a truth value as done"),
+        ("Odd", "StepResult(done=True, stop_reason=7)", "gave 7, not a StopReason"),
+        ("Odd", "exit(3)", r"raised: .*SystemExit: 3"),
         ("BadRubric", "hello", "rubric of the environment .* raised: .*'all' is a set"),
     ],
 )

@@ -21,6 +21,8 @@ def terms(trajectory): return {"a": 1, "b": -0.5}
 def text(trajectory): return "much"
 def endless(trajectory): return float("inf")
 def breaks(trajectory): return 1 / 0
+def leaves(trajectory): raise SystemExit(3)
+def vast(trajectory): return -1e10
 number = 3
 """
 
@@ -68,6 +70,8 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
     [
         ("text", "returned 'much'"),
         ("endless", "must be finite"),
+        ("leaves", r"raised: .*my_rewards.py, line 7: SystemExit: 3"),
+        ("vast", "must lie within ±1e\\+09"),
         ("breaks", r"raised: .*my_rewards.py, line 6: ZeroDivisionError: division by zero"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.store import build, database_fingerprint, open_mailbox
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
@@ -89,6 +89,25 @@ def test_as_if_all_had_been_built_at_once(
                 h for h in found[1] if h.message_id not in undated
             ]
             assert len(found[0]) == len(found[1])
+
+
+def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, email: Make
+) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1, day="2001-05-01")], db)
+    before, connect_for_loading = db.read_bytes(), build.connect_for_loading
+
+    def on_a_full_disk(path: Path) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect_for_loading(path)
+        connection.execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
+    with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
+        build_database([email(2, day="2001-05-02")], db, append=True)
+    assert caught.value.hint == "It was left as it was."
+    assert db.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["mail.db"]
 
 
 def test_newer_and_undated_mail_leaves_the_others_where_they_are(tmp_path: Path, email: Make) -> None:

@@ -141,6 +141,8 @@ def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
         ("grpo", {"filter_low": 0.4}, 3, "FILTER_LOW=0.4 is idle without DYNAMIC_FILTERING"),
         ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, 3, "MAX_REFILL_ROUNDS=3 is idle"),
         ("reinforce_pp", {"dynamic_filtering": True}, 1, "drops every question under NUM_GENERATIONS=1"),
+        # Of three answers none, 1/3, 2/3 or all are right.
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.6}, 3, "drops every question under NUM_GENERATIONS=3"),
         ("grpo", {"overlong_penalty": 0.5}, 3, r"OVERLONG_PENALTY=0\.5 is idle without OVERLONG_BUFFER"),
         ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, 3, "is idle without OVERLONG_BUFFER"),
     ],

@@ -19,7 +19,8 @@ A status of 0 hangs until the stub closes, 1 drips a byte every tenth of a secon
 class ChatStub:
     """Keeps what it is asked and the keys it is shown."""
 
-    def __init__(self, answer: Answer, *, usage: dict[str, Any] | None = None, retry_after: str | None = None) -> None:
+    def __init__(self, answer: Answer, *, usage: dict[str, Any] | None = None, retry_after: str | None = None,
+                 location: str | None = None) -> None:  # fmt: skip
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self._closing = threading.Event()
@@ -53,6 +54,8 @@ class ChatStub:
                 self.send_header("Content-Length", str(len(payload)))
                 if retry_after is not None and status >= 300:
                     self.send_header("Retry-After", retry_after)
+                if location is not None:
+                    self.send_header("Location", location)
                 self.end_headers()
                 try:
                     for byte in payload if status == 1 else [payload]:

@@ -125,7 +125,16 @@ def test_a_reply_without_json_is_asked_for_once_more_and_counted(mail_db: Path, 
 
 
 @pytest.mark.parametrize(
-    "body", ["not json at all", "[]", '{"choices": null}', '{"choices": []}', '{"choices": [{"message": 3}]}', "null"]
+    "body",
+    [
+        "not json at all",
+        "[]",
+        '{"choices": null}',
+        '{"choices": []}',
+        '{"choices": [{"message": 3}]}',
+        "null",
+        pytest.param("[" * 200_000, id="too deep"),
+    ],
 )
 def test_a_body_that_is_no_completion_is_never_a_crash(
     mail_db: Path, serve: Serve, generation: Make, body: str
@@ -156,6 +165,14 @@ def test_a_refused_key_ends_the_run_at_once_and_stays_secret(mail_db: Path, serv
     assert stub.keys == ["Bearer hunter2-key"]
     assert "bad key *** or ***" in str(raised.value)
     assert raised.value.__cause__ is None and raised.value.__context__ is None
+
+
+def test_mail_is_sent_to_no_host_that_a_server_points_to(mail_db: Path, serve: Serve, generation: Make) -> None:
+    other = serve()
+    stub = serve(lambda body, n: (307, "over there"), location=f"{other.url}/chat/completions")
+    with pytest.raises(EmailRLError, match="307"):
+        run(mail_db, generation(stub.url, generator_retries=0), limit=20, sleep=Naps())
+    assert stub.requests and other.requests == []
 
 
 def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve, generation: Make) -> None:
