@@ -19,7 +19,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import MARKUP, parse_tool_calls
 from emailrl.errors import UsageError
-from emailrl.settings import Settings, without_credentials
+from emailrl.settings import Settings, redacted
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class OpenAIEngine:
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIStatusError as error:
-            completion.error = f"HTTP {error.status_code}: {self._plain(error.message)}"
+            completion.error = f"HTTP {error.status_code}: {redacted(error.message, self._key)}"
         except openai.APIError as error:
-            completion.error = f"{type(error).__name__}: {self._plain(error.message)}"
+            completion.error = f"{type(error).__name__}: {redacted(error.message, self._key)}"
         except (ValueError, RecursionError) as error:  # a reply that is no chat completion, or nested too deep
-            completion.error = f"the server's reply cannot be read: {self._plain(str(error))}"
+            completion.error = f"the server's reply cannot be read: {redacted(str(error), self._key)}"
         completion.seconds = time.perf_counter() - started
         return completion
 
@@ -152,11 +152,6 @@ class OpenAIEngine:
             completion.cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
         elif isinstance(stated := getattr(usage, "cost", None), (int, float)):
             completion.cost = float(stated)
-
-    def _plain(self, text: str) -> str:
-        """The text on one line, without the key or what a server shows of it."""
-        hidden = text.replace(self._key, "***") if self._key else text
-        return without_credentials(" ".join(re.sub(r"\bsk-[\w*.-]+", "***", hidden).split()))[:300]
 
 
 def as_api(message: Message) -> dict[str, Any]:

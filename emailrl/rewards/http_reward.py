@@ -15,7 +15,7 @@ import httpx
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.rewards.http_protocol import read_reply, request_body
 from emailrl.rewards.scorer import Terms
-from emailrl.settings import RewardSettings, without_credentials
+from emailrl.settings import RewardSettings, redacted, without_credentials
 from emailrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class HttpReward:
         try:
             return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}")]
         except EmailRLError as error:
-            told = EmailRLError(self._redact(error.message), error.hint)
+            told = EmailRLError(redacted(error.message, *self._secrets, limit=500), error.hint)
             logger.warning("%d trajectories got no reward: %s", len(batch), told)
             return [told] * len(batch)
 
@@ -113,12 +113,6 @@ class HttpReward:
                 if time.monotonic() > deadline:
                     raise httpx.ReadTimeout("the reply took too long")
             return httpx.Response(response.status_code, content=b"".join(chunks))
-
-    def _redact(self, text: str) -> str:
-        """The text on one line without the key or the password, should a server repeat them."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return " ".join(without_credentials(text).split())[:500]
 
 
 def _json(response: httpx.Response, shown: str) -> Any:

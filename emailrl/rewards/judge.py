@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.settings import RewardSettings, without_credentials
+from emailrl.settings import RewardSettings, is_openrouter, redacted, without_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -104,7 +104,7 @@ class LLMJudge:
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         raise JudgeError(
             f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} gave no "
-            f"verdict: {without_credentials(self._redact(failure))}",
+            f"verdict: {redacted(failure, self._key)}",
             "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
         )
 
@@ -116,11 +116,6 @@ class LLMJudge:
             max_tokens=self._settings.judge_max_tokens,
         )
         return response.choices[0].message.content or "" if response.choices else ""
-
-    def _redact(self, text: str) -> str:
-        """The text on one line without the key, or what a server shows of it."""
-        hidden = text.replace(self._key, "***") if self._key else text
-        return " ".join(re.sub(r"\bsk-[\w*.-]+", "***", hidden).split())[:300]
 
 
 def judge_key(settings: RewardSettings) -> str:
@@ -134,7 +129,7 @@ def _at_openrouter(settings: RewardSettings) -> bool:
         host = urlsplit(settings.judge_base_url).hostname or ""
     except ValueError as error:
         raise UsageError("JUDGE_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
-    return host == "openrouter.ai" or host.endswith(".openrouter.ai")
+    return is_openrouter(host)
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -1,5 +1,6 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
+from emailrl.settings.credentials import is_openrouter, redacted, without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
@@ -17,7 +18,6 @@ from emailrl.settings.tree import (
     Settings,
     StoreSettings,
     run_root,
-    without_credentials,
 )
 
 __all__ = [
@@ -44,7 +44,9 @@ __all__ = [
     "TrackingSettings",
     "TrainingSettings",
     "VllmSettings",
+    "is_openrouter",
     "load_settings",
+    "redacted",
     "run_root",
     "without_credentials",
 ]

@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from emailrl.settings.credentials import without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
-
-_CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
-_SECRET_PARAMETER: Final = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|password|signature)[^=&#\s]*=)[^&#\s]+")
-
-
-def without_credentials(text: str) -> str:
-    """The text with `user:password@`, and the values of parameters that name a key, taken out of every URL in it."""
-    return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("//", text))
 
 
 def _no_held_out_split(name: str) -> str:

@@ -12,36 +12,13 @@ import tarfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
+from store.made_mail import make_tar, names, text
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.sources import RawEmail, Skipped, open_source
 from emailrl.store.sources.rows import COLUMNS, row_to_email
-
-
-def text(number: int, size: int = 10) -> bytes:
-    return f"Message-ID: <{number}@x>\nFrom: ann@x.org\nTo: bob@x.org\nSubject: s{number}\n\n{'b' * size}".encode()
-
-
-def names(source: Path, **options: Any) -> list[str]:
-    """The ids of the mails, ``reason:name`` for what is skipped, in order."""
-    return [
-        email.message_id if isinstance(email, RawEmail) else f"{email.reason}:{email.file_name}"
-        for email in open_source(source, **options)
-    ]
-
-
-def make_tar(members: dict[str, bytes], tar_format: int = tarfile.GNU_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
 
 MEMBERS = {"m/a/1.": text(1), "m/a/2.": text(2, 511), "m/b/3.": text(3, 5000), "m/b/4.": text(4, 0)}
 IDS = ["<1@x>", "<2@x>", "<3@x>", "<4@x>"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +10,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.llm.cache import Reply
 from emailrl.scenarios.llm.plan import host_of, tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
-from emailrl.settings import GenerationSettings, without_credentials
+from emailrl.settings import GenerationSettings, is_openrouter, redacted, without_credentials
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -107,7 +106,9 @@ class ReplyClient:
                 failure = f"{type(error).__name__.strip('_')}: {error}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         kind = PromptRefused if refused else GenerationError
-        told = without_credentials(f"{self._settings.generator_base_url} gave no reply: {self._redact(failure)}")
+        told = without_credentials(
+            f"{self._settings.generator_base_url} gave no reply: {redacted(failure, self._key).rstrip('.')}"
+        )
         raise kind(
             f"{self._settings.generator_model} at {told}.",
             "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; the same command goes on where this one stopped.",
@@ -136,11 +137,6 @@ class ReplyClient:
             _count(completion.usage, "completion_tokens", len(text) // 3),
         )
 
-    def _redact(self, text: str) -> str:
-        """The text on one line without the key, or what a server shows of it."""
-        hidden = text.replace(self._key, "***") if self._key else text
-        return " ".join(re.sub(r"\bsk-[\w*.-]+", "***", hidden).split())[:300].rstrip(".")
-
 
 def _count(usage: openai.types.CompletionUsage | None, name: str, otherwise: int) -> int:
     """A count of tokens as the server tells it; ``otherwise`` where it tells none that can be one."""
@@ -151,8 +147,7 @@ def _count(usage: openai.types.CompletionUsage | None, name: str, otherwise: int
 
 
 def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:
-    host = host_of(settings.generator_base_url)
-    at_openrouter = host == "openrouter.ai" or host.endswith(".openrouter.ai")
+    at_openrouter = is_openrouter(host_of(settings.generator_base_url))
     secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
     key = secret.get_secret_value() if secret else ""
     if at_openrouter and not key:
