@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"scenarios"},
     {"store", "checkpoints"},
     {"recording"},
-    {"trajectory", "custom"},
+    {"trajectory", "custom", "remote"},
     {"settings"},
     {"errors", "disk"},
 ]

@@ -19,7 +19,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import MARKUP, parse_tool_calls
 from emailrl.errors import UsageError
-from emailrl.settings import Settings, redacted
+from emailrl.settings import Settings, is_openrouter, redacted
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from openai.types import CompletionUsage
     from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-OPENROUTER, OPENAI = "openrouter.ai", "api.openai.com"
+OPENAI = "api.openai.com"
 TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 """What the limit of sampled tokens is called, elsewhere and at OpenAI."""
 
@@ -56,8 +56,12 @@ class OpenAIEngine:
         self._settings = settings.openai
         self._tools = list(tools)
         self._concurrency = settings.agent.rollout_concurrency
-        self._host = urlsplit(self._settings.openai_base_url).hostname or ""
-        self._key = _key(settings, self._host)
+        try:
+            self._at_openrouter = is_openrouter(self._settings.openai_base_url)
+            self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
+        except ValueError as error:
+            raise UsageError("OPENAI_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
+        self._key = _key(settings, self._at_openrouter)
         self._timeout = settings.rewards.litellm_timeout
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
@@ -68,19 +72,18 @@ class OpenAIEngine:
         """Nothing is held between two calls of ``generate``."""
 
     async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
-        import openai
+        from emailrl.remote.chat import connect_async
 
-        async with openai.AsyncOpenAI(
-            api_key=self._key or "none",  # the client insists on one; local servers take any
-            base_url=self._settings.openai_base_url,
-            timeout=self._timeout,
-            max_retries=self._settings.openai_retries,
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # mail goes to the named host only
+        wanted = self._settings
+        async with connect_async(
+            wanted.openai_base_url, self._key, timeout=self._timeout, retries=wanted.openai_retries
         ) as client:
             return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
 
     async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
         import openai
+
+        from emailrl.remote.chat import told
 
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
@@ -88,10 +91,8 @@ class OpenAIEngine:
             self._read(await self._ask(client, request), completion)
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
-        except openai.APIStatusError as error:
-            completion.error = f"HTTP {error.status_code}: {redacted(error.message, self._key)}"
         except openai.APIError as error:
-            completion.error = f"{type(error).__name__}: {redacted(error.message, self._key)}"
+            completion.error = redacted(told(error), self._key)
         except (ValueError, RecursionError) as error:  # a reply that is no chat completion, or nested too deep
             completion.error = f"the server's reply cannot be read: {redacted(str(error), self._key)}"
         completion.seconds = time.perf_counter() - started
@@ -113,7 +114,7 @@ class OpenAIEngine:
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
-        length = TOKEN_LIMITS[self._host == OPENAI]
+        length = TOKEN_LIMITS[self._at_openai]
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [as_api(message) for message in request.messages],
@@ -128,7 +129,7 @@ class OpenAIEngine:
             body["top_p"] = sampling.top_p
         if sampling.top_k:
             extra["top_k"] = sampling.top_k
-        if self._host == OPENROUTER:
+        if self._at_openrouter:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
 
@@ -202,10 +203,10 @@ def harmless(text: str) -> str:
     return text
 
 
-def _key(settings: Settings, host: str) -> str:
+def _key(settings: Settings, at_openrouter: bool) -> str:
     """OpenRouter's key for OpenRouter alone; any other server never sees it."""
-    secret = settings.rewards.openrouter_api_key if host == OPENROUTER else settings.openai.openai_api_key
-    if host == OPENROUTER and secret is None:
+    secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
+    if at_openrouter and secret is None:
         raise UsageError(
             "The engine openai at OpenRouter needs a key.",
             "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server.",

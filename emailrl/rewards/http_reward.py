@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
@@ -13,6 +12,8 @@ from typing import Any
 import httpx
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.reply import Body, EndlessReply
+from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.http_protocol import read_reply, request_body
 from emailrl.rewards.scorer import Terms
 from emailrl.settings import RewardSettings, redacted, without_credentials
@@ -20,11 +21,8 @@ from emailrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-LONGEST_WAIT = 30.0
-"""Seconds; the back-off doubles from one second up to this."""
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """A longer reply is an error: a scorer's numbers never take so much."""
-_WORTH_RETRYING = (408, 409, 425, 429)
 
 
 def is_url(name: str) -> bool:
@@ -81,19 +79,20 @@ class HttpReward:
     def _post(self, body: dict[str, Any]) -> Any:
         """The reply's JSON; raises EmailRLError when there is none after the last try."""
         # ASCII alone: what stands in a mail need not be encodable.
-        content, failure = json.dumps(body).encode(), ""
-        for attempt in range(self._settings.reward_retries + 1):
-            if attempt:
-                sleep(min(LONGEST_WAIT, 2.0 ** (attempt - 1)))
+        content, failure, wait = json.dumps(body).encode(), "", 0.0
+        for tries in range(self._settings.reward_retries + 1):
+            if tries:
+                sleep(pause(tries, wait))
+            wait = 0.0
             try:
                 response = self._exchange(content)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, EndlessReply) as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
             if response.is_success:
                 return _json(response, self._shown)
-            failure = f"HTTP {response.status_code}: {response.text[:200]}"
-            if response.status_code not in _WORTH_RETRYING and response.status_code < 500:
+            failure, wait = f"HTTP {response.status_code}: {response.text[:200]}", pause_asked_for(response.headers)
+            if not may_pass(response.status_code):
                 break
         # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
         raise EmailRLError(
@@ -101,18 +100,11 @@ class HttpReward:
         )
 
     def _exchange(self, content: bytes) -> httpx.Response:
-        """One request; the whole of it is bounded, as a server that drips a byte at a time never reads as silent."""
-        deadline = time.monotonic() + self._settings.reward_timeout
+        body = Body(MAX_REPLY_BYTES, self._settings.reward_timeout)
         with self._client.stream("POST", self._url, content=content) as response:
-            chunks, size = [], 0
-            for chunk in response.iter_bytes():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > MAX_REPLY_BYTES:
-                    raise httpx.DecodingError(f"the reply is longer than {MAX_REPLY_BYTES >> 20} MiB")
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout("the reply took too long")
-            return httpx.Response(response.status_code, content=b"".join(chunks))
+            for piece in response.iter_bytes():
+                body.take(piece)
+            return httpx.Response(response.status_code, content=body.whole())
 
 
 def _json(response: httpx.Response, shown: str) -> Any:

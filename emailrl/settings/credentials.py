@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 _SECRET_PARAMETER: Final = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|password|signature)[^=&#\s]*=)[^&#\s]+")
@@ -26,6 +27,11 @@ def redacted(text: str, *secrets: str, limit: int = 300) -> str:
     return without_credentials(" ".join(_SHOWN_KEY.sub("***", text).split()))[:limit]
 
 
-def is_openrouter(host: str) -> bool:
-    """Whether a host, in lower case, is OpenRouter's."""
-    return host == "openrouter.ai" or host.endswith(".openrouter.ai")
+def is_openrouter(url: str) -> bool:
+    """Whether requests to an address go to OpenRouter, and nobody on the way reads them: https, its host or one below.
+
+    ValueError for what is no address.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return parts.scheme == "https" and (host == "openrouter.ai" or host.endswith(".openrouter.ai"))

@@ -267,6 +267,17 @@ def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> Non
     assert "sk-x" not in json.dumps(settings.public())
 
 
+def test_whose_key_goes_where(tmp_path: Path) -> None:
+    def key(url: str) -> str:
+        keys = {"openai_api_key": "sk-own", "openrouter_api_key": "sk-router"}
+        return OpenAIEngine(settings_for(url, tmp_path, **keys), [])._key
+
+    assert key("https://openrouter.ai/api/v1") == key("https://eu.openrouter.ai/api/v1") == "sk-router"
+    assert key("http://openrouter.ai/api/v1") == key("https://openrouter.ai.evil.example/v1") == "sk-own"
+    with pytest.raises(UsageError, match="OPENAI_BASE_URL is no address"):
+        key("https://[half")
+
+
 def test_a_rollout_through_the_mailbox_sums_usage(serve: Callable[..., StubServer], tmp_path: Path) -> None:
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         return 200, said(None, ANSWER if body["messages"][-1]["role"] == "tool" else SEARCH)

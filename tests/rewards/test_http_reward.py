@@ -214,7 +214,7 @@ def test_it_asks_again_with_longer_and_longer_waits(serve: Serve, waits: list[fl
 def test_it_gives_up_after_the_last_try(serve: Serve, waits: list[float]) -> None:
     stub = serve(lambda *_: (503, "busy"))
     assert all("HTTP 503: busy" in (t.exception or "") for t in score(stub.url, reward_retries=7))
-    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] and len(stub.requests) == 8
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0] and len(stub.requests) == 8
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404])
@@ -236,7 +236,7 @@ def test_no_server(waits: list[float]) -> None:
 def test_a_slow_server_is_given_up(serve: Serve, how: dict[str, float]) -> None:
     begun = time.monotonic()
     played = score(serve(rewards(), **how).url, reward_timeout=0.4, reward_retries=0)
-    assert all("ReadTimeout" in (t.exception or "") for t in played)
+    assert all(re.search("ReadTimeout|no whole reply within 0.4 s", t.exception or "") for t in played)
     assert time.monotonic() - begun < 2.5
 
 

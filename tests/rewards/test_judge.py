@@ -217,6 +217,7 @@ def test_openrouters_key_goes_to_no_other_host() -> None:
     assert key("https://eu.openrouter.ai/api/v1", openrouter_api_key=KEY) == KEY
     for other in (
         "http://127.0.0.1:1/v1",
+        "http://openrouter.ai/api/v1",
         "https://openrouter.ai.evil.example/v1",
         "https://evil.example/openrouter.ai",
     ):

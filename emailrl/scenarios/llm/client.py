@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.scenarios.llm.cache import Reply
-from emailrl.scenarios.llm.plan import host_of, tokens_of_prompt
+from emailrl.scenarios.llm.plan import tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
 from emailrl.settings import GenerationSettings, is_openrouter, redacted, without_credentials
 
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
     import openai
     from pydantic import SecretStr
 
-LONGEST_WAIT: Final = 60.0
-"""Seconds; the back-off doubles from one second up to this, and a server that asks for more is asked sooner."""
 _REFUSED: Final = (400, 413, 422)
 """What a server says to one prompt it will not have: too long for the model, or filtered."""
-_LATER: Final = (408, 409, 425, 429)
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -60,16 +58,9 @@ class ReplyClient:
         self._sleep = sleep
 
     async def __aenter__(self) -> ReplyClient:
-        import openai
+        from emailrl.remote.chat import connect_async
 
-        # The client insists on a key; local servers take any. Retrying is done here, where it can be counted.
-        self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none",
-            base_url=self._settings.generator_base_url,
-            timeout=self._timeout,
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # mail goes to the named host only
-        )
+        self._client = connect_async(self._settings.generator_base_url, self._key, timeout=self._timeout)
         return self
 
     async def __aexit__(
@@ -84,33 +75,34 @@ class ReplyClient:
         """
         import openai
 
+        from emailrl.remote.chat import told
+
         failure, wait = "", 0.0
         refused = False
-        for attempt in range(self._settings.generator_retries + 1):
-            if attempt:
-                await self._sleep(min(LONGEST_WAIT, max(wait, 2.0 ** (attempt - 1))))
+        for tries in range(self._settings.generator_retries + 1):
+            if tries:
+                await self._sleep(pause(tries, wait))
                 if is_over():
                     break
             wait = 0.0
             try:
                 async with asyncio.timeout(self._timeout):
                     return await self._complete(batch)
-            except openai.APIStatusError as error:
-                failure, wait = f"HTTP {error.status_code}: {error.message}", _retry_after(error)
-                refused = error.status_code in _REFUSED
-                if error.status_code not in _LATER and error.status_code < 500:
-                    break
+            except openai.APIError as error:
+                failure = told(error)
+                if isinstance(error, openai.APIStatusError):
+                    wait, refused = pause_asked_for(error.response.headers), error.status_code in _REFUSED
+                    if not may_pass(error.status_code):
+                        break
             except TimeoutError:
                 failure = f"no reply within {self._timeout:g} s"
-            except (openai.APIError, _NoCompletion) as error:
-                failure = f"{type(error).__name__.strip('_')}: {error}"
+            except _NoCompletion as error:
+                failure = f"NoCompletion: {error}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         kind = PromptRefused if refused else GenerationError
-        told = without_credentials(
-            f"{self._settings.generator_base_url} gave no reply: {redacted(failure, self._key).rstrip('.')}"
-        )
+        server = without_credentials(self._settings.generator_base_url)
         raise kind(
-            f"{self._settings.generator_model} at {told}.",
+            f"{self._settings.generator_model} at {server} gave no reply: {redacted(failure, self._key).rstrip('.')}.",
             "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; the same command goes on where this one stopped.",
         )
 
@@ -147,7 +139,7 @@ def _count(usage: openai.types.CompletionUsage | None, name: str, otherwise: int
 
 
 def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:
-    at_openrouter = is_openrouter(host_of(settings.generator_base_url))
+    at_openrouter = is_openrouter(settings.generator_base_url)
     secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
     key = secret.get_secret_value() if secret else ""
     if at_openrouter and not key:
@@ -156,11 +148,3 @@ def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> 
             "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none.",
         )
     return key
-
-
-def _retry_after(error: openai.APIStatusError) -> float:
-    """The seconds a server asks to wait; 0 where it says nothing readable."""
-    try:
-        return max(0.0, float(error.response.headers.get("retry-after", "")))
-    except ValueError:
-        return 0.0

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from scenarios.llm.chat_stub import ChatStub, good, mails_of
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote import chat
 from emailrl.scenarios.llm import GenerationError, Harvest, Plan, QuestionWriter, harvest, make_plan
 from emailrl.settings import GenerationSettings
 from emailrl.store.build import build_database
@@ -145,6 +146,19 @@ def test_a_body_that_is_no_completion_is_never_a_crash(
     assert result.dropped.get("unreadable_reply", 0) == (len(result.scenarios) == 10)
 
 
+def test_a_reply_without_end_is_not_read_to_its_end(
+    mail_db: Path, serve: Serve, generation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_REPLY_BYTES", 1 << 20)
+    stub = serve(lambda request, n: (2, " " * (2 << 20)) if n == 1 else good(request, n))
+    naps = Naps()
+    run(mail_db, generation(stub.url, generator_concurrency=1), limit=20, sleep=naps)
+    assert (naps.seconds, len(stub.requests)) == ([1.0], 3)
+    endless = serve(lambda request, n: (2, " " * (2 << 20)))
+    with pytest.raises(GenerationError, match="gave no reply: APIConnectionError: the reply is longer than 1 MiB"):
+        run(mail_db, generation(endless.url, generator_retries=0, generator_model="n"), limit=10)
+
+
 def test_one_refused_prompt_is_counted_and_all_refused_end_the_run(
     mail_db: Path, serve: Serve, generation: Make
 ) -> None:
@@ -184,6 +198,8 @@ def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve
             QuestionWriter(generation(url))
         QuestionWriter(generation(url), openrouter_api_key=SecretStr("router-key"))
     QuestionWriter(generation("https://notopenrouter.ai.example/v1"))
+    in_the_clear = QuestionWriter(generation("http://openrouter.ai/v1"), openrouter_api_key=SecretStr("router-key"))
+    assert in_the_clear._client._key == ""
 
 
 def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serve: Serve, generation: Make) -> None:
