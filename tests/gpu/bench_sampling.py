@@ -167,9 +167,11 @@ def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[An
 
 @dataclass
 class Scripted:
-    """The mail environment, playing its own calls whatever the model says."""
+    """The mail environment, playing its own calls whatever the model says: ``rounds`` of search and read, an answer."""
 
     inner: Any
+    rounds: int = 2
+    max_results: int = 10
     number: int = 0
     found: str | None = None
 
@@ -188,10 +190,11 @@ class Scripted:
         from emailrl.trajectory import Message, ToolCall
 
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
-        search = ToolCall("search_emails", {"keywords": [words[self.number // 2]], "max_results": 10})
+        keywords = [words[self.number // 2 % len(words)]]
+        search = ToolCall("search_emails", {"keywords": keywords, "max_results": self.max_results})
         answer = ToolCall("return_final_answer", {"answer": "I don't know", "sources": []})
         read = ToolCall("read_email", {"message_id": self.found}) if self.found else search
-        call = [search, read, search, read, answer][self.number]
+        call = [*[search, read] * self.rounds, answer][self.number]
         self.number += 1
         result = self.inner.step(Message("assistant", message.content, [call]))
         if call.name == "search_emails" and (hits := json.loads(result.tool_result)):
@@ -204,13 +207,16 @@ class Timed:
     """An engine whose completions have the lengths of the script, and count as ended however they end."""
 
     engine: Any
+    shortest: int = SHORTEST
+    longest: int = LONGEST
+    """Tokens of a completion."""
     between: float = 0.0
 
     def generate(self, requests: Sequence[Any], advance: Any) -> list[Any]:
         """See ``Engine.generate``."""
 
         def of_length(request: Any) -> Any:
-            length = SHORTEST + request.seed % (LONGEST - SHORTEST + 1)
+            length = self.shortest + request.seed % (self.longest - self.shortest + 1)
             return replace(request, sampling=replace(request.sampling, max_tokens=length))
 
         def go_on(completion: Any) -> Any:
