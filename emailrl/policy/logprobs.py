@@ -45,6 +45,7 @@ def token_logprobs(
     entropy: bool = False,
     entropy_grad: bool = False,
     value_head: Callable[[Tensor], Tensor] | None = None,
+    shared: Tensor | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenLogprobs:
     """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
@@ -52,13 +53,15 @@ def token_logprobs(
     Padding needs no attention mask: it stands on the right, and a causal model looks left only. ``temperature`` 0
     (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
     ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
+    ``shared`` ``(B,)``: how many first tokens of a row are those of the row before it (0 in the first); a model that
+    takes packed rows computes them once.
     Raises ValueError where the first token of a row is in the mask, since nothing predicts it.
     """
     trainable = loss_mask.bool()
     if trainable[:, :1].any():
         raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
     rows, columns = trainable.nonzero(as_tuple=True)
-    hidden = _predicting_states(model, token_ids, trainable)
+    hidden = _predicting_states(model, token_ids, trainable, shared)
     labels = token_ids[rows, columns]
     tau = temperature if temperature > 0 else 1.0
     if fused_backbone(model) is not None and not entropy_grad and _has_plain_head(model):
@@ -110,11 +113,11 @@ def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> T
     return flat.new_zeros(shape).index_put((rows, columns), flat)
 
 
-def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor) -> Tensor:
+def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:
     """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
     fused = fused_backbone(model)
     if trainable.any() and (fused is not None or (len(token_ids) > 1 and takes_packed(model))):
-        packed = pack(token_ids, trainable)
+        packed = pack(token_ids, trainable, shared)
         if fused is not None:
             return fused(packed)
         hidden: Tensor = _causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]

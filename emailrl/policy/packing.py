@@ -7,70 +7,59 @@ transformers' own SDPA attention, so that one loaded model serves sampling and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from emailrl.policy.varlen import uses_flash, varlen_attention
+from emailrl.policy.varlen import Segments, uses_flash, varlen_attention
 
 PACKED = "emailrl_packed"
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """Where each sample stands in a packed row of ``P`` tokens."""
-
-    cu_seqlens: Tensor
-    """Bounds, ``(num_samples + 1,)`` int32, on the model's device: sample i is ``cu_seqlens[i]:cu_seqlens[i + 1]``."""
-    bounds: tuple[int, ...]
-    """The same numbers on the host."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sample."""
-        return max(end - start for start, end in pairwise(self.bounds))
-
-
-@dataclass(frozen=True, slots=True)
 class PackedRow:
-    """The tokens of a padded batch that any trained token depends on, in one row."""
+    """The tokens of a padded batch that any trained token depends on, in one row; each shared one once."""
 
     token_ids: Tensor
     """``(1, P)``"""
     position_ids: Tensor
-    """``(1, P)``, from 0 in each sample."""
+    """``(1, P)``, where each token stands in its sample."""
     segments: Segments
+    """One for each sample; its queries are the tokens that it shares with none before it."""
     gather: Tensor
     """Positions in the row that predict a trained token, in the order of ``loss_mask.nonzero()``."""
 
 
-def pack(token_ids: Tensor, trainable: Tensor) -> PackedRow:
+def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> PackedRow:
     """Flatten ``token_ids`` ``(B, T)`` by the bool mask ``trainable`` ``(B, T)``, whose first column is False.
 
     A row ends before its last trained token: under causal attention nothing later is seen by a log-probability, and
-    the last token is only predicted. Rows that train nothing vanish. Raises ValueError where nothing is trained.
+    the last token is only predicted. Rows that train nothing vanish. The first ``shared`` ``(B,)`` tokens of a row are
+    those of the row before it, and are computed there alone: so far back a causal model cannot tell the two apart,
+    trained tokens or not. Raises ValueError where nothing is trained.
     """
     steps = torch.arange(token_ids.shape[1], device=token_ids.device)
     lengths = (trainable * steps).amax(dim=1)
-    kept = steps < lengths[:, None]
-    starts = lengths.cumsum(0) - lengths
-    rows, columns = trainable.nonzero(as_tuple=True)
-    ends = [0]
-    for length in lengths.tolist():
-        if length:
-            ends.append(ends[-1] + length)
-    if len(ends) == 1:
+    needed = steps < lengths[:, None]
+    own = needed
+    if shared is not None:
+        own = needed & (steps >= torch.minimum(shared, lengths.roll(1))[:, None])
+    # A token that a row does not compute stands where the last row before it that does has put it.
+    place = (own.flatten().cumsum(0).view_as(own) - 1).where(own, -1).cummax(dim=0).values
+    counts = [one for one in torch.stack((own.sum(dim=1), lengths), dim=1).tolist() if one[0]]
+    if not counts:
         raise ValueError("a batch in which nothing is trained")
+    num_queries, num_keys = zip(*counts, strict=True)
+    rows, columns = trainable.nonzero(as_tuple=True)
     return PackedRow(
-        token_ids=token_ids[kept][None],
-        position_ids=steps.expand_as(token_ids)[kept][None],
-        segments=Segments(torch.tensor(ends, dtype=torch.int32, device=token_ids.device), tuple(ends)),
-        gather=starts[rows] + columns - 1,
+        token_ids=token_ids[own][None],
+        position_ids=steps.expand_as(token_ids)[own][None],
+        segments=Segments.of(num_queries, num_keys, place[needed & own.any(dim=1, keepdim=True)]),
+        gather=place[rows, columns - 1],
     )
 
 
@@ -100,7 +89,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``.
 
-    Returns ``(1, P, heads, D)``. On a GPU one variable-length FlashAttention kernel, elsewhere SDPA sample by sample.
+    Returns ``(1, P, heads, D)``. On a GPU one variable-length FlashAttention kernel, elsewhere SDPA by segments.
     """
     if segments is None:
         return sdpa_attention_forward(
@@ -109,16 +98,15 @@ def packed_attention(
     if uses_flash(query) and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         rows = [states[0].transpose(0, 1) for states in (query, key, value)]
-        out = varlen_attention(rows[0], rows[1], rows[2], segments.cu_seqlens, segments.longest, scale)
+        out = varlen_attention(rows[0], rows[1], rows[2], segments, scale)
         return out[None], None
+    if segments.key_index is not None:
+        key, value = (states.index_select(2, segments.key_index) for states in (key, value))
     parts = []
-    for start, end in pairwise(segments.bounds):
-        heads = [states[:, :, start:end] for states in (query, key, value)]
-        parts.append(
-            sdpa_attention_forward(
-                module, heads[0], heads[1], heads[2], None, dropout=dropout, scaling=scaling, **others
-            )[0]
-        )
+    for queries, keys, mask in segments.parts():
+        heads = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+        visible = None if mask is None else mask[None, None]
+        parts.append(sdpa_attention_forward(module, *heads, visible, dropout=dropout, scaling=scaling, **others)[0])
     return torch.cat(parts, dim=1), None
 
 
@@ -150,6 +138,16 @@ def takes_packed(model: Any) -> bool:
     """Say whether ``enable_packing`` took effect on ``model``."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return bool(base.config._attn_implementation == PACKED)
+
+
+def shares_prefixes(model: Any) -> bool:
+    """Say whether ``model`` may compute once what samples begin with alike: packed, and without any dropout.
+
+    Dropout draws for each sample anew; a shared prefix would have one draw for all.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules())
+    return takes_packed(model) and not drops and not getattr(base.config.get_text_config(), "attention_dropout", 0.0)
 
 
 @torch.no_grad()

@@ -59,6 +59,8 @@ class TrainingSettings(Section):
     """Samples of one forward pass in training, beside the bound on its tokens; None is any number."""
     packing: bool = True
     """Train without padding: samples in one row, attention confined to each. Needs SDPA and no sliding window."""
+    prefix_sharing: bool = True
+    """Compute once what samples of a micro-batch begin with alike, as a group's prompt. Needs packing, no dropout."""
     fused_layers: bool = True
     """On a GPU, train Llama, Mistral, Qwen2 and Qwen3 models by emailrl's own LoRA layers; needs packing."""
     gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from emailrl.training.prefixes import shared_with_last, split_by_prefix
 from emailrl.training.samples import TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples padded on the right to one length; every tensor but ``advantages`` ``(B,)`` is ``(B, T)``."""
+    """Samples padded on the right to one length; tensors are ``(B, T)``, ``advantages`` and ``shared`` ``(B,)``."""
 
     token_ids: Tensor
     loss_mask: Tensor
@@ -22,10 +23,12 @@ class MicroBatch:
     sampler_logprobs: Tensor
     """NaN where the sampler gave none."""
     advantages: Tensor
+    shared: Tensor
+    """How many first tokens of a row are computed with the row before it; 0 where prefixes are not shared."""
     indices: tuple[int, ...]
     """Where each row stands in the list of samples that the batch was made from."""
     num_tokens: int
-    """Tokens without padding."""
+    """Tokens to compute: no padding, shared ones once."""
 
     @property
     def num_trainable(self) -> int:
@@ -41,18 +44,23 @@ def micro_batches(
     pad_id: int = 0,
     device: torch.device | str = "cpu",
     packing: bool = False,
+    share_prefixes: bool = False,
 ) -> list[MicroBatch]:
-    """Split ``samples`` into batches of at most ``max_tokens`` tokens and ``max_rows`` rows, longest first.
+    """Split ``samples`` into batches of at most ``max_tokens`` tokens and ``max_rows`` rows.
 
     Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
-    for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. A sample longer
-    than ``max_tokens`` gets a batch of its own. The same samples always give the same batches.
+    for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. With
+    ``share_prefixes`` (packed, too) what rows of a batch begin with alike counts once, and such rows come together. A
+    sample longer than ``max_tokens`` gets a batch of its own. The same samples always give the same batches.
     """
-    by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
-    lengths = {i: len(samples[i].token_ids) for i in by_length}
-    split = _packed if packing else _padded
-    rows = split(lengths, max_tokens, max_rows or len(samples))
-    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device) for indices in rows]
+    max_rows = max_rows or len(samples)
+    if share_prefixes:
+        rows = split_by_prefix([sample.token_ids for sample in samples], max_tokens, max_rows)
+    else:
+        by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+        lengths = {i: len(samples[i].token_ids) for i in by_length}
+        rows = (_packed if packing else _padded)(lengths, max_tokens, max_rows)
+    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device, share_prefixes) for indices in rows]
 
 
 def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
@@ -107,9 +115,14 @@ def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> I
 
 
 def _pad(
-    samples: list[TrainingSample], indices: tuple[int, ...], pad_id: int, device: torch.device | str
+    samples: list[TrainingSample],
+    indices: tuple[int, ...],
+    pad_id: int,
+    device: torch.device | str,
+    share_prefixes: bool,
 ) -> MicroBatch:
-    width = len(samples[0].token_ids)
+    width = max(len(sample.token_ids) for sample in samples)
+    shared = shared_with_last([sample.token_ids for sample in samples]) if share_prefixes else [0] * len(samples)
     shape = (len(samples), width)
     token_ids = torch.full(shape, pad_id, dtype=torch.long)
     loss_mask = torch.zeros(shape, dtype=torch.bool)
@@ -125,6 +138,7 @@ def _pad(
         loss_mask=loss_mask.to(device),
         sampler_logprobs=sampler_logprobs.to(device),
         advantages=torch.tensor([sample.advantage for sample in samples]).to(device),
+        shared=torch.tensor(shared).to(device),
         indices=indices,
-        num_tokens=sum(len(sample.token_ids) for sample in samples),
+        num_tokens=sum(len(sample.token_ids) for sample in samples) - sum(shared),
     )

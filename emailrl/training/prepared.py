@@ -64,4 +64,7 @@ def _rows_of(batch: MicroBatch, rows: slice) -> MicroBatch:
         for field in fields(batch)
         if isinstance(value := getattr(batch, field.name), Tensor)
     }
-    return replace(batch, **cut, indices=batch.indices[rows], num_tokens=int(lengths.sum()))
+    cut["shared"] = cut["shared"].clone()
+    cut["shared"][:1] = 0  # the row before the first is not in this batch
+    num_tokens = int(lengths.sum() - cut["shared"].sum())
+    return replace(batch, **cut, indices=batch.indices[rows], num_tokens=num_tokens)

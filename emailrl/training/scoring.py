@@ -10,7 +10,7 @@ from torch import Tensor
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import TokenLogprobs, token_logprobs
-from emailrl.policy.packing import takes_packed
+from emailrl.policy.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
 from emailrl.training.batches import MicroBatch, micro_batches
 from emailrl.training.samples import TrainingSample
@@ -35,6 +35,7 @@ class Scorer:
             pad_id=policy.tokenizer.pad_token_id or 0,
             device=policy.device,
             packing=takes_packed(policy.model),
+            share_prefixes=self.settings.training.prefix_sharing and shares_prefixes(policy.model),
         )
 
     def forward(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
@@ -85,4 +86,5 @@ class Scorer:
             entropy=entropy,
             entropy_grad=entropy_grad,
             value_head=(lambda hidden: head(hidden.detach())) if head is not None and critic_only else head,
+            shared=batch.shared,
         )

@@ -35,11 +35,13 @@ def with_lora(base: Any, targets: list[str] | None = None, **others: Any) -> Any
     return peft
 
 
-def scored(peft: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def scored(
+    peft: Any, ids: Tensor, mask: Tensor, shared: Tensor | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Log-probabilities, entropies and the adapter's gradients of a weighted sum."""
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(1))
     peft.zero_grad()
-    result = token_logprobs(peft, ids, mask, temperature=0.7, entropy=True)
+    result = token_logprobs(peft, ids, mask, temperature=0.7, entropy=True, shared=shared)
     (weight * result.logprobs).sum().backward()
     assert result.entropy is not None
     gradients = {name: one.grad.clone() for name, one in peft.named_parameters() if one.grad is not None}

@@ -97,8 +97,9 @@ def test_pack_by_hand() -> None:
     # Row 0 is needed up to the token before its last trained one, row 1 not at all, row 2 for one token.
     assert packed.token_ids.tolist() == [[11, 12, 13, 31]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 0]]
-    assert (packed.segments.bounds, packed.segments.cu_seqlens.tolist()) == ((0, 3, 4), [0, 3, 4])
-    assert packed.segments.longest == 3
+    assert (packed.segments.query_bounds, packed.segments.cu_queries.tolist()) == ((0, 3, 4), [0, 3, 4])
+    assert packed.segments.cu_keys.tolist() == [0, 3, 4] and packed.segments.key_index is None
+    assert (packed.segments.most_queries, packed.segments.most_keys) == (3, 3)
     assert packed.gather.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="nothing is trained"):
         pack(ids, torch.zeros_like(mask))

@@ -285,7 +285,7 @@ def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make
     made = samples()
     large, small = (
         Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
-        for batch in make(max_tokens_per_micro_batch=30).scorer.micro_batches(made)
+        for batch in make(max_tokens_per_micro_batch=30, prefix_sharing=False).scorer.micro_batches(made)
     )
     assert [len(item.samples) for item in (large, small)] == [2, 2]
     assert large.batch.token_ids.numel() > small.batch.token_ids.numel()

@@ -25,8 +25,7 @@ from emailrl.policy.fused.elementwise import (
     swiglu_backward_,
 )
 from emailrl.policy.fused.projections import Parameters, Projections, adapter_of
-from emailrl.policy.packing import Segments
-from emailrl.policy.varlen import varlen_backward, varlen_forward
+from emailrl.policy.varlen import Segments, varlen_backward, varlen_forward
 
 
 class Keep(IntEnum):
@@ -165,7 +164,7 @@ def _fill(
     if made.attended is None:
         heads = [one.view(tokens, -1, weights.head_dim) for one in made.qkv]
         query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-        made.attended = varlen_forward(query, key, heads[2], segments.cu_seqlens, segments.longest, weights.scale)
+        made.attended = varlen_forward(query, key, heads[2], segments, weights.scale)
         del heads, query, key
     if made.gate_up is None:
         norm = layer.post_attention_layernorm
@@ -211,10 +210,8 @@ def _attention_backward(
     assert made.qkv is not None and made.attended is not None
     heads = [one.view(len(grad), -1, weights.head_dim) for one in made.qkv]
     query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-    grads = varlen_backward(
-        grad.view_as(made.attended[0]), (query, key, heads[2], *made.attended),
-        segments.cu_seqlens, segments.longest, weights.scale,
-    )  # fmt: skip
+    saved = (query, key, heads[2], *made.attended)
+    grads = varlen_backward(grad.view_as(made.attended[0]), saved, segments, weights.scale)
     turned = [
         weights.rotate_backward(one, states, norm, rope)
         for one, states, norm in zip(grads[:2], heads[:2], weights.norms, strict=True)
