@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.options import Db, Json, Limit, Overwrite, Seed
+from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
 
@@ -30,6 +30,7 @@ def gen_questions(
     limit: Limit = None,
     seed: Seed = None,
     overwrite: Overwrite = False,
+    allow_shared_inbox: AllowSharedInbox = None,
     generator_model: Annotated[str | None, typer.Option(help="llm: the model's name at its server.")] = None,
     generator_base_url: Annotated[str | None, typer.Option(help="llm: an OpenAI-compatible server.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="llm: estimate tokens and cost, send nothing.")] = False,
@@ -39,7 +40,9 @@ def gen_questions(
 ) -> None:
     """Make questions with known answers from any database that gen-db built.
 
-    Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail. The template
+    Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail; of three mailboxes
+    or two the largest is for training, one alone is all test. --allow-shared-inbox splits one or two by subject
+    instead, so that they can be trained on and tested (say it to train and benchmark too). The template
     generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to the server of
     GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped goes on where it
     was.
@@ -49,6 +52,7 @@ def gen_questions(
     \b
       emailrl gen-questions
       emailrl gen-questions --db data/mail.db --inbox me@example.org --limit 500
+      emailrl gen-questions --db data/mine.db --inbox me@example.org --allow-shared-inbox
       emailrl gen-questions --out questions.jsonl --overwrite --json
       emailrl gen-questions --generator llm --dry-run
       emailrl gen-questions --generator llm --limit 200 --max-cost 2 --out llm_questions.jsonl
@@ -61,7 +65,13 @@ def gen_questions(
     if generator == "template" and (dry_run or yes or max_cost is not None or generator_model or generator_base_url):
         raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
     settings = load_settings(
-        {"db": db, "seed": seed, "generator_model": generator_model, "generator_base_url": generator_base_url}
+        {
+            "db": db,
+            "seed": seed,
+            "allow_shared_inbox": allow_shared_inbox,
+            "generator_model": generator_model,
+            "generator_base_url": generator_base_url,
+        }
     )
     database = settings.store.db
     target = out or database.with_name(f"{database.stem}_questions.jsonl")
@@ -69,7 +79,7 @@ def gen_questions(
         raise UsageError(f"{target} exists.", "Give another --out, or --overwrite.")
     started = time.perf_counter()
     if generator == "template":
-        scenarios = _by_template(database, inbox or [], limit, settings.training.seed)
+        scenarios = _by_template(settings, inbox or [], limit)
         more: dict[str, Any] = {}
     else:
         plan = _plan(settings, inbox or [], limit)
@@ -98,7 +108,7 @@ def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str
     }
 
 
-def _by_template(db: Path, inboxes: list[str], limit: int | None, seed: int) -> list[Scenario]:
+def _by_template(settings: Settings, inboxes: list[str], limit: int | None) -> list[Scenario]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from emailrl.scenarios.template import generate
@@ -111,7 +121,14 @@ def _by_template(db: Path, inboxes: list[str], limit: int | None, seed: int) -> 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        return generate(db, inboxes=inboxes, limit=limit, seed=seed, progress=show)
+        return generate(
+            settings.store.db,
+            inboxes=inboxes,
+            limit=limit,
+            seed=settings.training.seed,
+            allow_shared=settings.data.allow_shared_inbox,
+            progress=show,
+        )
 
 
 def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
@@ -119,7 +136,14 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
     from emailrl.scenarios.llm import make_plan
 
     generation = settings.generation
-    plan = make_plan(settings.store.db, generation, inboxes=inboxes, limit=limit, seed=settings.training.seed)
+    plan = make_plan(
+        settings.store.db,
+        generation,
+        inboxes=inboxes,
+        limit=limit,
+        seed=settings.training.seed,
+        allow_shared=settings.data.allow_shared_inbox,
+    )
     estimate = _estimate(plan, settings)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     progress_console().print(
@@ -222,7 +246,7 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> N
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from emailrl.scenarios.splits import SPLITS
+    from emailrl.scenarios.splits import SPLITS, split_note
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
     table = Table("kind", *SPLITS, box=SIMPLE)
@@ -232,4 +256,6 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> N
     table.add_row("all", *(str(sum(s.split == split for s in scenarios)) for split in SPLITS))
     console = progress_console()
     console.print(table)
-    console.print(f"{len(scenarios)} questions in {seconds} s: {target}", markup=False)
+    console.print(f"{len(scenarios)} questions in {seconds} s: {target}", markup=False, soft_wrap=True)
+    if note := split_note(scenarios):
+        console.print(note, style="yellow", markup=False, soft_wrap=True)

@@ -94,7 +94,10 @@ def load_scenario_set(
     return ScenarioSet(chosen, source, dropped, [*notes, *_dropped_notes(dropped)])
 
 
-_NO_TRAIN = " A single inbox is all test: ask gen-questions about three or more (repeat --inbox, or leave it out)."
+_NO_TRAIN = (
+    " A single inbox is all test: ask gen-questions about three or more (repeat --inbox, or leave it out), or split it "
+    "by subject (gen-questions --allow-shared-inbox)."
+)
 
 
 def fingerprint(scenarios: Sequence[Scenario]) -> str:

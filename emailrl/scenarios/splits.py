@@ -1,8 +1,8 @@
 """Who may learn from which mailbox: train, val and test share no inbox, and samples keep the mix of their set.
 
 A split is a set of inboxes, so that nothing read while training can help on the test. Val is cut from the inboxes
-of train where a set has none. Both the cut and the assignment hash the inbox address, so they depend on neither
-the order of the file nor a run's seed: two runs with different seeds are compared on the same questions.
+of train where a set has none. Both the cut and the assignment go by size and by a hash of the address, so they depend
+on neither the order of the file nor a run's seed: two runs with different seeds are compared on the same questions.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from emailrl.errors import UsageError
 from emailrl.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")
-VAL_SHARE = 0.2
+FEW = ("val", "test", "train")
+"""The splits of three inboxes, the smallest first; of two, the last two."""
+TEST_SHARE, VAL_SHARE = 0.25, 0.15
+"""Shares of the inboxes that are asked about."""
+CUT_SHARE = 0.2
 """The most of a training set that a cut takes for val."""
 
 
@@ -54,7 +58,7 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
     ``size`` questions or a fifth of the set; one inbox always stays. A single inbox is cut by question where
     ``allow_shared``, else UsageError. Returns the scenario ids of val.
     """
-    goal = min(size, max(1, int(len(train) * VAL_SHARE)))
+    goal = min(size, max(1, int(len(train) * CUT_SHARE)))
     counts = Counter(scenario.inbox_address for scenario in train)
     if len(counts) < 2:
         inbox = train[0].inbox_address if train else "none"
@@ -78,19 +82,45 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
     return {s.id for s in train if s.inbox_address in inboxes}, None
 
 
-def assign_inboxes(inboxes: Iterable[str], *, val: float = 0.15, test: float = 0.25) -> dict[str, str]:
-    """Give every inbox a split: shares of the inboxes, at least one each for test and val where there are three.
+def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
+    """Give every inbox a split by its hash, ``TEST_SHARE`` and ``VAL_SHARE`` of them; ``sizes`` are numbers of mails.
 
-    One inbox alone is test; of two, one is train and one is test.
+    An inbox of over a third of the mail is train, since the rest alone would leave little to learn from. Of three or
+    two the largest is train, the next test, the smallest of three val; one alone is test.
     """
-    order = sorted(set(inboxes), key=_hash)
-    if len(order) < 2:
-        return dict.fromkeys(order, "test")
-    num_test = max(1, round(len(order) * test))
-    num_val = max(1, round(len(order) * val)) if len(order) > 2 else 0
+    if len(sizes) <= len(FEW):
+        order = sorted(sizes, key=lambda inbox: (sizes[inbox], _hash(inbox)))
+        return dict(zip(order, FEW[-len(order) :] if len(order) > 1 else ["test"], strict=True))
+    total = sum(sizes.values())
+    order = sorted(sizes, key=lambda inbox: (sizes[inbox] if sizes[inbox] * 3 > total else 0, _hash(inbox)))
+    num_test, num_val = (max(1, round(len(order) * share)) for share in (TEST_SHARE, VAL_SHARE))
     splits = ["test"] * num_test + ["val"] * num_val
     splits += ["train"] * (len(order) - len(splits))
     return dict(zip(order, splits, strict=True))
+
+
+def split_of_subject(subject: str) -> str:
+    """The split of a subject in an inbox that all splits share: about the shares that inboxes have, by its hash."""
+    place = int(_hash(subject)[:8], 16) / 16**8
+    return "test" if place < TEST_SHARE else "val" if place < TEST_SHARE + VAL_SHARE else "train"
+
+
+def split_note(scenarios: Sequence[Scenario]) -> str | None:
+    """What to say of questions on too few inboxes to be trained on without a flag; None of others."""
+    if shared_inboxes(scenarios):
+        return "split by subject: train and benchmark need --allow-shared-inbox (their tables then say so)"
+    counts = Counter(scenario.inbox_address for scenario in scenarios)
+    if len(counts) == 1:
+        return (
+            "one mailbox: all questions are for testing. To train on them too, name three mailboxes or more, or split "
+            "this one by subject (--allow-shared-inbox)."
+        )
+    if len(counts) == 2:
+        return (
+            "two mailboxes: one to train on, one to test; none is left to choose the best model by. Name a third, or "
+            "split these by subject (--allow-shared-inbox)."
+        )
+    return None
 
 
 def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:

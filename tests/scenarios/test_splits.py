@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 
 import pytest
 from scenarios.questions import scenario
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.splits import assign_inboxes, check_disjoint, cut_val, mixed_order, shared_inboxes
+from emailrl.scenarios.splits import (
+    assign_inboxes,
+    check_disjoint,
+    cut_val,
+    mixed_order,
+    shared_inboxes,
+    split_note,
+    split_of_subject,
+)
 from emailrl.trajectory import Scenario
 
 
@@ -61,12 +70,36 @@ def test_a_single_inbox_is_cut_by_question_only_when_allowed() -> None:
 
 def test_inboxes_are_assigned_whatever_their_order() -> None:
     inboxes = [f"p{n}@x" for n in range(20)]
-    splits = assign_inboxes(inboxes)
+    splits = assign_inboxes(dict.fromkeys(inboxes, 30))
     assert Counter(splits.values()) == {"train": 12, "test": 5, "val": 3}
-    assert assign_inboxes(inboxes[::-1]) == splits
-    assert sorted(assign_inboxes(["a", "b", "c"]).values()) == ["test", "train", "val"]
-    assert sorted(assign_inboxes(["a", "b"]).values()) == ["test", "train"]
-    assert assign_inboxes(["a"]) == {"a": "test"}
+    assert assign_inboxes(dict.fromkeys(inboxes[::-1], 30)) == splits
+    assert assign_inboxes({inbox: n for n, inbox in enumerate(inboxes)}) == splits  # size is nothing among many
+    assert sorted(assign_inboxes({"a": 1, "b": 1, "c": 1}).values()) == ["test", "train", "val"]
+    assert assign_inboxes({"a": 1}) == {"a": "test"}
+
+
+def test_the_largest_of_few_inboxes_is_trained_on() -> None:
+    for large, middle, small in permutations(("a@x", "b@x", "c@x")):
+        splits = assign_inboxes({small: 40, large: 900, middle: 60})
+        assert splits == {large: "train", middle: "test", small: "val"}
+        assert assign_inboxes({small: 40, large: 900}) == {large: "train", small: "test"}
+    for large in "abcdef":  # over a third of the mail, whatever its hash
+        assert assign_inboxes(dict.fromkeys("abcdef", 20) | {large: 51})[large] == "train"
+
+
+def test_the_subjects_of_a_shared_inbox_are_split_in_the_shares_of_inboxes() -> None:
+    counts = Counter(split_of_subject(f"thread {n}") for n in range(2000))
+    assert counts == {"train": 1202, "test": 500, "val": 298}  # of 1200, 500 and 300 expected
+    assert [split_of_subject(f"thread {n}") for n in range(3)] == ["test", "train", "test"]
+
+
+def test_too_few_inboxes_to_train_on_are_told_of() -> None:
+    one, two, three = ({"a@x": 3}, {"a@x": 3, "b@x": 2}, {"a@x": 3, "b@x": 2, "c@x": 2})
+    assert "one mailbox: all questions are for testing" in str(split_note(questions(one, "test")))
+    assert "two mailboxes: one to train on" in str(split_note(questions(two)))
+    assert split_note(questions(three)) is None
+    shared = [scenario(1, "a@x", "train"), scenario(2, "a@x", "test")]
+    assert "--allow-shared-inbox" in str(split_note(shared)) and "one mailbox" not in str(split_note(shared))
 
 
 def test_every_prefix_of_a_mixed_order_keeps_the_mix() -> None:

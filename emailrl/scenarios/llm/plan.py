@@ -66,17 +66,25 @@ class Plan:
 
 
 def make_plan(
-    db: Path, settings: GenerationSettings, *, inboxes: Sequence[str] = (), limit: int | None = None, seed: int = 42
+    db: Path,
+    settings: GenerationSettings,
+    *,
+    inboxes: Sequence[str] = (),
+    limit: int | None = None,
+    seed: int = 42,
+    allow_shared: bool = False,
 ) -> Plan:
     """Choose the mails to show, and estimate; sends nothing and writes nothing.
 
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``); as many prompts are planned as give so many when every
-    reply is full. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for
-    a damaged database and for mailboxes that hold too little.
+    reply is full. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file that is
+    no mail database and for an inbox without mail, EmailRLError for a damaged database and for mailboxes that hold too
+    little.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with reading(db), closing(connect(Path(db))) as connection:
-        batches = read_batches(MailReader(connection), inboxes, ceil(limit / QUESTIONS_A_PROMPT), seed)
+        num_prompts = ceil(limit / QUESTIONS_A_PROMPT)
+        batches = read_batches(MailReader(connection), inboxes, num_prompts, seed, allow_shared=allow_shared)
     if not batches:
         raise EmailRLError(
             f"No mailbox has {MIN_MAILS} mails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",

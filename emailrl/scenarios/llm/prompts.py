@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
 
-from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
+from emailrl.scenarios.inbox.choice import assign_mails, choose_inboxes, open_inbox
 from emailrl.scenarios.inbox.mailbox import Mail, MailReader
-from emailrl.scenarios.splits import assign_inboxes
 
 MAILS_A_PROMPT = 20
 QUESTIONS_A_PROMPT = 10
@@ -67,23 +66,25 @@ class Batch:
         return hashlib.sha256(json.dumps([model, SYSTEM_PROMPT, self.prompt]).encode()).hexdigest()
 
 
-def read_batches(reader: MailReader, inboxes: Sequence[str], num_prompts: int, seed: int) -> list[Batch]:
+def read_batches(
+    reader: MailReader, inboxes: Sequence[str], num_prompts: int, seed: int, *, allow_shared: bool = False
+) -> list[Batch]:
     """At most ``num_prompts`` batches, mailboxes taking turns and splits in proportion, deterministic by ``seed``.
 
-    A mail that mailboxes of two splits hold is shown to one of them only. Raises UsageError for an inbox without mail.
+    A mail that mailboxes of two splits hold is shown to one of them only. Fewer than three mailboxes are split by
+    subject where ``allow_shared``. Raises UsageError for an inbox without mail.
     """
-    splits = assign_inboxes(choose_inboxes(reader, inboxes))
+    chosen = choose_inboxes(reader, inboxes)
+    split_of = assign_mails(reader, chosen, allow_shared=allow_shared)
+    shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
+    for inbox in chosen:
+        for mail in open_inbox(reader, inbox).mails:
+            if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS:
+                shown[inbox, split_of(inbox, mail)].append(mail)
     owners: dict[str, str] = {}
     turns = []
-    for inbox in _in_proportion(splits):
-        split = splits[inbox]
-        mails = [
-            mail
-            for mail in open_inbox(reader, inbox).mails
-            if mail.sent_at >= EARLIEST
-            and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
-            and owners.setdefault(mail.message_id, split) == split
-        ]
+    for inbox, split in _in_proportion(shown):
+        mails = [mail for mail in shown[inbox, split] if owners.setdefault(mail.message_id, split) == split]
         runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
         enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
         runs = [run for run in runs if len(run) >= enough]
@@ -92,18 +93,18 @@ def read_batches(reader: MailReader, inboxes: Sequence[str], num_prompts: int, s
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
 
 
-def _in_proportion(splits: Mapping[str, str]) -> list[str]:
-    """Inboxes in an order that begins with one of every split and then holds the splits in about their shares."""
-    sizes = Counter(splits.values())
+def _in_proportion(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Inboxes, each with a split, in an order that begins with one of every split and then holds the splits in about
+    their shares."""
     members: defaultdict[str, list[str]] = defaultdict(list)
-    for inbox, split in splits.items():
+    for inbox, split in parts:
         members[split].append(inbox)
     keyed = [
-        (rank > 0, (rank + 0.5) / sizes[split], inbox)
+        (rank > 0, (rank + 0.5) / len(members[split]), inbox, split)
         for split in members
         for rank, inbox in enumerate(sorted(members[split]))
     ]
-    return [inbox for _, _, inbox in sorted(keyed)]
+    return [(inbox, split) for _, _, inbox, split in sorted(keyed)]
 
 
 def _shown(mail: Mail) -> dict[str, object]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from random import Random
 
 from emailrl.errors import EmailRLError
-from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
+from emailrl.scenarios.inbox.choice import assign_mails, choose_inboxes, open_inbox
 from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, MailReader
-from emailrl.scenarios.splits import SPLITS, assign_inboxes
+from emailrl.scenarios.splits import SPLITS
 from emailrl.scenarios.template.fact_kinds import FACT_KINDS
 from emailrl.scenarios.template.header_kinds import HEADER_KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
@@ -46,19 +46,20 @@ def generate(
     inboxes: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 42,
+    allow_shared: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
     """Make questions with one provable answer each, deterministic by ``seed``.
 
     ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
-    mails allow. No two splits share an inbox or a source mail. ``progress(done, total)`` is called after
-    each mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for
-    a damaged one.
+    mails allow. No two splits share a source mail, nor an inbox unless ``allow_shared`` and there are fewer than three:
+    then their subjects are split. ``progress(done, total)`` is called after each mailbox. Raises UsageError for a file
+    that is no mail database and for an inbox without mail, EmailRLError for a damaged one.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with reading(db), closing(connect(Path(db))) as connection:
-        return _generate(MailReader(connection), inboxes, limit, seed, progress)
+        return _generate(MailReader(connection), inboxes, limit, seed, allow_shared, progress)
 
 
 def _generate(
@@ -66,15 +67,16 @@ def _generate(
     inboxes: Sequence[str],
     limit: int,
     seed: int,
+    allow_shared: bool,
     progress: Callable[[int, int], None] | None,
 ) -> list[Scenario]:
     chosen = choose_inboxes(reader, inboxes)
-    splits = assign_inboxes(chosen)
+    split_of = assign_mails(reader, chosen, allow_shared=allow_shared)
     most = max(10, SPARE * limit // (len(chosen) * len(KINDS)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     for done, inbox in enumerate(chosen, 1):
         box = open_inbox(reader, inbox)
-        for kind, candidates in _candidates(box, splits[inbox], most, seed).items():
+        for kind, candidates in _candidates(box, split_of, most, seed).items():
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
@@ -84,7 +86,9 @@ def _generate(
     return scenarios
 
 
-def _candidates(box: Mailbox, split: str, most: int, seed: int) -> dict[str, list[_Candidate]]:
+def _candidates(
+    box: Mailbox, split_of: Callable[[str, Mail], str], most: int, seed: int
+) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
@@ -95,7 +99,7 @@ def _candidates(box: Mailbox, split: str, most: int, seed: int) -> dict[str, lis
             if len(candidates) == most:
                 break
             finding = kind.find(box, mail, rng)
-            if finding is not None and (candidate := _candidate(box, kind, mail, finding, split, rng)):
+            if finding is not None and (candidate := _candidate(box, kind, mail, finding, split_of(box.me, mail), rng)):
                 candidates.append(candidate)
         found[kind.name] = candidates
     return found

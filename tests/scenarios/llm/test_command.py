@@ -65,6 +65,23 @@ def test_a_whole_run_gives_a_question_file_like_any_other(
     assert "cost $0.00" in err
 
 
+def test_one_mailbox_is_all_test_or_split_by_subject_where_it_may_be_shared(
+    emailrl: Run, serve: Serve, tmp_path: Path
+) -> None:
+    stub = serve()
+    code, told, err = emailrl(stub.url, "--inbox", "ana.roe@x.org")
+    assert (code, set(told["splits"])) == (0, {"test"})
+    assert "one mailbox: all questions are for testing" in err and "--allow-shared-inbox" in err
+    code, told, err = emailrl(stub.url, "--inbox", "ana.roe@x.org", "--allow-shared-inbox", "--overwrite")
+    assert (code, set(told["splits"])) == (0, {"train", "val", "test"})
+    assert "split by subject: train and benchmark need --allow-shared-inbox" in err
+    sources: dict[str, set[str | None]] = {}
+    for scenario in read_jsonl(tmp_path / "q.jsonl"):
+        for message_id in scenario.message_ids:
+            sources.setdefault(message_id, set()).add(scenario.split)
+    assert all(len(splits) == 1 for splits in sources.values())
+
+
 def test_a_dry_run_sends_and_writes_nothing(emailrl: Run, serve: Serve, tmp_path: Path) -> None:
     stub = serve()
     code, told, err = emailrl(stub.url, "--dry-run")

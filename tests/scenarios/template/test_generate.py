@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -174,6 +175,39 @@ def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
     assert {(s.inbox_address, s.split) for s in chosen} == {("ana.roebuck@x.org", "test")}
     with pytest.raises(UsageError, match=r"holds no mail of zoe@x\.org\. Its largest mailboxes: \S+@"):
         generate(db, inboxes=["zoe@x.org"])
+
+
+def test_of_three_unequal_mailboxes_the_largest_is_trained_on(db: Path, tmp_path: Path) -> None:
+    day = datetime(2001, 3, 1, 9, tzinfo=UTC)
+    pairs = enumerate(product(PLACES, ("uma.kerr@x.org", "vic.lund@x.org")))
+    alone = [
+        RawEmail(f"<z{n}@x>", f"window {place}", sender, ["zoe@x.org"], [], [], day + timedelta(n), "Yes.")
+        for n, (place, sender) in pairs
+    ]
+    database = build_database([*_mails(), *alone], tmp_path / "unequal.db").db
+    made = generate(database, inboxes=["uma.kerr@x.org", "zoe@x.org", "ana.roebuck@x.org"])
+    split_of = {s.inbox_address: s.split for s in made}
+    assert split_of == {"ana.roebuck@x.org": "train", "zoe@x.org": "test", "uma.kerr@x.org": "val"}
+    counts = Counter(s.split for s in made)
+    assert counts["train"] > counts["test"] > counts["val"] > 0
+
+
+def test_one_mailbox_that_may_be_shared_is_split_by_subject(db: Path, tmp_path: Path) -> None:
+    made = generate(db, inboxes=["ana.roebuck@x.org"], allow_shared=True)
+    counts = Counter(s.split for s in made)
+    assert set(counts) == {"train", "val", "test"} and counts["train"] > counts["test"] > counts["val"]
+    splits_of_source = defaultdict(set)
+    for s in made:
+        if len(s.message_ids) == 1:  # an answer (<r7@x.org>) has the subject of the mail it answers (<7@x.org>)
+            splits_of_source[s.message_ids[0].replace("<r", "<")].add(s.split)
+    assert [splits for splits in splits_of_source.values() if len(splits) > 1] == []
+    path = write_scenarios(tmp_path / "q.jsonl", made)
+    shared = DataSettings(allow_shared_inbox=True, max_source_mails=9)
+    for split in ("train", "val", "test"):
+        loaded = load_scenarios(path, split, limit=None, seed=1, data=shared)
+        assert len(loaded) == counts[split]
+    three = ["ana.roebuck@x.org", "bo.lindqvist@x.org", "cy.marshall@x.org"]
+    assert generate(db, inboxes=three, allow_shared=True) == generate(db, inboxes=three)
 
 
 def test_wordings_vary_and_kinds_are_well_formed() -> None:
