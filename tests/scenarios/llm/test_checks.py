@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emailrl.scenarios.inbox.mailbox import Mail
-from emailrl.scenarios.llm.checks import check_item, is_stated
+from emailrl.scenarios.llm.checks import check_item
 from emailrl.scenarios.llm.prompts import Batch
 from emailrl.scenarios.llm.replies import read_reply
 
@@ -58,6 +58,7 @@ def test_a_good_item_becomes_a_question() -> None:
         ({"answer": "no"}, {"yes_or_no": 1}),
         ({"answer": "the PIER"}, {"answer_in_question": 1}),
         ({"answer": "?!"}, {"answer_not_found": 1}),
+        ({"answer": "so"}, {"answer_too_common": 1}),
         *(({"question": bad}, {"malformed": 1}) for bad in (None, "", " \n", 3, ["a"], "a" * 401, "\x1b[2J", "\ud800")),
         *(({"answer": bad}, {"malformed": 1}) for bad in (None, "", 1200, {"a": 1}, "a" * 301, "$1,200\x00")),
         *(({"message_ids": bad}, {"malformed": 1}) for bad in (None, [], {}, 2, [2], ["<2@x>", None], ["\x1b<2@x>"])),
@@ -84,38 +85,6 @@ def test_a_confabulated_id_beside_a_real_one_is_left_out_alone() -> None:
 def test_ids_are_known_without_their_brackets(written: str) -> None:
     assert check(message_ids=[written])[0].message_ids == ["<2@x>"]
     assert check(message_ids=written)[0].message_ids == ["<2@x>"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "body", "stated"),
-    [
-        ("$1,200", "about 1200 dollars", True),
-        ("1200", "about 12,000 dollars", False),
-        ("3:00 PM", "at 3pm sharp", True),
-        ("3:30 PM", "at 3pm sharp", False),
-        ("May 3, 2001", "no word on it", True),  # the mail's own date
-        ("May 4, 2001", "no word on it", False),
-        ("Bo Lind", "no word on it", True),  # its sender
-        ("three cranes", "3 cranes", True),
-        ("3 cranes", "three cranes came", True),
-        ("four cranes", "three cranes came", False),
-        ("the harbour master and his deputy", "ask the harbour master", True),
-        ("the mayor and his deputy", "ask the harbour master", False),
-        ("inspections on the quay", "an inspection of the quay", True),
-        ("Jo", "Jo did it", True),
-        ("Jo", "Bo did it", False),
-        ("北埠头", "会议在北埠头举行", True),
-        ("南埠头", "会议在北埠头举行", False),
-        ("07", "gate 7", True),
-        ("8:30 - 9:30 AM.", "from 8:30 to 9:30", True),
-        ("November 10", "on Nov. 10 at noon", True),
-        ("Sept 10", "on September 10 at noon", True),
-        ("Sept 10", "on October 10 at noon", False),
-        ("", "anything", False),
-    ],
-)
-def test_an_answer_stands_in_its_mail_or_does_not(answer: str, body: str, stated: bool) -> None:
-    assert is_stated(answer, [mail(1, body)]) == stated
 
 
 GOOD = json.dumps([ITEM, ITEM])
