@@ -8,6 +8,10 @@
 of the true shapes. Agreement is measured on two trajectories: the largest difference of a log-probability and the
 relative distance ||g - g'|| / ||g'|| of the adapter's whole gradient, against transformers' own layers (padded, in
 bf16) and against the same in float32, where bf16 itself shows how far rounding goes.
+
+``lean`` to ``exact`` compute a prefix that trajectories share in a micro-batch once, but for ``apart``, which is
+``fast`` without. Tokens a second are those of the trajectories, however often a prefix is computed; ``computed`` says
+how many went through the layers, and MFU counts these.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 PEAK_TFLOPS = 790
-SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "leanest", "fast", "exact"]
+SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "leanest", "apart", "fast", "wide", "exact"]
 UNTIMED = ("float32", "exact")
 
 
@@ -98,7 +102,9 @@ def measure(shape: str, side: str, folder: Path, trl_ways: str) -> dict[str, Any
     if side not in UNTIMED:
         seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
         result |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": result["tokens"] / seconds}
-        result["mfu"] = flops(shape, samples) / seconds / PEAK_TFLOPS / 1e12
+        work = ran.work(samples)
+        result["computed"] = work.tokens
+        result["mfu"] = flops(shape, work, result["trainable"]) / seconds / PEAK_TFLOPS / 1e12
     if torch.cuda.is_available():
         result["device"] = torch.cuda.get_device_name()
     return result
@@ -113,19 +119,23 @@ def make_side(side: str, folder: Path) -> tuple[Any, str]:
         settings = lora_settings(folder, dtype=dtype, packing=False, fused_layers=False, gradient_checkpointing="on")
         return policy_side(settings, 16384), f"transformers' layers, padded, {dtype}"
     if side == "packed":
-        settings = lora_settings(folder, fused_layers=False, gradient_checkpointing="on")
+        settings = lora_settings(folder, fused_layers=False, prefix_sharing=False, gradient_checkpointing="on")
         return policy_side(settings, 16384), "transformers' layers, packed"
     if side == "unsloth":
         settings = lora_settings(folder, backend="unsloth", gradient_checkpointing="on")
         return policy_side(settings, 16384), "masked head, padded, checkpointing"
     checkpointing, dtype, max_tokens = {
         "fast": ("auto", "bf16", 16384),
+        "apart": ("auto", "bf16", 16384),
+        "wide": ("auto", "bf16", 32768),
         "lean": ("selective", "bf16", 8192),
         "leanest": ("on", "bf16", 4096),
         "exact": ("on", "fp32", 16384),
     }[side]
-    settings = lora_settings(folder, dtype=dtype, gradient_checkpointing=checkpointing)
-    return policy_side(settings, max_tokens), f"{checkpointing}, {max_tokens} tokens, {dtype}"
+    shares = side != "apart"
+    settings = lora_settings(folder, dtype=dtype, gradient_checkpointing=checkpointing, prefix_sharing=shares)
+    setting = f"{checkpointing}, {max_tokens} tokens, {dtype}{'' if shares else ', no prefix sharing'}"
+    return policy_side(settings, max_tokens), setting
 
 
 def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str]:
@@ -174,18 +184,16 @@ def agreement(folder: Path, side: str, logprobs: list[Any], gradients: dict[str,
     return found
 
 
-def flops(shape: str, samples: list[Any]) -> float:
-    """Operations that no way around exists for: no recomputation, no gradient of frozen weights."""
+def flops(shape: str, work: Any, trained: int) -> float:
+    """Operations of a side's ``work``: no recomputation, no gradient of frozen weights."""
     from train_step_sides import config_of
 
     config = config_of(shape)
     inner = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     layer = config.hidden_size * (2 * inner + 2 * keys + 3 * config.intermediate_size)
-    tokens = sum(len(one.token_ids) for one in samples)
-    trained = sum(one.num_trainable for one in samples)
-    attention = sum(len(one.token_ids) ** 2 for one in samples) * inner * 2 * 3
-    linear = 4 * tokens * layer
+    attention = work.pairs * inner * 2 * 3
+    linear = 4 * work.tokens * layer
     return float(config.num_hidden_layers * (linear + attention) + 4 * trained * config.hidden_size * config.vocab_size)
 
 
@@ -196,18 +204,19 @@ def print_table(shape: str, rows: list[dict[str, Any]]) -> None:
         one = next(iter(by_side.values()))
         share = one["trainable"] / one["tokens"]
         print(f"\n{shape}: {one['tokens']:,} tokens, {share:.1%} trainable, {one.get('device', 'CPU')}\n")
-    columns = ["side", "setting", "seconds", "tokens/s", "x TRL", "x Unsloth", "peak GiB", "MFU"]
+    columns = ["side", "setting", "computed", "seconds", "tokens/s", "x TRL", "x Unsloth", "peak GiB", "MFU"]
     columns += ["log-prob vs bf16, fp32 (max)", "gradient vs bf16, fp32"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for row in rows:
         if "error" in row:
-            print(f"| {row['side']} | {row['error']} |" + " |" * 8)
+            print(f"| {row['side']} | {row['error']} |" + " |" * 9)
             continue
         if "seconds" not in row:
-            row |= dict.fromkeys(("seconds", "tokens_per_second", "peak_gib", "mfu"), float("nan"))
+            row |= dict.fromkeys(("computed", "seconds", "tokens_per_second", "peak_gib", "mfu"), float("nan"))
         ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
         cells = [
-            row["side"], row["setting"], f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,.0f}",
+            row["side"], row["setting"], f"{row['computed']:,.0f}", f"{row['seconds']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
             *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios),
             f"{row['peak_gib']:.1f}", f"{row['mfu']:.1%}",
             ", ".join(f"{row[key]:.2g}" for key in ("logprob_padded", "logprob_float32") if key in row) or "-",

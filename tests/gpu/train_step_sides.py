@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.logprobs import token_logprobs
+from emailrl.policy.packing import shares_prefixes
 from emailrl.settings import Settings
 from emailrl.training.batches import MicroBatch, micro_batches
 from emailrl.training.losses import policy_loss
@@ -99,6 +101,20 @@ def set_lora(model: Any) -> None:
             parameter.copy_(value.to(parameter.device, parameter.dtype))
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a side has to compute of a list of samples: no padding, nothing twice, shared prefixes once."""
+
+    tokens: int
+    pairs: int
+    """Twice the pairs of a token and one that it attends to."""
+
+
+def work_apart(samples: list[TrainingSample]) -> Work:
+    """Where every sample is computed on its own."""
+    return Work(sum(len(one.token_ids) for one in samples), sum(len(one.token_ids) ** 2 for one in samples))
+
+
 @dataclass
 class Side:
     """How a side runs a list of samples: forward and backward, gradients left in ``parameters``."""
@@ -106,6 +122,7 @@ class Side:
     model: Any
     run: Callable[[list[TrainingSample]], list[Tensor]]
     """Returns the log-probabilities of each sample's trained tokens."""
+    work: Callable[[list[TrainingSample]], Work] = work_apart
 
     def gradients(self) -> dict[str, Tensor]:
         """The adapter's gradients by name."""
@@ -137,19 +154,33 @@ def policy_side(settings: Settings, max_tokens: int) -> Side:
         assert enable_fused(policy.model, settings.training.gradient_checkpointing) is None
     set_lora(policy.model)
     policy.model.train()
-    return Side(policy.model, lambda samples: _step(policy, samples, max_tokens))
+    cut = partial(
+        micro_batches,
+        max_tokens=max_tokens,
+        device=policy.device,
+        packing=policy.packs,
+        share_prefixes=settings.training.prefix_sharing and shares_prefixes(policy.model),
+    )
+    return Side(policy.model, lambda samples: _step(policy, cut(samples)), lambda samples: _work(cut(samples)))
 
 
-def _step(policy: Policy, samples: list[TrainingSample], max_tokens: int) -> list[Tensor]:
-    batches = micro_batches(samples, max_tokens, device=policy.device, packing=policy.packs)
+def _work(batches: list[MicroBatch]) -> Work:
+    pairs = 0
+    for batch in batches:
+        lengths = (batch.loss_mask * torch.arange(1, batch.loss_mask.shape[1] + 1, device=batch.shared.device)).amax(1)
+        pairs += int((lengths.square() - batch.shared.square()).sum())
+    return Work(sum(batch.num_tokens for batch in batches), pairs)
+
+
+def _step(policy: Policy, batches: list[MicroBatch]) -> list[Tensor]:
     denominator = float(sum(batch.num_trainable for batch in batches))
     results: dict[int, Tensor] = {}
     for batch in batches:
-        scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask, entropy=True)
+        scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask, entropy=True, shared=batch.shared)
         _loss(batch, scored.logprobs, denominator).backward()
         for row, index in enumerate(batch.indices):
             results[index] = scored.logprobs[row][batch.loss_mask[row]].detach()
-    return [results[i] for i in range(len(samples))]
+    return [results[i] for i in range(len(results))]
 
 
 def _loss(batch: MicroBatch, logprobs: Tensor, denominator: float) -> Tensor:
