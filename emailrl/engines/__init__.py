@@ -63,8 +63,13 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         return _build_vllm(settings, policy)
     from emailrl.engines.transformers_engine import TransformersEngine
 
+    model = policy.model
+    if settings.model.backend == "unsloth":
+        from emailrl.policy.unsloth_backend import unpatched
+
+        model = unpatched(model)
     return TransformersEngine(
-        policy.model,
+        model,
         stop_ids(policy.tokenizer),
         max_rows=settings.agent.max_batch_trajectories,
         max_model_len=settings.model.max_model_len,

@@ -102,26 +102,26 @@ class Policy:
 def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: bool = False) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
-    With neither ``adapter`` nor ``trainable`` the bare base is returned. A fresh adapter is initialised from
-    ``settings.training.seed`` alone, and changes nothing until it is trained (B = 0). Raises UsageError for an unknown
-    model or an adapter of another base, EmailRLError where the model cannot be had or does not fit this machine.
+    Neither ``adapter`` nor ``trainable`` gives the bare base. A fresh adapter follows from ``settings.training.seed``
+    alone, and changes nothing until it is trained (B = 0). Raises UsageError for an unknown model or an adapter of
+    another base, EmailRLError where the model cannot be had or does not fit.
     """
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
     if settings.model.backend == "unsloth":
         from emailrl.policy.unsloth_backend import load_unsloth
 
-        model, tokenizer, path = load_unsloth(settings, adapter, trainable)
+        model, tokenizer, path = load_unsloth(settings)
         device = next(model.parameters()).device
     else:
         path = resolve_model(settings.model.name)
         device = choose_device(settings.model.device)
         check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
         model, tokenizer = _load_base(settings, path, device)
-        if adapter is not None:
-            model = _with_adapter(model, adapter, trainable)
-        elif trainable:
-            model = _with_fresh_adapter(model, settings)
+    if adapter is not None:
+        model = _with_adapter(model, adapter, trainable)
+    elif trainable:
+        model = _with_fresh_adapter(model, settings)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if settings.model.chat_template is not None:
@@ -129,7 +129,11 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     model.eval()  # the updater alone, while it updates, wants dropout
     if trainable:
         check_projection(model)
-        if settings.model.backend == "transformers":
+        if settings.model.backend == "unsloth":
+            from emailrl.policy.unsloth_backend import prepare_unsloth
+
+            model = prepare_unsloth(model, settings)
+        else:
             _prepare_training(model, settings, device)
     return Policy(
         model=model,
@@ -179,9 +183,7 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU."""
-    if name != "auto":
-        return DTYPES[name]
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES["bf16" if device.type == "cuda" else "fp32"] if name == "auto" else DTYPES[name]
 
 
 def check_adapter(adapter: Path, model_name: str) -> None:

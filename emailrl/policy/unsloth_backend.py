@@ -1,26 +1,42 @@
-"""The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``."""
+"""The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
+
+Unsloth loads the base and prepares it for training. Adapter and tokenizer are emailrl's own, so that both backends
+begin with the same weights and the same ids. Unsloth exchanges the ``forward`` of transformers' classes in place and
+drops key-value caches that are not its own; what samples in this process is therefore ``unpatched``.
+"""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import copy
+import os
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer
 
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import resolve_model
 from emailrl.settings import Settings
 
-ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""What Unsloth patches; it does not know PEFT's ``all-linear``."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""The model types that Unsloth's LoRA kernels and ``unpatched`` both know."""
 
 
-def load_unsloth(settings: Settings, adapter: Path | None, trainable: bool) -> tuple[Any, Any, str | Path]:
-    """Load base (and adapter) through ``unsloth.FastLanguageModel``; returns model, tokenizer and the base's place.
-
-    Raises EmailRLError without a CUDA GPU or the package.
-    """
+def check_unsloth(settings: Settings) -> None:
+    """Raise EmailRLError without a CUDA GPU or the package, UsageError for a device that Unsloth does not take."""
+    if settings.model.device not in ("auto", "cuda"):
+        raise UsageError(
+            f"The backend unsloth runs on the first visible GPU, not on '{settings.model.device}'.",
+            "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU.",
+        )
     if not torch.cuda.is_available():
         raise EmailRLError(
             "The backend unsloth needs a CUDA GPU, and this machine has none.", "Use --backend transformers."
@@ -30,30 +46,102 @@ def load_unsloth(settings: Settings, adapter: Path | None, trainable: bool) -> t
             "The backend unsloth is not installed.",
             "Run: pip install 'emailrl[unsloth]', or use --backend transformers.",
         )
-    from unsloth import FastLanguageModel
 
+
+def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
+    """Load the base through ``unsloth.FastLanguageModel``; returns model, tokenizer and the base's place.
+
+    Raises EmailRLError where it cannot be had, or is of another family than ``FAMILIES``; and as ``check_unsloth``.
+    """
+    check_unsloth(settings)
     path = resolve_model(settings.model.name)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    model, tokenizer = FastLanguageModel.from_pretrained(
-        model_name=str(path),
-        max_seq_length=settings.model.max_model_len or 32768,
-        dtype=dtypes.get(settings.model.dtype),
-        load_in_4bit=settings.model.load_in_4bit,
-    )
-    if adapter is not None:
-        from peft import PeftModel
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in FAMILIES:
+            raise EmailRLError(
+                f"The backend unsloth trains Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
+                "Use --backend transformers.",
+            )
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
+            from unsloth import FastLanguageModel
 
-        model = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
-    elif trainable:
-        wanted = settings.lora.target_modules
-        model = FastLanguageModel.get_peft_model(
-            model,
-            r=settings.lora.lora_rank,
-            lora_alpha=settings.lora.lora_alpha,
-            lora_dropout=settings.lora.lora_dropout,
-            target_modules=ALL_LINEAR if wanted == "all-linear" else [name.strip() for name in wanted.split(",")],
-            bias="none",
-            use_gradient_checkpointing=False if settings.training.gradient_checkpointing == "off" else "unsloth",
-            random_state=settings.training.seed,
-        )
+            model, _ = FastLanguageModel.from_pretrained(
+                model_name=str(path),
+                use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
+                # Beyond the model's context it would scale the positions, below it cut off what is longer.
+                max_seq_length=config.max_position_embeddings,
+                dtype=dtypes.get(settings.model.dtype),
+                load_in_4bit=settings.model.load_in_4bit,
+                offload_embedding=False,
+            )
+    except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
+        raise _does_not_load(settings.model.name, error) from error
+    model.requires_grad_(False)
     return model, tokenizer, path
+
+
+def prepare_unsloth(model: Any, settings: Settings) -> Any:
+    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
+
+    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs that lie in the host's memory.
+    """
+    from unsloth import FastLanguageModel
+
+    checkpointing = False if settings.training.gradient_checkpointing == "off" else "unsloth"
+    try:
+        with redirect_stdout(sys.stderr):
+            return FastLanguageModel.patch_peft_model(model, use_gradient_checkpointing=checkpointing)
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise _does_not_load(settings.model.name, error) from error
+
+
+def unpatched(model: Any) -> Any:
+    """The base of ``model`` without adapters, in transformers' own classes; its weights are the same tensors.
+
+    The classes are read a second time from transformers' source, and the modules' states put into them.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return _twin(base, _read_again(type(base).__module__), base.config)
+
+
+def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
+    if isinstance(module, BaseTunerLayer):
+        module = module.get_base_layer()
+    twin = copy.copy(module)
+    # What Unsloth hangs on single modules: forwards with its kernels, and methods bound to the patched model.
+    added = [key for key, value in vars(twin).items() if isinstance(value, FunctionType | MethodType | partial)]
+    for key in (*added, *({"peft_config"} & vars(twin).keys())):
+        del vars(twin)[key]
+    for hooks in ("_forward_hooks", "_forward_pre_hooks"):
+        vars(twin)[hooks] = type(vars(twin)[hooks])()
+    vars(twin)["_modules"] = {}
+    for name, child in module.named_children():
+        if name == "rotary_emb":  # Unsloth puts one of another signature in its place
+            kind = next(value for key, value in vars(own).items() if key.endswith("RotaryEmbedding"))
+            twin.add_module(name, kind(config=config).to(next(module.parameters()).device))
+        else:
+            twin.add_module(name, _twin(child, own, config))
+    if type(module).__module__ == own.__name__:
+        twin.__class__ = getattr(own, type(module).__name__)
+    return twin
+
+
+def _read_again(name: str) -> ModuleType:
+    """The module ``name``, which is imported, executed once more under no entry of ``sys.modules``."""
+    file = sys.modules[name].__file__
+    spec = spec_from_file_location(name, file) if file else None
+    if spec is None or spec.loader is None:
+        raise EmailRLError(f"The source of {name} cannot be found.", "Use --backend transformers, or --engine vllm.")
+    again = module_from_spec(spec)
+    spec.loader.exec_module(again)
+    return again
+
+
+def _does_not_load(name: str, error: Exception) -> EmailRLError:
+    if isinstance(error, EmailRLError):
+        return error
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return EmailRLError(f"Unsloth does not load '{name}': {first_line}", "Use --backend transformers.")
