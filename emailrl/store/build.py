@@ -22,13 +22,15 @@ from emailrl.store.connection import connect, reading
 from emailrl.store.sieve import Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage, connect_for_loading
-from emailrl.store.stored import LAST_ID, stored_addresses, stored_emails, stored_keys
+from emailrl.store.stored import NONE_STAYS, Staying, stored_addresses, stored_emails, stored_keys
 from emailrl.store.target import Target, claim
 from emailrl.store.writing import Progress, add_to_database, write_database
 
 _PROGRESS_MAILS = 1000
 _LARGEST_SHARE = 4
 _FEW_MAILS = 1000
+_DATES_END = "~"
+"""Above all dates."""
 
 
 @dataclass(slots=True)
@@ -101,18 +103,19 @@ def build_database(
 def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> None:
     """Write the staged mails and those of the database ``old`` into the file to be.
 
-    Mails there that are newer than the oldest staged one change their ids: they are taken out of a copy and put back
-    with the new ones. Where they are many (old mail is added), or ids do not follow dates, all is written anew.
+    Mails there that are newer than the oldest staged one, or like one of these without a date, change their ids: they
+    are taken out of a copy and put back with the new ones. Where they are many (old mail is added), or ids do not
+    follow dates, all is written anew.
     """
     fingerprint = stage.tally.fingerprint
-    last_id = _newer_than(stage.oldest(), old)
-    for email in stored_emails(old, LAST_ID if last_id is None else last_id):
+    staying = _staying(stage, old)
+    for email in stored_emails(old, staying or NONE_STAYS):
         stage.add(as_mail(email))
-    if last_id is None:
+    if staying is None:
         write_database(target.building, stage, progress)
         return
     _copy(old, target.building)
-    add_to_database(target.building, stage, last_id, fingerprint, progress)
+    add_to_database(target.building, stage, staying, fingerprint, progress)
 
 
 def _copy(db: Path, copy: Path) -> None:
@@ -128,21 +131,26 @@ def _copy(db: Path, copy: Path) -> None:
             raise  # a full disk is the copy's, not the database's
 
 
-def _newer_than(oldest: tuple[str, str] | None, db: Path) -> int | None:
-    """The highest id of the mails of ``db`` newer than a date and Message-ID (of none, where these are None); None
-    where they are too many to be moved, or ids do not follow dates."""
+def _staying(stage: Stage, db: Path) -> Staying | None:
+    """Which mails of ``db`` the staged ones leave in their places: those older than all with a date, and those without
+    a date whose Message-ID comes before all without one. None where the others are too many to be moved, or ids do not
+    follow dates."""
+    date, message_id = stage.oldest() or (_DATES_END, "")
     with reading(db), contextlib.closing(connect(db)) as connection:
         if connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone() is None:
             return None
-        mails, lowest = connection.execute("SELECT count(*), coalesce(min(id), 1) FROM emails").fetchone()
-        if oldest is None:
-            return int(lowest) - 1
-        date, message_id = oldest
-        last_id, newer = connection.execute(
+        mails, lowest, highest = connection.execute(
+            "SELECT count(*), coalesce(min(id), 1), coalesce(max(id), 0) FROM emails"
+        ).fetchone()
+        above, newer = connection.execute(
             "SELECT coalesce(max(id), ?), count(*) FROM emails WHERE date > ? OR (date = ? AND message_id > ?)",
             (lowest - 1, date, date, message_id),
         ).fetchone()
-    return None if newer > max(_FEW_MAILS, mails // _LARGEST_SHARE) else int(last_id)
+        below, undated = connection.execute(
+            "SELECT coalesce(min(id), ?), count(*) FROM emails WHERE date IS NULL AND message_id < ?",
+            (highest + 1, stage.last_undated() or ""),
+        ).fetchone()
+    return None if newer + undated > max(_FEW_MAILS, mails // _LARGEST_SHARE) else Staying(above, below)
 
 
 def _sifted(

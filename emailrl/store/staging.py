@@ -66,6 +66,14 @@ class Stage:
         ).fetchone()
         return row
 
+    def last_undated(self) -> str | None:
+        """The highest Message-ID of the mails without a date."""
+        self._flush()
+        row: tuple[str | None] = self._connection.execute(
+            "SELECT max(message_id) FROM mail WHERE date IS NULL"
+        ).fetchone()
+        return row[0]
+
     def finish(self) -> None:
         """Write what is still held, and leave the file to be read."""
         self._flush()

@@ -6,27 +6,36 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from emailrl.store.connection import connect, reading
 from emailrl.store.sieve import DATE_FORMAT, keys_of
 from emailrl.store.sources import RawEmail
 
-LAST_ID = 2**63 - 1
-"""No id is higher."""
+
+class Staying(NamedTuple):
+    """The mails of a database that keep their ids when others are added: those with ids between these two."""
+
+    above: int
+    below: int
 
 
-def stored_emails(db: Path, last_id: int = LAST_ID) -> Iterator[RawEmail]:
-    """The mails of a database with ids up to ``last_id``, by falling id: oldest first.
+NONE_STAYS: Final = Staying(-1, 0)
+
+
+def stored_emails(db: Path, staying: Staying = NONE_STAYS) -> Iterator[RawEmail]:
+    """The mails of a database but those ``staying``, by falling id: oldest first.
 
     Raises ``UsageError`` where it is none of ours, ``EmailRLError`` where it is damaged.
     """
     with _opened(db) as connection:
         people = connection.cursor()
-        for key, message_id, subject, sender, date, body, file_name in connection.execute(
-            "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails WHERE id <= ? "
-            "ORDER BY id DESC",
-            (last_id,),
+        mails = "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails"
+        for key, message_id, subject, sender, date, body, file_name in chain(
+            connection.execute(f"{mails} WHERE id >= ? ORDER BY id DESC", (staying.below,)),
+            connection.execute(f"{mails} WHERE id <= ? ORDER BY id DESC", (staying.above,)),
         ):
             lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
             for address, kind in people.execute(

@@ -15,6 +15,7 @@ from emailrl import __version__
 from emailrl.store.connection import SCHEMA_VERSION
 from emailrl.store.schema import create_indexes, create_tables, create_triggers, drop_triggers
 from emailrl.store.staging import Stage, connect_for_loading
+from emailrl.store.stored import Staying
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase (``read`` or ``index``), the messages done in it, and their number where it is known."""
@@ -40,26 +41,29 @@ def write_database(path: Path, stage: Stage, progress: Progress | None = None) -
         _note(connection, stage.tally.fingerprint)
 
 
-def add_to_database(path: Path, stage: Stage, last_id: int, fingerprint: int, progress: Progress | None = None) -> None:
-    """Add the staged mails to the database ``path``, in place of those with ids up to ``last_id``.
+def add_to_database(
+    path: Path, stage: Stage, staying: Staying, fingerprint: int, progress: Progress | None = None
+) -> None:
+    """Add the staged mails to the database ``path``, in place of all there that are not ``staying``.
 
-    Right for a stage that is, where dates are given, newer than all that stays. ``fingerprint`` is to be added to the
-    one that stands there.
+    Right for a stage that is, where dates are given, newer than all that stays, and comes by Message-ID after it where
+    none are. ``fingerprint`` is to be added to the one that stands there.
     """
     stage.finish()
     with _loading(path, stage) as connection:
         drop_triggers(connection)
         known = connection.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()[0]
         low, high = connection.execute(
-            "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails WHERE id > ?", (last_id,) * 3
+            "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails WHERE id > ? AND id < ?",
+            (staying.above, staying.above, *staying),
         ).fetchone()
         connection.execute(
             "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
-            "SELECT 'delete', id, subject, body, parties FROM emails WHERE id <= ?",
-            (last_id,),
+            "SELECT 'delete', id, subject, body, parties FROM emails WHERE id <= ? OR id >= ?",
+            staying,
         )
-        connection.execute("DELETE FROM recipients WHERE email_id <= ?", (last_id,))
-        connection.execute("DELETE FROM emails WHERE id <= ?", (last_id,))
+        connection.execute("DELETE FROM recipients WHERE email_id <= ? OR email_id >= ?", staying)
+        connection.execute("DELETE FROM emails WHERE id <= ? OR id >= ?", staying)
         _load(connection, stage, low, high, progress)
         new = [(address, number) for address, number in stage.addresses.items() if number > known]
         connection.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", new)
