@@ -175,15 +175,9 @@ class Scripted:
     number: int = 0
     found: str | None = None
 
-    @property
-    def scenario(self) -> Any:
-        """The question."""
-        return self.inner.scenario
-
-    def start(self) -> list[Any]:
-        """The product's own first messages."""
-        messages: list[Any] = self.inner.start()
-        return messages
+    def __getattr__(self, name: str) -> Any:
+        """All else is the environment's own: first messages, scenario, rubric, answer."""
+        return getattr(self.inner, name)
 
     def step(self, message: Any) -> Any:
         """Play the next call of the script."""
