@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from emailrl.errors import UsageError
@@ -26,28 +27,38 @@ JOINT: Final = frozenset(
 
 def take_batches(given: Given, plan: Plan) -> None:
     """Questions a step, and updates of its rollouts: OpenRLHF counts an update's trajectories instead."""
-    try:
-        sizes = {name: int(given[name][0]) for name in BATCHES if name in given}
-    except ValueError:
-        raise UsageError(
-            "A batch size is not a number.", f"Check {', '.join('--' + name for name in BATCHES)}."
-        ) from None
-    if any(size < 1 for size in sizes.values()):
-        raise UsageError("A batch size is less than 1.", f"Check {', '.join('--' + name for name in BATCHES)}.")
+    sizes = {name: _size(name, given[name][0]) for name in BATCHES if name in given}
     rollouts, update = sizes.get("n_samples_per_prompt", 1), sizes.get("train_batch_size")
     questions = sizes.get("rollout_batch_size")
     if questions is None and update is not None:
         questions = max(update // rollouts, 1)
-        plan.set(
-            "per_device_train_batch_size", questions, "--train_batch_size / --n_samples_per_prompt: one update a step"
-        )
+        why = f"--train_batch_size / --n_samples_per_prompt{_rounded(update, rollouts, questions)}: one update a step"
+        plan.set("per_device_train_batch_size", questions, f"{why} (--rollout_batch_size not given: 1024 in OpenRLHF)")
     elif questions is not None:
         plan.set("per_device_train_batch_size", questions, "--rollout_batch_size, questions a step")
         if update is not None:
+            updates = -(-questions * rollouts // update)
             why = "--rollout_batch_size x --n_samples_per_prompt / --train_batch_size"
-            plan.set("num_mini_batches", max(-(-questions * rollouts // update), 1), why)
+            plan.set("num_mini_batches", updates, why + _rounded(questions * rollouts, update, updates))
     if "micro_train_batch_size" in sizes and "use_dynamic_batch" not in given:
         plan.set("max_rows_per_micro_batch", sizes["micro_train_batch_size"], "--micro_train_batch_size")
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not size.is_integer() or size < 1:
+        raise UsageError(f"--{name} takes a whole number of at least 1; this is none.", "See docs/openrlhf.md.")
+    return int(size)
+
+
+def _rounded(dividend: int, divisor: int, result: int) -> str:
+    """What to say of a division that does not come out even."""
+    if dividend == result * divisor:
+        return ""
+    return f" = {dividend} / {divisor}, rounded {'up' if result * divisor > dividend else 'down'} to {result}"
 
 
 BATCHES: Final = ("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size")

@@ -44,13 +44,18 @@ def parse(text: str) -> Given:
         while not equals and place < len(words) and not words[place].startswith("--"):
             values.append(words[place])
             place += 1
-        _check_count(flag, name, values)
+        _check_values(flag, name, values)
         given[flag.name] = values
     return given
 
 
-def _check_count(flag: Flag, name: str, values: list[str]) -> None:
+def _check_values(flag: Flag, name: str, values: list[str]) -> None:
     least, most = _COUNTS[flag.takes]
+    if len(values) > least == 0:
+        raise UsageError(f"{name} takes no value, not {len(values)}.", "Leave the flag out where it is to be off.")
     if len(values) < least or (most is not None and len(values) > most):
-        wanted = {0: "no value", 1: "one value", 2: "two values"}[least]
-        raise UsageError(f"{name} takes {wanted}, not {len(values)}.", "Quote a value that holds spaces.")
+        wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
+        hint = "An empty one does not count." if len(values) < least else "Quote a value that holds spaces."
+        raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
+    if not all(value.strip() for value in values) and flag.name != "use_wandb":  # there an empty one means off
+        raise UsageError(f"{name}: the value is empty.", "Fill it in, or leave the flag out.")

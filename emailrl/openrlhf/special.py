@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,8 +25,10 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     def set(self, key: str, value: Any, why: str) -> None:
-        """Take a value; an endless one is no bound, and sets nothing."""
-        if not (isinstance(value, float) and value in (float("inf"), float("-inf"))):
+        """Take a value; of a clipped reward an endless bound is none, which here is no setting."""
+        if key in ("reward_clip_low", "reward_clip_high") and math.isinf(value):
+            self.notes.append(f"{why}: an endless bound is none ({key} is left out)")
+        else:
             self.values[key], self.flags[key] = value, why
 
     def drop(self, keys: Iterable[str], note: str) -> None:
@@ -47,7 +50,8 @@ def _both_clips(values: list[str], given: Given, plan: Plan) -> None:
 
 def _scheduler(values: list[str], given: Given, plan: Plan) -> None:
     names = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
-    plan.set("lr_scheduler", names.get(values[0], values[0]), "--lr_scheduler")
+    renamed = f" {values[0]}" if values[0] in names else ""
+    plan.set("lr_scheduler", names.get(values[0], values[0]), "--lr_scheduler" + renamed)
     if values[0] == "cosine_with_min_lr":
         plan.set("min_lr_ratio", 0.1, "--lr_scheduler cosine_with_min_lr")
 
@@ -73,6 +77,8 @@ def _reward(values: list[str], given: Given, plan: Plan) -> None:
 
 def _engines(values: list[str], given: Given, plan: Plan) -> None:
     count = int(values[0])
+    if count < 0:
+        raise UsageError("--vllm_num_engines is less than 0.", "0 is transformers in process, 1 vLLM in process.")
     plan.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
     if count > 1 and "colocate_all_models" not in given:
         plan.notes.append(f'--vllm_num_engines {count}: start so many servers and name them: vllm_urls = "http://…,…"')
@@ -115,6 +121,18 @@ def _constant(key: str, value: Any, why: str) -> Special:
     return lambda values, given, plan: plan.set(key, value, why)
 
 
+def _top_k(values: list[str], given: Given, plan: Plan) -> None:
+    count = int(values[0])
+    plan.set("top_k", 0 if count == -1 else count, "--top_k" + " -1: all, which is 0 here" * (count == -1))
+
+
+def _wandb(values: list[str], given: Given, plan: Plan) -> None:
+    if values[0].strip():
+        plan.set("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login")
+    else:
+        plan.set("wandb_mode", "disabled", "--use_wandb is empty, which is off in OpenRLHF")
+
+
 def _tensorboard(values: list[str], given: Given, plan: Plan) -> None:
     plan.set("tensorboard", True, "--use_tensorboard")
     plan.set("tensorboard_dir", values[0], "--use_tensorboard")
@@ -149,14 +167,14 @@ SPECIAL: Final[dict[str, Special]] = {
     "agent_func_path": _agent,
     "remote_rm_url": _reward,
     "prompt_max_len": _window,
-    "top_k": lambda values, given, plan: plan.set("top_k", max(int(values[0]), 0), "--top_k"),
+    "top_k": _top_k,
     "lora_rank": _lora_rank,
     "target_modules": lambda values, given, plan: plan.set("target_modules", ",".join(values), "--target_modules"),
     "load_checkpoint": _constant("resume", "auto", "--load_checkpoint"),
     "save_steps": _every("save_steps", "save_steps"),
     "eval_steps": _every("eval_steps", "eval_steps"),
     "save_hf_ckpt": _export_format,
-    "use_wandb": _constant("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login"),
+    "use_wandb": _wandb,
     "use_tensorboard": _tensorboard,
 }
 """What a flag comes to that is not the value of one setting."""
