@@ -22,9 +22,8 @@ It takes the flags of OpenRLHF 0.9.2 and the dotted names they have had since Ap
 `--flag=value` and backslashes at the ends of lines; what starts OpenRLHF may stand before them. An unknown flag is an
 error that names the nearest known one. What was given becomes a line; the objective is written out in full, OpenRLHF's
 defaults included (without `--advantage_estimator` that is PPO with a critic). Of the flags left out, every one whose
-default differs from emailrl's is a comment with OpenRLHF's value: take the `#` away to train as OpenRLHF would. A number
-that had to be rounded says how. Tokens, and credentials in an address, are never written. It does
-not train.
+default differs from emailrl's is a comment with OpenRLHF's value: take the `#` away to train as OpenRLHF would. A
+number that had to be rounded says how. Tokens, and credentials in an address, are never written. It does not train.
 
 Two settings that mean the same do not always come to the same number: the last column says what differs. The formulas
 are set against OpenRLHF's in [algorithms.md](algorithms.md).
