@@ -1,4 +1,4 @@
-"""A real vLLM, in process and as a server (``make test-vllm``): minutes on a CPU, skipped where vLLM is missing.
+"""A real vLLM, in process and as a server (``make test-vllm``), on a GPU where there is one; skipped without vLLM.
 
 What only vLLM itself can show: that the packaged policy and what ``export`` writes are served, that log-probabilities
 are the trainer's, that adapters are swapped by version, and that a whole run trains.
@@ -25,6 +25,7 @@ from emailrl.checkpoints import Metadata, write_checkpoint
 from emailrl.engines import PolicyEngine, build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import TEXT, Probe
+from emailrl.engines.vllm_engine import VllmEngine
 from emailrl.export import export_checkpoint
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.resolve import NANO_DIR
@@ -42,10 +43,19 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 START_SECONDS = 300
+CUDA = torch.cuda.is_available()
+DTYPE = "bfloat16" if CUDA else "float32"
+LARGEST_GAP, MEAN_GAP = (0.6, 0.05) if CUDA else (1e-3, 1e-4)
+"""Nats between a sampled token's log-probability and the trainer's: on a GPU both round to 16 bits, each in its way."""
+MEMORY_SHARE = 0.3
+"""Of the GPU, for each vLLM: servers, the engine in process and a trainer stand side by side."""
 
 
 def settings_for(folder: Path, **overrides: Any) -> Settings:
-    given = {"model_name": "nano", "engine": "vllm", "vllm_enforce_eager": True, "temperature": 0.7, "lora_rank": 8}
+    given = {
+        "model_name": "nano", "engine": "vllm", "vllm_enforce_eager": True, "temperature": 0.7, "lora_rank": 8,
+        "vllm_gpu_memory_utilization": MEMORY_SHARE,
+    }  # fmt: skip
     return load_settings(given | overrides, environ={}, cwd=folder)
 
 
@@ -74,7 +84,7 @@ def served(model: Path, *arguments: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.3",
+        "--port", str(port), "--dtype", DTYPE, "--enforce-eager", "--gpu-memory-utilization", str(MEMORY_SHARE),
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--logprobs-mode", "processed_logprobs",
         "--enable-lora", "--max-lora-rank", "16", *arguments,
     ]  # fmt: skip
@@ -122,8 +132,8 @@ def ask(engine: PolicyEngine, policy: Policy, count: int = 6, **sampling: float)
     return engine.generate([Request(f"t{n}", params, ids, seed=n) for n in range(count)])
 
 
-def worst_gap(policy: Policy, path: Path | None, completions: list[Completion], temperature: float) -> float:
-    """Largest difference between the log-probabilities stated and the trainer's own of the same tokens."""
+def agree(policy: Policy, path: Path | None, completions: list[Completion], temperature: float) -> None:
+    """The log-probabilities stated are the trainer's own of the same tokens, to rounding."""
     probe = Probe(policy, temperature=temperature)
     probe.load(path)
     ids = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:40]
@@ -135,7 +145,8 @@ def worst_gap(policy: Policy, path: Path | None, completions: list[Completion], 
         )
     ]
     assert len(gaps) > 60
-    return max(gaps)
+    print(f"largest gap {max(gaps):.2g}, mean {sum(gaps) / len(gaps):.2g} nats")
+    assert max(gaps) < LARGEST_GAP and sum(gaps) / len(gaps) < MEAN_GAP
 
 
 def test_versions_are_swapped_and_log_probs_are_the_trainers(
@@ -146,15 +157,36 @@ def test_versions_are_swapped_and_log_probs_are_the_trainers(
         engine.load_adapter(path, f"v-{number}")
         completions = ask(engine, policy)
         assert {completion.policy_version for completion in completions} == {f"v-{number}"}
-        assert worst_gap(policy, path, completions, 0.7) < 1e-3
+        agree(policy, path, completions, 0.7)
         said.append([completion.token_ids for completion in completions])
     assert said[0] != said[1] != said[2] and said[1] == said[3]  # and the same seeds give the same tokens
+
+
+@pytest.mark.skipif(not CUDA, reason="vLLM sleeps on a GPU only")
+def test_sleep_gives_the_memory_back_and_the_adapter_is_there_after_each_wake(
+    engine: PolicyEngine, policy: Policy, adapters: list[Path]
+) -> None:
+    if not isinstance(engine, VllmEngine):
+        pytest.skip("servers keep their memory")
+    said = []
+    for number in range(4):
+        engine.load_adapter(adapters[number % 2], f"s-{number}")
+        said.append([one.token_ids for one in ask(engine, policy)])
+        awake = torch.cuda.mem_get_info()[0]
+        engine.release()
+        freed = torch.cuda.mem_get_info()[0] - awake
+        assert freed > 0.8 * MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory
+        engine.resume()
+        again = ask(engine, policy)
+        assert [one.token_ids for one in again] == said[-1]
+        agree(policy, adapters[number % 2], again, 0.7)
+    assert said[0] == said[2] != said[1] == said[3]
 
 
 def test_greedy_log_probs_are_untempered_and_the_stop_token_is_there(engine: PolicyEngine, policy: Policy) -> None:
     engine.load_adapter(None, "base")
     completions = ask(engine, policy, temperature=0.0)
-    assert worst_gap(policy, None, completions, 0.0) < 1e-3
+    agree(policy, None, completions, 0.0)
     stops = [c.token_ids[-1] for c in ask(engine, policy, 12) if c.finish_reason == "stop"]
     assert stops and set(stops) == {policy.tokenizer.eos_token_id}
 
@@ -184,7 +216,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "emailrl.toml").write_text(
         'model_name = "nano"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\nmax_turns = 4\n'
         "max_tokens = 96\neval_dataset_size = 4\nper_device_train_batch_size = 3\nnum_generations = 4\n"
-        "temperature = 0.9\nvllm_enforce_eager = true\nmax_steps = 2\n"
+        f"temperature = 0.9\nvllm_enforce_eager = true\nvllm_gpu_memory_utilization = {MEMORY_SHARE}\nmax_steps = 2\n"
     )
     return folder
 
@@ -204,14 +236,14 @@ def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
     steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == len(steps) == 2
     assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
-    assert all(step.get("sampler_gap_max", 0.0) < 1e-3 for step in steps)
+    assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
 
 
 def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:
     before = models(server)
     result = emailrl(world, "train", "--engine", "vllm", "--output-dir", "servers", VLLM_URLS=server)
     steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
-    assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < 1e-3 for step in steps)
+    assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
     assert models(server) == before
 
 
@@ -233,7 +265,8 @@ def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, serve
         world, "benchmark", "--engine", "openai", "--model", "nano", "--limit", 8,
         OPENAI_BASE_URL=f"{server}/v1", **prices,
     )  # fmt: skip
-    assert chat["exceptions"] == 0 and chat["accuracy"] == own["accuracy"] and calls(chat) == calls(own)
+    alike = sum(one == other for one, other in zip(calls(chat), calls(own), strict=True))
+    assert chat["exceptions"] == 0 and alike >= (6 if CUDA else 8)  # in 16 bits a near tie may fall the other way
     tokens = 8 * chat["prompt_tokens"] * 0.1 + 8 * chat["completion_tokens"] * 0.4
     assert chat["cost"] == pytest.approx(tokens / 1e6)
 
@@ -257,4 +290,4 @@ def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: 
             )
         alike = sum(one == other for one, other in zip(calls(record), calls(own), strict=True))
         # Merged weights are rounded to the base's 16 bits: a near tie may fall the other way.
-        assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" else 6)
+        assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" and not CUDA else 6)

@@ -148,12 +148,17 @@ def random_adapter(policy: Any, folder: Path) -> Path:
 def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[Any]]:
     """A database, and its first questions, each as often as a group has members."""
     from emailrl.scenarios import load_scenarios
+    from emailrl.settings import DataSettings
     from emailrl.store.build import build_database
     from emailrl.store.demo import make_world
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
     if given.db and given.questions:
-        db, scenarios = given.db, load_scenarios(given.questions)
+        data = DataSettings()
+        db, scenarios = (
+            given.db,
+            load_scenarios(given.questions, None, limit=count, seed=1, data=data, check_inboxes=False),
+        )
     else:
         import random
 
