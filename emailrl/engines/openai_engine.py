@@ -166,14 +166,19 @@ def as_api(message: Message) -> dict[str, Any]:
     if message.role != "assistant":
         return {"role": message.role, "content": harmless(message.content)}
     if not message.tool_calls:
-        return {"role": "assistant", "content": message.content}
+        return {"role": "assistant", "content": _sendable(message.content)}
     call = message.tool_calls[0]
-    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    function = {"name": _sendable(call.name), "arguments": _sendable(json.dumps(call.arguments, ensure_ascii=False))}
     return {
         "role": "assistant",
-        "content": message.content or None,
+        "content": _sendable(message.content) or None,
         "tool_calls": [{"id": call.id or "", "type": "function", "function": function}],
     }
+
+
+def _sendable(text: str) -> str:
+    """The text without halves of characters, which a server's JSON may hold and which nothing can send."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def as_message(said: ChatCompletionMessage) -> Message:

@@ -140,6 +140,12 @@ class CustomEnvironment:
             isinstance(message, Message) and isinstance(message.content, str) for message in messages
         ):
             raise self._wrong(what, messages, "a list of Messages (emailrl.trajectory) with text")
+        for message in messages:
+            try:
+                message.content.encode()
+            except UnicodeEncodeError as error:  # no tokenizer and no server takes it
+                half = message.content[error.start]
+                raise self._wrong(what, half, "text: half of a character in a Message") from None
 
     def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
         return EmailRLError(f"{what} the environment {self._part.name} gave {_shown(value)}, not {wanted}.")

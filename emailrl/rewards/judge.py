@@ -52,7 +52,8 @@ class LLMJudge:
     def check(self, question: str, reference: str, answer: str) -> bool:
         """The model's verdict; raises ``JudgeError`` when it could not be had."""
         claim = {"question": question, "correct_answer": reference, "candidate_answer": answer}
-        prompt = json.dumps(claim, ensure_ascii=False)
+        # A model's own JSON may hold half of a character, which nothing can send.
+        prompt = json.dumps(claim, ensure_ascii=False).encode("utf-8", "replace").decode()
         name = json.dumps([self._settings.judge_model, SYSTEM_PROMPT, prompt])
         cache_key = hashlib.sha256(name.encode()).hexdigest()
         try:

@@ -61,7 +61,7 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
     question_id = _field(row, "id", (str, int), where)
     message_ids = _field(row, "message_ids", (list, tuple), where)
-    if not message_ids or not all(isinstance(m, str) and m.strip() for m in message_ids):
+    if not message_ids or not all(isinstance(m, str) and m.strip() and _is_text(m) for m in message_ids):
         raise UsageError(f"{where}: field 'message_ids' must be a list of at least one message id.")
     realistic = _field(row, "how_realistic", (int, float), where)
     if not 0 <= realistic <= 1:
@@ -100,7 +100,18 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
     if isinstance(value, bool) or not isinstance(value, types) or (isinstance(value, str) and not value.strip()):
         kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)
         raise UsageError(f"{where}: field {name!r} must be a non-empty {kinds}, not {value!r:.60}.")
+    if isinstance(value, str) and not _is_text(value):
+        raise UsageError(f"{where}: field {name!r} must be text, and holds half of a character: {value!a:.60}.")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written: a JSON escape may stand for one half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _day(value: str | date, where: str) -> str:

@@ -258,6 +258,20 @@ def test_mail_cannot_speak_as_another_role() -> None:
     assert as_api(Message("assistant", "a<|eot_id|>b"))["content"] == "a<|eot_id|>b"  # what it said itself
 
 
+def test_half_of_a_character_that_a_server_said_is_not_sent_back(
+    serve: Callable[..., StubServer], tmp_path: Path
+) -> None:
+    server = serve(lambda body: (200, said("ja")))
+    calls = [ToolCall("search_emails", {"keywords": ["a\ud83d"]}, "id0")]
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
+        request = Request("0", SamplingParams(9), messages=[Message("assistant", "b\udcff", calls)], seed=1)
+        [completion] = engine.generate([request])
+    assert completion.error is None
+    [(_, body)] = server.requests
+    [message] = body["messages"]
+    assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == ("b?", '{"keywords": ["a?"]}')
+
+
 def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"engine": "openai", "openai_api_key": "sk-x"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):

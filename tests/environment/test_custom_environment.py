@@ -192,6 +192,7 @@ def test_a_file_that_does_not_load_is_told_with_its_line(path: Path) -> None:
         ("Odd", "'text'", "gave 'text', not a list of Messages"),
         ("Odd", "[1]", r"gave \[1\], not a list of Messages"),
         ("Odd", "[Message('user', 3)]", "not a list of Messages"),
+        ("Odd", "[Message('user', 'a\\ud83d')]", r"gave '\\ud83d', not text: half of a character in a Message"),
     ],
 )
 def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, message: str) -> None:
@@ -206,6 +207,7 @@ def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, mess
         ("Odd", "1 / 0", r"step\(\) of the environment .* raised: .*mine.py, line 55: ZeroDivisionError"),
         ("Odd", "None", r"gave None, not a StepResult"),
         ("Odd", "StepResult(['x'])", "not a list of Messages"),
+        ("Odd", "StepResult([Message('tool', chr(0xdcff))])", r"step\(\) of .* gave '\\udcff', not text"),
         (
             "Odd",
             "StepResult(tool_args={'x': {1}})",

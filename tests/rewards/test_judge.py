@@ -74,6 +74,12 @@ def test_the_request_and_the_verdicts(serve: Serve, tmp_path: Path) -> None:
     assert stub.keys[0] == f"Bearer {KEY}"
 
 
+def test_half_of_a_character_in_an_answer_is_judged_too(serve: Serve, tmp_path: Path) -> None:
+    stub = serve(says_true_for_friday)
+    assert judge(stub, tmp_path).check("When?", "Friday", "Friday \ud83d") is True
+    assert json.loads(stub.requests[0]["messages"][1]["content"])["candidate_answer"] == "Friday ?"
+
+
 def test_verdicts_are_kept_on_disk_by_model_and_prompt(serve: Serve, tmp_path: Path) -> None:
     stub = serve(says_true_for_friday)
     assert judge(stub, tmp_path).check("When?", "Friday", "Friday")
