@@ -154,11 +154,8 @@ def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[An
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
     if given.db and given.questions:
-        data = DataSettings()
-        db, scenarios = (
-            given.db,
-            load_scenarios(given.questions, None, limit=count, seed=1, data=data, check_inboxes=False),
-        )
+        data, db = DataSettings(), given.db
+        scenarios = load_scenarios(given.questions, None, limit=count, seed=1, data=data, check_inboxes=False)
     else:
         import random
 
