@@ -16,7 +16,7 @@ Row = Sequence[int]
 
 def shared_with_last(rows: Sequence[Row]) -> list[int]:
     """How many first tokens each row has in common with the one before it; 0 for the first."""
-    return [0, *(_common(last, row) for last, row in pairwise(rows))]
+    return [_common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
 
 
 def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
