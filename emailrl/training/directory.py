@@ -12,6 +12,7 @@ What a dead process left of this is settled by the next run that begins or goes 
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -49,17 +50,9 @@ def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrit
         directory = base if overwrite else _free_directory(base)
     if overwrite:
         check_replaceable(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / LOCK).open("w")
-    except OSError as error:
-        message = f"{directory} cannot be written: {error.strerror}."
-        raise UsageError(message, "Name another place with --output-dir.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.") from None
+    with _held(directory) as is_held:
+        if not is_held:
+            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.")
         _settle(directory)
         if not overwrite:
             yield directory
@@ -100,21 +93,42 @@ def give_back_replaced(settings: Settings) -> list[str]:
     base = run_root(settings.output.output_dir, settings.training.mode)
     if not any((base / name).exists() for name in (REPLACED, _REPLACING)):
         return []
-    try:
-        lock = (base / LOCK).open("w")
-    except OSError as error:
-        message = f"{base} cannot be written: {error.strerror}."
-        raise UsageError(message, "It holds a run to be put back in its place.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with _held(base) as is_held:
+        if not is_held:
             return []
         replaced = (base / REPLACED).exists() and bool(list_checkpoints(base))
         _settle(base)
     if replaced:
         return []
     return [f"{base} is again the run that --overwrite was to replace: the new one ended before its first checkpoint"]
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[bool]:
+    """Hold a directory, made where it is missing, against other processes; False where one of them holds it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    try:
+        yield _takes(lock, directory)
+    finally:
+        os.close(lock)
+
+
+def _takes(lock: int, directory: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # a file system without locks
+        raise _unwritable(directory, error) from None
+    return True
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(f"{directory} cannot be written: {error.strerror}.", "Name another place with --output-dir.")
 
 
 def _settle(directory: Path) -> None:
