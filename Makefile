@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
 
-.PHONY: help install quickstart test test-vllm lint format docs
+.PHONY: help install quickstart test test-vllm test-gpu lint format docs
 
 help:
 	@echo "make quickstart   the whole cycle on a demo mailbox, on a CPU"
 	@echo "make test         the tests"
 	@echo "make test-vllm    the tests against a real vLLM, where one is installed (minutes)"
+	@echo "make test-gpu     the tests that need a CUDA GPU (minutes)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff's formatting"
 	@echo "make docs         docs/cli.md and docs/settings.md from the code"
@@ -36,6 +37,9 @@ test: $(INSTALLED)
 
 test-vllm: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/engines/test_vllm_real.py -m slow -rs
+
+test-gpu: $(INSTALLED)
+	@$(BIN)/python -m pytest tests/gpu -m gpu -rs
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

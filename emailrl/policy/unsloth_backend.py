@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import resolve_model
+from emailrl.policy.size import load_config
 from emailrl.settings import Settings
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -57,13 +58,13 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     path = resolve_model(settings.model.name)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    config = load_config(settings.model.name, path)
+    if config.model_type not in FAMILIES:
+        raise EmailRLError(
+            f"The backend unsloth trains Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
+            "Use --backend transformers.",
+        )
     try:
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type not in FAMILIES:
-            raise EmailRLError(
-                f"The backend unsloth trains Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
-                "Use --backend transformers.",
-            )
         tokenizer = AutoTokenizer.from_pretrained(path)
         with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
             from unsloth import FastLanguageModel
@@ -79,6 +80,8 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
             )
     except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
         raise _does_not_load(settings.model.name, error) from error
+    if model.get_input_embeddings().weight.shape[0] != config.vocab_size:  # to give its own tokenizer a padding token
+        raise EmailRLError(f"Unsloth adds words to '{settings.model.name}'.", "Use --backend transformers.")
     model.requires_grad_(False)
     return model, tokenizer, path
 
@@ -141,7 +144,5 @@ def _read_again(name: str) -> ModuleType:
 
 
 def _does_not_load(name: str, error: Exception) -> EmailRLError:
-    if isinstance(error, EmailRLError):
-        return error
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return EmailRLError(f"Unsloth does not load '{name}': {first_line}", "Use --backend transformers.")

@@ -1,0 +1,62 @@
+"""What the tests on a real GPU share: small random policies, and a table of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.small import save_random
+
+MEASURED: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if MEASURED:
+        terminalreporter.section("measured")
+        for line in MEASURED:
+            terminalreporter.write_line(line)
+
+
+def need(*modules: str) -> None:
+    """Skip the test, with the reason, where there is no CUDA GPU or one of the packages is missing."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+@pytest.fixture(autouse=True)
+def a_gpu() -> None:
+    need()
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[..., None]:
+    """``needs("unsloth")`` skips the test where the package is missing."""
+    return need
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Note a line for the table that stands below the results."""
+    name = request.node.name.removeprefix("test_")
+    return lambda text: MEASURED.append(f"{name}: {text}")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers of 256 with heads of 128, in float32."""
+    return save_random(tmp_path_factory.mktemp("model"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers of Qwen3-0.6B's width, in bf16."""
+    wide = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16}
+    folder = tmp_path_factory.mktemp("larger")
+    return save_random(folder, torch.bfloat16, **wide, num_key_value_heads=8, initializer_range=0.02)

@@ -1,0 +1,100 @@
+"""A base in 4 bits (bitsandbytes): it loads, samples and trains, near the 16-bit one, in the memory that is planned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpu.loop import RunLeft, finish, make_workplace, start
+
+from emailrl.plan import make_plan, this_machine
+from emailrl.plan.gpus import GIB
+from emailrl.settings import load_settings
+
+pytestmark = pytest.mark.gpu
+Report = Callable[[str], None]
+
+STEPS = """
+import json, sys, torch
+from pathlib import Path
+from gpu.small import make_samples, make_updater
+
+found = {}
+for bits in (16, 4):
+    four = bits == 4
+    updater = make_updater(Path(sys.argv[1]), dtype="bf16", load_in_4bit=four, lora_rank=16, fused_layers=four)
+    updater.optimizer = torch.optim.AdamW(updater.parameters, lr=1e-3)
+    kind = type(updater.policy.model.get_base_model().model.layers[0].mlp.up_proj.base_layer).__name__
+    seen = {}
+    updater.observe = lambda sample, old, now, worth: seen.setdefault(sample.trajectory_id, now)
+    samples = make_samples(12, 2000, 4000)
+    torch.cuda.synchronize(), torch.cuda.reset_peak_memory_stats()
+    norms = [updater.step(samples, step=step)["grad_norm"] for step in (1, 2)]
+    logprobs = torch.tensor([seen[one.trajectory_id][t] for one in samples for t, on in enumerate(one.loss_mask) if on])
+    lengths = [len(one.token_ids) for one in samples]
+    share = sum(one.num_trainable for one in samples) / sum(lengths)
+    found[bits] = {
+        "kind": kind, "norms": norms, "peak": torch.cuda.max_memory_allocated(), "mean": float(logprobs.mean()),
+        "std": float(logprobs.std()), "lengths": lengths, "share": share,
+    }
+    if bits == 16:
+        first = logprobs
+    else:
+        found["gap"] = float((logprobs - first).abs().mean())
+        found["correlation"] = float(torch.corrcoef(torch.stack([logprobs, first]))[0, 1])
+    del updater
+    torch.cuda.empty_cache()
+print(json.dumps(found))
+"""
+
+
+def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], report: Report, tmp_path: Path) -> None:
+    needs("bitsandbytes")
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, str(larger_model)], cwd=Path(__file__).parents[1], capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    few, full = found["4"], found["16"]
+    lengths = few["lengths"]
+    planned = {}
+    for bits, one in (("4", few), ("16", full)):
+        values = {
+            "model_name": str(larger_model), "dtype": "bf16", "load_in_4bit": bits == "4", "lora_rank": 16,
+            "lora_dropout": 0.0, "fused_layers": bits == "4", "per_device_train_batch_size": 3, "num_generations": 4,
+        }  # fmt: skip
+        made = make_plan(
+            load_settings(values, environ={}, cwd=tmp_path), this_machine(),
+            tokens_per_trajectory=round(sum(lengths) / len(lengths)), trainable_share=one["share"],
+        )  # fmt: skip
+        memory = made.memory
+        assert memory.layout.layers == "transformers"
+        planned[bits] = memory.training_peak - memory.resident["sampler's copy"]
+        report(f"{bits} bits: peak {one['peak'] / GIB:.3f} GiB, planned {planned[bits] / GIB:.3f}"
+               f" ({planned[bits] / one['peak'] - 1:+.1%})")  # fmt: skip
+    norms = ", ".join(f"{norm:.3g}" for norm in few["norms"] + full["norms"])
+    report(
+        f"log-probabilities {few['mean']:.3f} ± {few['std']:.3f} (16 bits {full['mean']:.3f}); mean difference"
+        f" {found['gap']:.3f}, correlation {found['correlation']:.3f}; gradient norms {norms}"
+    )
+    assert few["kind"] == "Linear4bit" and full["kind"] == "Linear"
+    assert found["correlation"] > 0.9 and found["gap"] < full["std"] / 2
+    assert all(0 < norm < float("inf") for norm in few["norms"])
+    assert planned["4"] == pytest.approx(few["peak"], rel=0.15)
+    assert planned["16"] == pytest.approx(full["peak"], rel=0.15)
+
+
+def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report) -> None:
+    """Sampled through the adapter beside the base, which cannot be merged."""
+    needs("bitsandbytes")
+    folder = make_workplace(tmp_path / "work")
+    finish(start(folder, "--max-steps", "2", "--output-dir", "outputs/four", LOAD_IN_4BIT="true"))
+    metrics = RunLeft(folder / "outputs" / "four_masked").metrics
+    report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
+    assert [one["step"] for one in metrics] == [1, 2]
+    assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)

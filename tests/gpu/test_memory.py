@@ -1,0 +1,136 @@
+"""A GPU that really runs out of memory, and losses that are not finite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.small import distance, make_samples, make_updater, moved, weights
+
+from emailrl.errors import EmailRLError
+from emailrl.training.batches import MicroBatch
+from emailrl.training.update import Updater
+
+pytestmark = pytest.mark.gpu
+Report = Callable[[str], None]
+WHOLE, SAFE = 65536, 4096
+"""Tokens of a micro-batch that holds all samples, and of one that always fits."""
+
+
+@pytest.fixture
+def no_limit() -> Iterator[None]:
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def limit_memory(allowed: float) -> None:
+    """Let this process take so many bytes of the GPU, its own cache included."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+
+
+def peak_of(action: Callable[[], Any]) -> float:
+    """Bytes reserved at most while ``action`` runs."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    action()
+    return torch.cuda.max_memory_reserved()
+
+
+def watched(updater: Updater) -> list[str]:
+    """Where memory runs out from now on: in the forward pass of a micro-batch, or behind it."""
+    places, inside = [], ["behind"]
+    forward, ran_out = updater.scorer.forward, updater.scorer.ran_out
+
+    def watched_forward(batch: MicroBatch, **options: Any) -> Any:
+        inside[0] = "forward"
+        result = forward(batch, **options)
+        inside[0] = "backward"
+        return result
+
+    def noted(batch: MicroBatch) -> None:
+        places.append(inside[0])
+        ran_out(batch)
+
+    updater.scorer.forward, updater.scorer.ran_out = watched_forward, noted  # type: ignore[method-assign]
+    return places
+
+
+@pytest.mark.usefixtures("no_limit")
+@pytest.mark.parametrize("layers", ["fused", "transformers"])
+@pytest.mark.parametrize("share", [0.3, 0.97])
+def test_memory_that_runs_out(model: Path, report: Report, layers: str, share: float) -> None:
+    """Weights after two steps are those of a run with memory to spare; the second step runs out no more."""
+    samples = make_samples(48, 600, 1300)
+    plain = {"dtype": "fp32", "gradient_checkpointing": "off", "fused_layers": layers == "fused"}
+    rich = make_updater(model, **plain, max_tokens_per_micro_batch=SAFE)
+    poor = make_updater(model, **plain, max_tokens_per_micro_batch=WHOLE)
+    start = weights(rich)
+    least = peak_of(lambda: rich.step(samples, step=1))
+    most = peak_of(lambda: make_updater(model, **plain, max_tokens_per_micro_batch=WHOLE).step(samples, step=1))
+    assert most > 2 * least
+    places = watched(poor)
+    limit_memory(least + share * (most - least))
+    halved = [poor.step(samples, step=step)["micro_batches_halved"] for step in (1, 2)]
+    limit_memory(torch.cuda.get_device_properties(0).total_memory)
+    rich.step(samples, step=2)
+    gap = distance(moved(start, weights(poor)), moved(start, weights(rich)))
+    report(f"{most / 2**20:.0f} MiB wanted, {(least + share * (most - least)) / 2**20:.0f} allowed: ran out in"
+           f" {', '.join(places)}; halved {halved}, updates differ by {gap:.1e}")  # fmt: skip
+    assert halved[0] == len(places) > 0 and halved[1] == 0
+    assert poor.scorer.max_tokens < WHOLE
+    assert gap < 1e-4
+    for one, other in zip(weights(poor), weights(rich), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("no_limit")
+def test_one_sample_too_large(model: Path) -> None:
+    samples = make_samples(4, 6000, 7000)
+    updater = make_updater(model, dtype="fp32", gradient_checkpointing="off")
+    before = weights(updater)
+    torch.cuda.empty_cache()
+    limit_memory(torch.cuda.memory_reserved() + 64 * 2**20)
+    with pytest.raises(EmailRLError, match=r"Out of memory on one sample of 6\d\d\d tokens") as caught:
+        updater.step(samples, step=1)
+    assert "GRADIENT_CHECKPOINTING" in caught.value.hint
+    assert distance(weights(updater), before) == 0
+    limit_memory(torch.cuda.get_device_properties(0).total_memory)
+    updater.step(samples, step=1)
+    assert distance(weights(updater), before) > 0
+
+
+def test_losses_that_are_not_finite(model: Path, tmp_path: Path) -> None:
+    """bf16: the weights stay, the batch is kept, the third in a row ends the run; one good step forgives two."""
+    updater = make_updater(model, dtype="bf16")
+    updater.skipped_dir = tmp_path
+    good, bad = make_samples(8, 200, 400), make_samples(8, 200, 400)
+    bad[3] = type(bad[3])(**{name: getattr(bad[3], name) for name in bad[3].__slots__} | {"advantage": float("nan")})
+    start = weights(updater)
+    for step in (1, 2):
+        assert updater.step(bad, step=step)["updates_skipped"] == 1
+        assert distance(weights(updater), start) == 0
+    assert updater.step(good, step=3)["updates_skipped"] == 0
+    assert distance(weights(updater), start) > 0
+    after = weights(updater)
+    with torch.no_grad():
+        poisoned = updater.parameters[1].flatten()[0].clone()
+        updater.parameters[1].view(-1)[0] = float("inf")
+    for step in (4, 5):
+        assert updater.step(good, step=step)["updates_skipped"] == 1
+    with pytest.raises(EmailRLError, match="at step 6, in the third update in a row"):
+        updater.step(good, step=6)
+    with torch.no_grad():
+        updater.parameters[1].view(-1)[0] = poisoned
+    assert distance(weights(updater), after) == 0
+    kept = sorted(path.name for path in tmp_path.glob("*.json"))
+    assert kept == [f"step-{step:06d}-1.json" for step in (1, 2, 4, 5, 6)]
+    found = json.loads((tmp_path / kept[0]).read_text())
+    assert "loss" in found["not_finite"] and {row["trajectory_id"] for row in found["rows"]} == {
+        sample.trajectory_id for sample in bad
+    }

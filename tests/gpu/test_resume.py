@@ -1,0 +1,55 @@
+"""A run on a GPU goes on where it was, though kernels that add in any order keep it from being bit for bit the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gpu.loop import RunLeft, finish, make_workplace, start
+
+from emailrl.recording import read_trajectories
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) -> None:
+    """Four steps, and the last two again from the checkpoint of the second."""
+    folder = make_workplace(tmp_path / "work")
+    finish(start(folder, "--max-steps", "4", "--save-steps", "2", "--output-dir", "outputs/whole"))
+    whole, again = (RunLeft(folder / "outputs" / f"{name}_masked") for name in ("whole", "again"))
+    shutil.copytree(whole.directory, again.directory)
+    finish(
+        start(
+            folder,
+            "--max-steps",
+            "4",
+            "--output-dir",
+            "outputs/again",
+            "--resume",
+            str(again.directory / "checkpoint-2"),
+        )
+    )
+    assert [one["step"] for one in again.metrics] == [1, 2, 3, 4]
+    third = Path("trajectories") / "step-000003.jsonl"
+    left, right = (
+        {one.id.split(":", 1)[-1]: one for one in read_trajectories(run.directory / third)} for run in (whole, again)
+    )
+    assert left.keys() == right.keys()
+    assert [one.scenario.id for one in left.values()] == [one.scenario.id for one in right.values()]
+    alike = sum(one.messages == right[name].messages for name, one in left.items()) / len(left)
+    adapters = [run.adapter("policy/v-000003") for run in (whole, again)]
+    equal = all(torch.equal(adapters[1][name], one) for name, one in adapters[0].items())
+    gap = max(float((adapters[1][name] - one).abs().max()) for name, one in adapters[0].items())
+    moments = [
+        torch.load(run.directory / "final" / "trainer_state.pt", weights_only=True, map_location="cpu")
+        for run in (whole, again)
+    ]
+    report(f"step 3: {alike:.0%} of {len(left)} conversations the same, adapter after it"
+           f" {'bit for bit the same' if equal else f'differs by at most {gap:.1e}'}")  # fmt: skip
+    assert alike > 0.5
+    assert moments[0].keys() == moments[1].keys()
+    rates = [[one["learning_rate"] for one in run.metrics] for run in (whole, again)]
+    assert rates[0] == rates[1]

@@ -1,0 +1,98 @@
+"""The whole loop by Unsloth beside the same run by transformers, each in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu.loop import RunLeft, finish, gaps, make_workplace, policy_logprobs, start
+from torch import Tensor
+
+from emailrl.policy.load import load_policy
+from emailrl.settings import Settings
+
+pytestmark = pytest.mark.gpu
+Report = Callable[[str], None]
+BACKENDS = ("transformers", "unsloth")
+
+
+@pytest.fixture(scope="module")
+def runs(needs: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunLeft]:
+    """Three steps of the packaged policy on the demo mailbox by either backend, at the same time."""
+    needs("unsloth")
+    folder = make_workplace(tmp_path_factory.mktemp("loop"))
+    started = {
+        name: start(folder, "--backend", name, "--output-dir", f"outputs/{name}", "--save-steps", "3")
+        for name in BACKENDS
+    }
+    for process in started.values():
+        finish(process)
+    return {name: RunLeft(folder / "outputs" / f"{name}_masked") for name in BACKENDS}
+
+
+def test_the_first_step_is_the_same(runs: dict[str, RunLeft], report: Report) -> None:
+    """Same adapter, same sampling; log-probabilities, gradient norm and updated weights within bf16's rounding."""
+    plain, fast = (runs[name] for name in BACKENDS)
+    theirs, ours = ({one.trajectory_id: one for one in run.samples(1)} for run in (plain, fast))
+    same = [name for name in theirs.keys() & ours.keys() if theirs[name].token_ids == ours[name].token_ids]
+    share = len(same) / len(theirs)
+    old, new = plain.old_logprobs(1), fast.old_logprobs(1)
+    gap = gaps({name: old[name] for name in same}, new)
+    norms = [run.metrics[0]["grad_norm"] for run in (plain, fast)]
+    losses = [run.metrics[0]["loss"] for run in (plain, fast)]
+    cosine = alike(*(run.adapter("policy/v-000001") for run in (plain, fast)))
+    report(f"{share:.0%} of {len(theirs)} trajectories alike; log-probabilities differ by {gap.mean():.4f} on average,"
+           f" {gap.max():.3f} at most; gradient norms {norms[0]:.4f}, {norms[1]:.4f}; losses {losses[0]:.5f},"
+           f" {losses[1]:.5f}; cosine of the updates {cosine:.3f}")  # fmt: skip
+    assert share > 0.5
+    assert gap.mean() < 0.02 and gap.max() < 0.5
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
+    assert losses[1] == pytest.approx(losses[0], abs=0.01)
+    assert cosine > 0.9
+
+
+def alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The cosine between two adapters' B matrices, which begin as zeros."""
+    assert left.keys() == right.keys()
+    one, other = (torch.cat([half[name].flatten() for name in half if "lora_B" in name]) for half in (left, right))
+    assert one.norm() > 0 and other.norm() > 0
+    return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+
+
+def test_every_step_trained(runs: dict[str, RunLeft], report: Report) -> None:
+    metrics = runs["unsloth"].metrics
+    report(
+        f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}; seconds of the updates"
+        f" {[round(one['seconds']['update'], 2) for one in metrics]}"
+    )
+    assert [one["step"] for one in metrics] == [1, 2, 3]
+    assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
+
+
+def test_its_adapter_is_the_same_policy_in_transformers(runs: dict[str, RunLeft], report: Report) -> None:
+    run = runs["unsloth"]
+    settings = Settings.model_validate({"model": {"name": "nano"}})
+    policy = load_policy(settings, adapter=run.directory / "policy" / "v-000002")
+    bare = load_policy(settings)
+    samples = run.samples(3)
+    gap = gaps(policy_logprobs(policy, samples), run.old_logprobs(3))
+    off = gaps(policy_logprobs(bare, samples), run.old_logprobs(3))
+    report(f"log-probabilities differ by {gap.mean():.4f} on average; those of the bare base by {off.mean():.4f}")
+    assert gap.mean() < 0.02 and gap.mean() < off.mean() / 2
+
+
+def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
+    """On a copy, from the third step's checkpoint to a fourth step."""
+    outputs = runs["unsloth"].directory.parent
+    shutil.copytree(runs["unsloth"].directory, outputs / "again_masked")
+    before = RunLeft(outputs / "again_masked").adapter("checkpoint-3")
+    more = ("--resume", "latest", "--max-steps", "4")
+    said = finish(start(outputs.parent, "--backend", "unsloth", "--output-dir", "outputs/again", *more))
+    run = RunLeft(outputs / "again_masked")
+    assert [one["step"] for one in run.metrics] == [1, 2, 3, 4], said[-2000:]
+    assert alike(run.adapter("policy/v-000003"), before) == pytest.approx(1, abs=1e-5)
+    report(f"step 4: gap to the sampler {run.metrics[3]['sampler_gap_mean']:.4f}")
+    assert run.metrics[3]["sampler_gap_mean"] < 0.05
+    assert alike(run.adapter("final"), before) < 1 - 1e-6
