@@ -1,4 +1,4 @@
-"""Attention of many queries over slots of different lengths, without copying keys for grouped-query heads.
+"""Attention of many queries over conversations of different lengths, without copying keys for grouped-query heads.
 
 With an explicit mask, transformers repeats keys and values once per query head before every call. The heads that share
 a key head can instead be folded into the query length, which copies nothing that grows with the conversation.
@@ -15,27 +15,39 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "emailrl_slots"
+NAME = "emailrl_blocks"
 
 QUERY_BLOCK = 64
 """On a CPU a long prompt attends in blocks of so many queries, each to what its last one may see: with a mask, the
 kernel would compute the masked half too."""
 
 
-def slot_attention(
+def block_attention(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: list[Tensor],
+    value: list[Tensor],
     attention_mask: Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [rows, heads, new, head_dim] over ``key`` and ``value`` [rows, kv_heads, window, head_dim].
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with a window of its own.
 
-    ``attention_mask`` [rows, 1, new, window] is added to the scores. Returns [rows, new, heads, head_dim].
+    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask`` [rows, 1, new, longest
+    window] is added to the scores. Returns [rows, new, heads, head_dim].
     """
+    outs = []
+    start = 0
+    for keys, values in zip(key, value, strict=True):
+        rows = slice(start, start := start + len(keys))
+        outs.append(_causal(query[rows], keys, values, attention_mask[rows, :, :, : keys.shape[2]], scaling))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention of one group, on a CPU in blocks of queries; [rows, heads, new, head_dim]."""
     new, window = query.shape[2], key.shape[2]
     block = QUERY_BLOCK if query.device.type == "cpu" else new
     pieces = []
@@ -43,16 +55,9 @@ def slot_attention(
         end = min(start + block, new)
         seen = window - new + end  # no query of this block looks further in any row
         pieces.append(
-            _folded(
-                query[:, :, start:end],
-                key[:, :, :seen],
-                value[:, :, :seen],
-                attention_mask[:, :, start:end, :seen],
-                scaling,
-            )
+            _folded(query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], mask[:, :, start:end, :seen], scaling)
         )
-    out = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-    return out.transpose(1, 2).contiguous(), None
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
 def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
@@ -73,8 +78,8 @@ def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def slot_attention_in(config: Any) -> Iterator[None]:
-    """Let the model of ``config`` attend with ``slot_attention`` while inside."""
+def block_attention_in(config: Any) -> Iterator[None]:
+    """Let the model of ``config`` attend with ``block_attention`` while inside."""
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:
@@ -83,4 +88,4 @@ def slot_attention_in(config: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-AttentionInterface.register(NAME, slot_attention)
+AttentionInterface.register(NAME, block_attention)

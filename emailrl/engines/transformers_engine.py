@@ -2,8 +2,11 @@
 
 Continuous batching. Every step of the loop first reads what is new (the prompts of conversations just admitted, the
 tool results of those whose turn just ended), then samples one token for every running conversation. A conversation
-whose turn ends asks ``advance`` for its next prompt at once and goes on in the same slot, where the keys and values of
-its earlier turns still lie. Members of a group read their common prompt once.
+whose turn ends asks ``advance`` for its next prompt at once and goes on where the keys and values of its earlier turns
+still lie. Members of a group read their common prompt once.
+
+The cache has a budget. Where it is full the latest conversations pause: they give their blocks back, and once there is
+room again their tokens are read anew and they go on as if nothing had been.
 
 Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
 goes through the same step as every sampled one.
@@ -19,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from emailrl.engines.attention import causal_mask, slot_attention_in
+from emailrl.engines.attention import block_attention_in, causal_mask
 from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.kv_cache import Filled, SlotCache
+from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, default_budget, token_bytes_of
+from emailrl.engines.kv_cache import BlockCache, Filled
 from emailrl.engines.prefixes import shared_beginnings
+from emailrl.engines.report import report
 from emailrl.engines.sampling import sample
-from emailrl.engines.slots import Conversation, Slots
+from emailrl.engines.schedule import Conversation, Schedule
 from emailrl.engines.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
 from emailrl.errors import EmailRLError
 
@@ -45,7 +50,8 @@ class TransformersEngine:
 
     ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
     at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the
-    tokens of prompts that one pass reads. The same requests give the same completions.
+    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache. The same requests
+    give the same completions.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class TransformersEngine:
         max_rows: int,
         max_model_len: int | None = None,
         max_pass_tokens: int | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         self._weights = sampling_weights(model)
         self._config = self._weights.model.config.get_text_config()
@@ -65,22 +72,24 @@ class TransformersEngine:
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
-        self._cache = SlotCache(self._config.num_hidden_layers)
-        self._slots = Slots(self._cache, max_rows)
-        device = "cpu" if device_of(model).type == "cpu" else "cuda"
-        self._prefill_tokens, self._pass_tokens = PREFILL_TOKENS[device], PASS_TOKENS[device]
-        self._prefill_tokens = max_pass_tokens or self._prefill_tokens
+        self._cache = BlockCache(self._config.num_hidden_layers)
+        self._cache_bytes = cache_bytes
+        self._schedule = Schedule(self._cache, max_rows)
+        self._told: set[str] = set()
+        device = device_of(model).type
+        self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS["cpu" if device == "cpu" else "cuda"]
+        self._pass_tokens = PASS_TOKENS["cpu" if device == "cpu" else "cuda"]
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
         self._weights.load(path)
         self.version = version
         self.adapter_sha256 = None if path is None else adapter_sha256(path)
-        self._slots.clear()
+        self._schedule.clear()
 
     def release(self) -> None:
         """Free the cache."""
-        self._slots.clear()
+        self._schedule.clear()
         self._cache.free()
 
     def resume(self) -> None:
@@ -91,86 +100,143 @@ class TransformersEngine:
         self.release()
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``. Raises EmailRLError when the accelerator runs out of memory."""
+        """See ``Engine.generate``. Raises EmailRLError where memory is too small for a trajectory by itself."""
         order = {id(request): place for place, request in enumerate(requests)}
         ended: list[tuple[Request, Completion]] = []
+        self._set_budget(requests)
         try:
-            with torch.inference_mode(), self._weights.active(), slot_attention_in(self._config):
+            with torch.inference_mode(), self._weights.active(), block_attention_in(self._config):
                 self._run(deque(requests), advance, ended)
-        except torch.OutOfMemoryError as error:
-            self.release()
-            raise EmailRLError(
-                f"Out of memory with {self._slots.limit} trajectories at once.", "Lower MAX_BATCH_TRAJECTORIES."
-            ) from error
         except BaseException:
-            self._slots.clear()  # an interrupted step leaves rows half written
+            self._schedule.clear()  # an interrupted step leaves rows half written
             raise
         if advance is None:
             ended.sort(key=lambda pair: order[id(pair[0])])
         return [completion for _, completion in ended]
 
+    def _set_budget(self, requests: Sequence[Request]) -> None:
+        """Settle how many blocks an empty cache may take; EmailRLError where a prompt needs more."""
+        cache, model = self._cache, self._weights.model
+        if cache.is_empty:
+            token_bytes = token_bytes_of(self._config, model.dtype)
+            self._budget = self._cache_bytes or default_budget(device_of(model))
+            cache.most = blocks_within(self._budget, self._config.num_hidden_layers, token_bytes)
+        for request in requests:
+            if self._window <= len(request.prompt_ids) < self.max_model_len:
+                raise EmailRLError(
+                    f"A prompt of {len(request.prompt_ids)} tokens does not fit in the key-value cache: "
+                    f"{self._budget / GIB:.2g} GiB hold {self._window}.",
+                    "Raise KV_CACHE_GIB, or use a smaller model or LOAD_IN_4BIT=true.",
+                )
+
+    @property
+    def _window(self) -> int:
+        """Most tokens of a conversation: the context window, or what the whole cache holds."""
+        return min(self.max_model_len, self._cache.most * BLOCK)
+
     def _run(self, waiting: deque[Request], advance: Advance | None, ended: list[tuple[Request, Completion]]) -> None:
-        slots = self._slots
-        self._cache.reserve(min(slots.limit, len(slots.rows) + len(waiting)), 0)
+        schedule = self._schedule
 
         def end(request: Request, completion: Completion) -> Request | None:
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
             ended.append((request, completion))
             return advance(completion) if advance is not None else None
 
-        while waiting or slots.active:
-            while waiting and slots.active < slots.limit:
-                request = waiting.popleft()
-                if (conversation := self._begin(request)) is not None:
-                    slots.enter(conversation)
-                elif (follow_up := end(request, _full(request))) is not None:
-                    waiting.appendleft(follow_up)
-            self._read_prompts()
-            for slot, finish_reason in self._step():
-                conversation = slots.rows[slot]
-                follow_up = end(conversation.request, conversation.completion(finish_reason))
-                next_turn = None
-                while follow_up is not None and (next_turn := self._begin(follow_up)) is None:
-                    follow_up = end(follow_up, _full(follow_up))
-                if next_turn is not None:
-                    slots.replace(slot, next_turn)
-                else:
-                    slots.leave(slot, keep=advance is None)
+        def begin(request: Request | None) -> Conversation | None:
+            """The next turn that has room for a token; turns without are ended, and their follow-ups asked for."""
+            while request is not None and len(request.prompt_ids) >= self._window:
+                self._tell_if_cut(len(request.prompt_ids))
+                request = end(request, _full(request))
+            if request is not None and not request.prompt_ids:
+                raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
+            return None if request is None else Conversation(request)
 
-    def _begin(self, request: Request) -> Conversation | None:
-        """A conversation ready to enter a slot; None when its prompt fills the context window."""
-        if not request.prompt_ids:
-            raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
-        room = self.max_model_len - len(request.prompt_ids)
-        if room < 1:
-            return None
-        return Conversation(request, list(request.prompt_ids), min(request.sampling.max_tokens, room))
+        while waiting or schedule.running or schedule.paused:
+            while schedule.has_place and (waiting or schedule.paused):
+                new = schedule.paused.popleft() if schedule.paused else begin(waiting.popleft())
+                if new is not None and not schedule.admit(new):
+                    break
+            for conversation, finish_reason in self._pass():
+                next_turn = begin(end(conversation.request, conversation.completion(finish_reason)))
+                if next_turn is not None:
+                    schedule.go_on(conversation, next_turn)
+                else:
+                    schedule.leave(conversation, keep=advance is None)
+
+    def _pass(self) -> list[tuple[Conversation, str]]:
+        """Read what is new, then sample a token for every running conversation; returns those that ended, and why.
+
+        Where memory runs out nothing is sampled, and half as many run from then on.
+        """
+        try:
+            if self._schedule.make_room():
+                self._tell("The key-value cache is full: trajectories wait, and are read again. Raise KV_CACHE_GIB.")
+            self._read_prompts()
+            return self._step()
+        except torch.OutOfMemoryError:
+            pass  # handled below, where the traceback holds no tensors any more
+        self._run_fewer()
+        return []
+
+    def _run_fewer(self) -> None:
+        """Begin all that ran anew with an empty cache, half as many at once."""
+        schedule = self._schedule
+        ran = len(schedule.running)
+        longest = max(len(conversation.tokens) for conversation in schedule.running)
+        schedule.pause_all()
+        self._cache.free()
+        if device_of(self._weights.model).type == "cuda":
+            torch.cuda.empty_cache()
+        if ran == 1:
+            raise EmailRLError(
+                f"Out of memory while sampling one trajectory of {longest} tokens.",
+                "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true.",
+            )
+        schedule.limit = ran // 2
+        report(
+            f"Out of memory with {ran} trajectories at once: from now on {schedule.limit} are sampled together. "
+            "Lower KV_CACHE_GIB or MAX_BATCH_TRAJECTORIES to begin with as many."
+        )
+
+    def _tell_if_cut(self, tokens: int) -> None:
+        """Say so, once, where it is the cache and not the context window that ends a trajectory."""
+        if tokens < self.max_model_len:
+            self._tell(
+                f"A trajectory was truncated at {self._window} tokens, which is all that the key-value cache holds: "
+                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self._window} to mean it."
+            )
+
+    def _tell(self, line: str) -> None:
+        """Report a line the first time."""
+        if line not in self._told:
+            self._told.add(line)
+            report(line)
 
     def _read_prompts(self) -> None:
         """Fill the cache with all prompt tokens but the last, what new conversations have in common once."""
-        rows = self._slots.running
-        unread = {slot: len(row.tokens) - 1 for slot, row in enumerate(rows) if row.held < len(row.tokens) - 1}
+        rows = self._schedule.running
+        unread = {row: len(each.tokens) - 1 for row, each in enumerate(rows) if each.held < len(each.tokens) - 1}
         alike: dict[tuple[int, ...], list[int]] = {}
-        for slot in unread:
-            if rows[slot].held == 0:
-                alike.setdefault(tuple(rows[slot].tokens), []).append(slot)
-        for slots in alike.values():
-            for slot in slots[1:]:
-                del unread[slot]
+        for row in unread:
+            if rows[row].held == 0:
+                alike.setdefault(tuple(rows[row].tokens), []).append(row)
+        for same in alike.values():
+            for row in same[1:]:
+                del unread[row]
         if alike:
-            self._read_beginnings([slots[0] for slots in alike.values()])
+            self._read_beginnings([same[0] for same in alike.values()])
         self._read(unread)
         for leader, *siblings in alike.values():
             self._share(leader, siblings, rows[leader].held)
 
     def _read_beginnings(self, fresh: list[int]) -> None:
         """Read what unread conversations have in common, or copy it from one that holds it already."""
-        rows = self._slots.running
-        prompts = {slot: row.tokens[:-1] for slot, row in enumerate(rows) if row.held or slot in fresh}
+        rows = self._schedule.running
+        prompts = {row: each.tokens[:-1] for row, each in enumerate(rows) if each.held or row in fresh}
         copies = []
         for members, length in shared_beginnings(prompts):
-            source = max(members, key=lambda slot: min(rows[slot].held, length))
-            targets = [slot for slot in members if rows[slot].held == 0 and slot != source]
+            source = max(members, key=lambda row: min(rows[row].held, length))
+            targets = [row for row in members if rows[row].held == 0 and row != source]
             if len(targets) * length > self._pass_tokens:
                 copies.append((source, targets, length))
         self._read({source: length for source, _, length in copies if rows[source].held < length})
@@ -178,84 +244,77 @@ class TransformersEngine:
             self._share(*copy)
 
     def _share(self, source: int, targets: list[int], length: int) -> None:
-        """Copy the first tokens of one conversation's slot to others that begin alike."""
+        """Copy the first tokens of one conversation to others that begin alike."""
+        rows = self._schedule.running
+        blocks = rows[source].blocks[: blocks_of(length)]
         if targets:
-            self._cache.copy(source, targets, length)
-        for slot in targets:
-            self._slots.rows[slot].held = length
+            copies = [block for row in targets for block in rows[row].blocks[: len(blocks)]]
+            self._cache.copy(blocks * len(targets), copies)
+        for row in targets:
+            rows[row].held = length
 
     def _read(self, goals: dict[int, int]) -> None:
-        """Read the tokens of each slot up to its goal, the shortest pieces first and together."""
-        rows = self._slots.rows
-        missing = {slot: goal - rows[slot].held for slot, goal in goals.items()}
+        """Read the tokens of each conversation up to its goal, the shortest pieces first and together."""
+        rows = self._schedule.running
+        missing = {row: goal - rows[row].held for row, goal in goals.items()}
         while missing:
-            for slot, new in self._read_chunk(missing).items():
-                missing[slot] -= new
-            missing = {slot: left for slot, left in missing.items() if left}
+            for row, new in self._read_chunk(missing).items():
+                missing[row] -= new
+            missing = {row: left for row, left in missing.items() if left}
 
     def _read_chunk(self, missing: dict[int, int]) -> dict[int, int]:
-        """One pass over the shortest pieces; returns how many tokens of which slot it read."""
-        rows = self._slots.rows
-        first, *others = sorted(missing, key=lambda slot: missing[slot])
+        """One pass over the shortest pieces; returns how many tokens of which conversation it read."""
+        rows = self._schedule.running
+        first, *others = sorted(missing, key=lambda row: missing[row])
         chunk = [first]
         total = missing[first]
-        for slot in others:
-            total += missing[slot]
-            padded = (len(chunk) + 1) * missing[slot]
+        for row in others:
+            total += missing[row]
+            padded = (len(chunk) + 1) * missing[row]
             if padded > self._prefill_tokens or padded - total > self._pass_tokens:
                 break
-            chunk.append(slot)
+            chunk.append(row)
         new = min(missing[chunk[-1]], self._prefill_tokens)
-        chunk.sort()
-        ids = [rows[slot].tokens[rows[slot].held :][: min(missing[slot], new)] for slot in chunk]
-        self._fill(chunk, [row + [0] * (new - len(row)) for row in ids], [rows[slot].held for slot in chunk])
-        for slot, row in zip(chunk, ids, strict=True):
-            rows[slot].held += len(row)
-        return {slot: len(row) for slot, row in zip(chunk, ids, strict=True)}
+        chunk.sort(key=lambda row: rows[row].held)
+        readers = [rows[row] for row in chunk]
+        ids = [each.tokens[each.held :][: min(missing[row], new)] for row, each in zip(chunk, readers, strict=True)]
+        with suppress(Filled):
+            inputs = self._inputs(readers, [row + [0] * (new - len(row)) for row in ids], fills=True)
+            self._weights.model.get_decoder()(**inputs)
+        for each, row in zip(readers, ids, strict=True):
+            each.held += len(row)
+        return {row: len(read) for row, read in zip(chunk, ids, strict=True)}
 
-    def _step(self) -> list[tuple[int, str]]:
-        """Sample one token for every running conversation; returns (slot, finish reason) of those that ended.
-
-        The highest slot comes first, so that taking a row out never moves one that is still to be looked at.
-        """
-        running = self._slots.running
-        if not running:
+    def _step(self) -> list[tuple[Conversation, str]]:
+        """Sample one token for every running conversation; returns those that ended, with the finish reason."""
+        rows = sorted(self._schedule.running, key=lambda row: row.held)
+        if not rows:
             return []
-        logits = self._logits([row.tokens[-1] for row in running], [row.held for row in running])
-        tokens, logprobs = sample(logits, [row.request.sampling for row in running], [row.uniforms for row in running])
+        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
+        logits = self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
+        tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         finished = []
-        for slot, (row, token, logprob) in enumerate(zip(running, tokens, logprobs, strict=True)):
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.held += 1
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if token in self.stop_ids:
-                finished.append((slot, "stop"))
-            elif len(row.logprobs) == row.limit:
-                finished.append((slot, "length"))
-        return finished[::-1]
+                finished.append((row, "stop"))
+            elif len(row.logprobs) == row.request.sampling.max_tokens:
+                finished.append((row, "length"))
+            elif len(row.tokens) >= self._window:
+                self._tell_if_cut(len(row.tokens))
+                finished.append((row, "length"))
+        return finished
 
-    def _fill(self, slots: Sequence[int], ids: list[list[int]], starts: list[int]) -> None:
-        """Write keys and values of new tokens [rows, new] that begin at ``starts`` in slots named in rising order."""
-        with suppress(Filled):
-            self._weights.model.get_decoder()(**self._inputs(slots, ids, starts, fills=True))
-
-    def _logits(self, ids: list[int], starts: list[int]) -> torch.Tensor:
-        """Logits [rows, words] after one new token in each of the first slots."""
-        inputs = self._inputs(range(len(ids)), [[token] for token in ids], starts, fills=False)
-        return self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
-
-    def _inputs(self, slots: Sequence[int], ids: list[list[int]], starts: list[int], *, fills: bool) -> dict[str, Any]:
-        """The model's arguments for a pass over new tokens; the cache is told where they go."""
+    def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
+        """The model's arguments for a pass over new tokens, the shortest conversation first; the cache is told."""
         device = device_of(self._weights.model)
-        input_ids = torch.tensor(ids, device=device)
-        new = input_ids.shape[1]
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
-        window = max(starts) + new
-        self._cache.reserve(0, window)
-        self._cache.place(slots, positions, window, fills=fills)
+        starts = [row.held for row in rows]
+        positions = self._cache.place([row.blocks for row in rows], starts, len(ids[0]), device, fills=fills)
         return {
-            "input_ids": input_ids,
-            "attention_mask": causal_mask(positions, window, self._weights.model.dtype),
+            "input_ids": torch.tensor(ids, device=device),
+            "attention_mask": causal_mask(positions, self._cache.window, self._weights.model.dtype),
             "position_ids": positions.clamp(max=self.max_model_len - 1),  # padding may point beyond
             "past_key_values": self._cache,
             "use_cache": True,

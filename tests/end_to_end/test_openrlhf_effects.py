@@ -258,13 +258,14 @@ def test_what_is_sampled_and_shown(play: Any, make_settings: MakeSettings, tmp_p
 @shows("max_batch_trajectories", "max_tokens_per_rollout_pass")
 def test_how_much_the_engine_reads_at_once(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[tuple[int, int]] = []
-    fill = TransformersEngine._fill
+    inputs = TransformersEngine._inputs
 
-    def counted(self: Any, slots: Any, ids: list[list[int]], starts: Any) -> None:
-        passes.append((len(self._slots.rows), len(ids) * len(ids[0])))
-        fill(self, slots, ids, starts)
+    def counted(self: Any, rows: Any, ids: list[list[int]], *, fills: bool) -> Any:
+        if fills:
+            passes.append((len(self._schedule.running), len(ids) * len(ids[0])))
+        return inputs(self, rows, ids, fills=fills)
 
-    monkeypatch.setattr(TransformersEngine, "_fill", counted)
+    monkeypatch.setattr(TransformersEngine, "_inputs", counted)
 
     def most(**changes: Any) -> tuple[int, int]:
         passes.clear()

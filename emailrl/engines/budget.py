@@ -1,0 +1,53 @@
+"""How much the in-process engine's key-value cache may hold: plain arithmetic, shared with ``emailrl plan``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
+
+GIB: Final = 1 << 30
+BLOCK: Final = 64
+"""Tokens of a block; a conversation takes whole blocks."""
+GROWTH: Final = 1.5
+"""A cache that has to grow grows at least by this factor, as far as its budget goes."""
+FREE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
+"""What KV_CACHE_GIB is by default, as a share of the memory that is free when sampling begins: activations need the
+rest, on a CPU other programs too."""
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that so many tokens of one conversation take."""
+    return -(-tokens // BLOCK)
+
+
+def blocks_within(budget: float, layers: int, token_bytes: int) -> int:
+    """Blocks for conversations that ``budget`` bytes hold, at least 0.
+
+    ``token_bytes`` are those of one token's keys and values in all ``layers``. Counted too: one block that takes what
+    padding writes, and the copy of one of the 2 · layers tensors that exists beside it while the cache grows.
+    """
+    tensors = 2 * layers
+    return max(int(budget * tensors / ((tensors + 1) * BLOCK * token_bytes)) - 1, 0)
+
+
+def token_bytes_of(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers, by a model's config."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * kv_heads * head_dim * dtype.itemsize)
+
+
+def default_budget(device: torch.device) -> int:
+    """``FREE_SHARE`` of what is free now, what torch keeps for later included."""
+    if device.type == "cpu":
+        from emailrl.policy.size import available_memory
+
+        return int(FREE_SHARE["cpu"] * available_memory())
+    import torch
+
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(FREE_SHARE["cuda"] * free)

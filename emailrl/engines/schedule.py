@@ -1,0 +1,145 @@
+"""Which conversations run, which wait for room in the cache, and whose keys are kept for their next turn."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from emailrl.engines.base import Completion, Request
+from emailrl.engines.kv_cache import BlockCache
+from emailrl.engines.prefixes import common_length
+from emailrl.engines.sampling import Uniforms
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """One trajectory in the engine: its tokens, and how many of them the cache holds."""
+
+    request: Request
+    tokens: list[int] = field(init=False)
+    """Prompt and sampled tokens; the last one has yet to be read by the model."""
+    blocks: list[int] = field(default_factory=list)
+    """Where its keys and values lie in the cache, in order."""
+    held: int = 0
+    """The first ``held`` tokens have their keys and values in the blocks."""
+    logprobs: list[float] = field(default_factory=list)
+    uniforms: Uniforms = field(init=False)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+        self.uniforms = Uniforms(self.request.seed)
+        self.started = time.perf_counter()
+
+    def take_over(self, before: Conversation) -> None:
+        """Go on in the blocks of an earlier turn with what it has in common; the last token is always read anew."""
+        self.held = common_length(before.tokens[: before.held], self.tokens[:-1])
+        self.blocks, before.blocks = before.blocks, []
+
+    def completion(self, finish_reason: str) -> Completion:
+        """What was sampled."""
+        prompt_tokens = len(self.request.prompt_ids)
+        return Completion(
+            self.request.trajectory_id,
+            token_ids=self.tokens[prompt_tokens:],
+            logprobs=self.logprobs,
+            finish_reason=finish_reason,
+            seconds=time.perf_counter() - self.started,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+class Schedule:
+    """Every conversation that has blocks, or had some and goes on when there are enough again."""
+
+    def __init__(self, cache: BlockCache, limit: int) -> None:
+        self.cache = cache
+        self.limit = limit
+        """Most conversations that run at once, those kept beside them included."""
+        self.running: list[Conversation] = []
+        """In the order they came."""
+        self.paused: deque[Conversation] = deque()
+        """Begun, and without blocks: they go on, in order, before anyone new begins."""
+        self.kept: dict[str, Conversation] = {}
+        """Over, by trajectory, the oldest first: blocks that nobody else needs yet."""
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more may run."""
+        return len(self.running) < self.limit
+
+    def admit(self, conversation: Conversation) -> bool:
+        """Let a conversation run if there is room for its tokens, and a block more for each that runs; else pause it."""
+        before = self.kept.pop(conversation.request.trajectory_id, None)
+        if before is not None:
+            conversation.take_over(before)
+        if not self._extend(conversation, spare=len(self.running)):
+            self._forget(conversation)
+            self.paused.appendleft(conversation)
+            return False
+        self.running.append(conversation)
+        while self.kept and len(self.running) + len(self.kept) > self.limit:
+            self._drop_oldest()
+        return True
+
+    def make_room(self) -> int:
+        """Give every running conversation blocks for all its tokens; where there are too few, the latest ones pause.
+
+        Returns how many do. The first always goes on, for it needs no more than the cache holds.
+        """
+        place = pauses = 0
+        while place < len(self.running):
+            if self._extend(self.running[place]):
+                place += 1
+            else:
+                self._pause()
+                pauses += 1
+        return pauses
+
+    def pause_all(self) -> None:
+        """Take all blocks back; those that ran go on first."""
+        while self.running:
+            self._pause()
+        while self.kept:
+            self._drop_oldest()
+
+    def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
+        """Put a conversation's next turn in its place."""
+        next_turn.take_over(conversation)
+        self.running[self.running.index(conversation)] = next_turn
+
+    def leave(self, conversation: Conversation, *, keep: bool) -> None:
+        """Take a conversation out of the running ones; ``keep`` its keys for a later request, or free its blocks."""
+        self.running.remove(conversation)
+        if not keep:
+            self._forget(conversation)
+            return
+        identity = conversation.request.trajectory_id
+        if identity in self.kept:
+            self._forget(self.kept.pop(identity))
+        self.kept[identity] = conversation
+
+    def clear(self) -> None:
+        """Forget every conversation."""
+        self.pause_all()
+        self.paused.clear()
+
+    def _extend(self, conversation: Conversation, spare: int = 0) -> bool:
+        while not self.cache.extend(conversation.blocks, len(conversation.tokens), spare):
+            if not self.kept:
+                return False
+            self._drop_oldest()
+        return True
+
+    def _pause(self) -> None:
+        conversation = self.running.pop()
+        self._forget(conversation)
+        self.paused.appendleft(conversation)
+
+    def _drop_oldest(self) -> None:
+        self._forget(self.kept.pop(next(iter(self.kept))))
+
+    def _forget(self, conversation: Conversation) -> None:
+        self.cache.release(conversation.blocks)
+        conversation.held = 0
