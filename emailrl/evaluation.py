@@ -133,6 +133,21 @@ def is_correct(trajectory: Trajectory) -> bool:
     return trajectory.exception is None and bool(trajectory.rubric.get("answer_correct"))
 
 
+def verdict(trajectory: Trajectory) -> str:
+    """What came of it in words: correct, wrong, did not know, no answer or (where it raised, too) not judged.
+
+    ART-E's reward tells them apart: who says that he does not know loses less than who is wrong.
+    """
+    rubric = trajectory.rubric
+    if trajectory.exception is not None or rubric.get("answer_correct") is None:
+        return "not judged"
+    if rubric["answer_correct"]:
+        return "correct"
+    if rubric.get("returned_i_dont_know"):
+        return "did not know"
+    return "wrong" if rubric.get("attempted_answer", True) else "no answer"
+
+
 def num_tokens(trajectory: Trajectory) -> int:
     """Tokens in the trajectory; for engines that return text only, what the server counted in the rubric."""
     if trajectory.samples:

@@ -129,6 +129,7 @@ def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: p
     assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
     rows = list(csv.DictReader((tmp_path / "out" / "questions.csv").open(newline="")))
     assert len(rows) == 20 and rows[10]["model"] == "model-1" and rows[11]["correct"] == "True"
+    assert [row["verdict"] for row in rows[9:12]] == ["wrong", "wrong", "correct"]
     summary = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
     assert [row["accuracy"] for row in summary] == ["0.1", "0.6"]
 

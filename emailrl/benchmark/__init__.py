@@ -23,6 +23,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, evaluate, is_correct, total_cost
 from emailrl.policy.adapter import Adapter, find_adapter
 from emailrl.recording import write_trajectories
+from emailrl.settings import without_credentials
 from emailrl.trajectory import Scenario, Trajectory
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ def _conditions(settings: Settings) -> dict[str, Any]:
         "seed": settings.training.seed,
         "database": settings.store.db,
         "environment": settings.agent.environment,
+        "reward_name": without_credentials(settings.rewards.reward),
     }
 
 

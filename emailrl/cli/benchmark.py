@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Engine, Environment, Json, Limit, Overwrite, Questions
+from emailrl.cli.options import AllowSharedInbox, Db, Engine, Environment, Json, Limit, Overwrite, Questions, Reward
 from emailrl.cli.output import print_json, progress_console
 from emailrl.environment.rubric import Rubric
 
@@ -34,6 +34,7 @@ def benchmark(
     ] = None,
     engine: Engine = None,
     environment: Environment = None,
+    reward: Reward = None,
     limit: Limit = None,
     sequential: Annotated[
         bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
@@ -51,11 +52,16 @@ def benchmark(
     the same questions by the exact McNemar test. Ctrl-C keeps the questions finished so far. --engine openai measures
     a model of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
 
+    All but accuracy, num_questions, exceptions and cost are means of a question. tokens counts each token of a
+    conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
+    completion_tokens what the policy wrote. docs/benchmark.md explains every row.
+
     Examples:
 
     \b
       emailrl benchmark --sequential
       emailrl benchmark --checkpoint best --model nano
+      emailrl benchmark --reward my_rewards.py:right_and_brief
       emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
       emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
     """
@@ -72,6 +78,7 @@ def benchmark(
         {
             "engine": engine,
             "environment": environment,
+            "reward": reward,
             "db": db,
             "test_set_size": limit,
             "bench_sequential": sequential,
@@ -170,6 +177,8 @@ def results_table(report: Report) -> RenderableType:
     title = f"Test split, {decoding}, at most {report.conditions['max_turns']} turns"
     if report.conditions["sequential"]:
         title += ", one question at a time"
+    if report.conditions["reward_name"] != "art_e":
+        title += f", reward {report.conditions['reward_name']}"
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
     columns = [_cells(record) for record in report.records()]

@@ -27,7 +27,7 @@ def inspect_trajectory(
     """Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
 
     --verbose adds the prompt, the rubric and every token: coloured by the loss mask, each sampled one with its
-    log-probability.
+    log-probability and, where tokens have advantages of their own (PPO, whitening), its advantage.
 
     Examples:
 
@@ -69,7 +69,7 @@ def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) ->
     from rich.console import Console
 
     from emailrl.inspection.console import render_trajectory
-    from emailrl.inspection.locate import fitting_tokenizer, tokenizer_folders, training_note
+    from emailrl.inspection.locate import fitting_tokenizer, origin, tokenizer_folders, training_note
 
     verbose = settings.output.verbose
     rendered = render_trajectory(
@@ -78,5 +78,6 @@ def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) ->
         verbose=verbose,
         tokens=fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory) if verbose else None,
         note=training_note(file, trajectory),
+        origin=origin(file, trajectory),
     )
     Console(highlight=False, markup=False, emoji=False).print(rendered)

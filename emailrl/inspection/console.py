@@ -18,6 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from emailrl.evaluation import verdict
 from emailrl.inspection.plain import plain, plain_line
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
@@ -36,6 +37,9 @@ class TrainingNote:
     """None: it never reached an update."""
     dropped: str | None = None
     """Why its group or samples were left out, where the record says so."""
+    token_advantages: tuple[tuple[float | None, ...], ...] = ()
+    """Of each training sequence, where tokens have advantages of their own (PPO, whitening, a KL in the reward); None
+    for a token that was not trained. ``advantage`` is then no more than what they were made from."""
 
 
 def render_trajectory(
@@ -45,28 +49,32 @@ def render_trajectory(
     verbose: bool = False,
     tokens: TokenTexts | None = None,
     note: TrainingNote | None = None,
+    origin: str | None = None,
 ) -> RenderableType:
     """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
 
-    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory lies.
+    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory lies, ``origin`` what made it;
+    None is a step of training.
     """
-    parts: list[RenderableType] = [_header(trajectory, title)]
+    parts: list[RenderableType] = [_header(trajectory, title, origin)]
     parts += _turns(trajectory, verbose)
     parts.append(_outcome(trajectory, note))
     if verbose:
         parts.append(_numbers("Rubric", trajectory.rubric))
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            parts.append(_tokens(name, sample, tokens))
+            worth = note.token_advantages if note else ()
+            parts.append(_tokens(name, sample, tokens, worth[number - 1] if len(worth) >= number else None))
     return Group(*parts)
 
 
-def _header(trajectory: Trajectory, title: str) -> Panel:
+def _header(trajectory: Trajectory, title: str, origin: str | None) -> Panel:
     scenario = trajectory.scenario
-    identity = (
-        f"{trajectory.id}  group {trajectory.group_id}  step {trajectory.step}  mode {trajectory.mode}"
-        f"  policy {trajectory.policy_version or 'unversioned'}"
-    )
+    made_by = origin or f"step {trajectory.step}  mode {trajectory.mode}"
+    identity = f"{trajectory.id}  group {trajectory.group_id}  {made_by}"
+    version = trajectory.policy_version or "unversioned"
+    if not made_by.endswith(version):  # a benchmark's policy is the model it names
+        identity += f"  policy {version}"
     if trajectory.adapter_sha256:
         identity += f"  adapter {trajectory.adapter_sha256[:12]}"
     rows = {
@@ -156,25 +164,33 @@ def _flat(value: Any) -> str:
 
 
 def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
-    correct = trajectory.rubric.get("answer_correct")
-    verdict = "not judged" if correct is None else "correct" if correct else "wrong"
+    came_of_it = verdict(trajectory)
     rows = {
         "Answer": trajectory.final_answer if trajectory.final_answer is not None else "none given",
         "Sources": ", ".join(trajectory.final_sources) or "none",
-        "Verdict": verdict,
+        "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
         "Reward": f"{trajectory.reward:.4f}",
         "Took": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turns",
     }
-    if note is not None and note.advantage is not None:
-        rows["Advantage"] = f"{note.advantage:+.4f}"
+    if note is not None and (advantage := _advantage(note)):
+        rows["Advantage"] = advantage
     if note is not None and note.dropped:
         rows["Not trained"] = note.dropped
     if trajectory.exception:
         rows["Exception"] = trajectory.exception
     content = Group(_pairs(rows), _numbers("Reward terms", trajectory.reward_terms))
-    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(verdict, "white")
+    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "white")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
+
+
+def _advantage(note: TrainingNote) -> str:
+    """The advantage of all tokens, or the mean and range of theirs; nothing of a trajectory that was not trained."""
+    worth = [each for sequence in note.token_advantages for each in sequence if each is not None]
+    if worth:
+        mean = sum(worth) / len(worth)
+        return f"{mean:+.4f} on average, {min(worth):+.4f} to {max(worth):+.4f} by token"
+    return "" if note.dropped or note.advantage is None else f"{note.advantage:+.4f}"
 
 
 def _pairs(rows: dict[str, str]) -> Table:
@@ -198,8 +214,9 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None) -> Panel:
-    """Every token of one training sequence; a sampled one carries its log-probability as ``⟨-0.31⟩``."""
+def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None, worth: tuple[float | None, ...] | None) -> Panel:
+    """Every token of one training sequence; a sampled one carries its log-probability as ``⟨-0.31⟩``, behind it its
+    advantage where tokens have their own (``⟨-0.31 +0.50⟩``)."""
     trained = sum(sample.loss_mask)
     total = len(sample.token_ids)
     share = trained / total if total else 0.0
@@ -211,11 +228,14 @@ def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None) -> Panel:
         facts += "\nids only: their tokenizer was not found"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
-    for piece, trainable, logprob in zip(pieces, sample.loss_mask, sample.sampler_logprobs, strict=True):
+    shown = worth if worth is not None and len(worth) == len(sample.token_ids) else (None,) * len(sample.token_ids)
+    for piece, trainable, logprob, each in zip(pieces, sample.loss_mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if trainable else CONTEXT)
         if logprob is not None:
-            text.append(f"⟨{logprob:.2f}⟩", style=_confidence(logprob))
-    legend = Text.assemble(("trained", TRAINED), ", ", ("context", CONTEXT), ", ⟨log-probability of a sampled token⟩")
+            advantage = "" if each is None else f" {each:+.2f}"
+            text.append(f"⟨{logprob:.2f}{advantage}⟩", style=_confidence(logprob))
+    meaning = ", ⟨log-probability of a sampled token" + (", its advantage⟩" if any(shown) else "⟩")
+    legend = Text.assemble(("trained", TRAINED), ", ", ("context", CONTEXT), meaning)
     return Panel(Group(Text(facts, style="dim"), legend, Text(), text), title=name, title_align="left")
 
 

@@ -134,8 +134,36 @@ def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
         return None
     for _, record in numbered_records(record_file):
         if record.get("id") == trajectory.id:
-            return TrainingNote(advantage=record.get("advantage"), dropped=record.get("dropped"))
+            return TrainingNote(record.get("advantage"), record.get("dropped"), _token_advantages(record))
     return None
+
+
+def _token_advantages(record: dict[str, Any]) -> tuple[tuple[float | None, ...], ...]:
+    """Each training sequence's advantages by token; nothing where all tokens have their trajectory's."""
+    samples = record.get("samples", [])
+    if not any("advantages" in sample for sample in samples):
+        return ()
+    alike = ([record["advantage"] if on else None for on in sample["loss_mask"]] for sample in samples)
+    return tuple(tuple(sample.get("advantages", same)) for sample, same in zip(samples, alike, strict=True))
+
+
+def origin(file: Path, trajectory: Trajectory) -> str | None:
+    """Return what made a trajectory where that was no step of training: a benchmark, an evaluation or a rollout."""
+    results = file.parent.parent / "results.json"
+    if file.parent.name == "trajectories" and results.is_file():
+        return f"benchmark of {_measured(results, file.name) or trajectory.policy_version or 'an unnamed model'}"
+    if file.name.startswith("eval-"):
+        return f"evaluation at step {trajectory.step}"
+    return None if file.name.startswith("step-") else "rollout"
+
+
+def _measured(results: Path, name: str) -> str | None:
+    """The model whose trajectories a benchmark wrote to the file of a name; None where its results do not say."""
+    try:
+        records = json.loads(results.read_bytes())["results"]
+        return next((str(each["model"]) for each in records if Path(each["trajectories"]).name == name), None)
+    except (ValueError, KeyError, TypeError):
+        return None  # another program's results.json
 
 
 def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:

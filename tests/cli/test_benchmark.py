@@ -153,3 +153,17 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
 def test_bad_arguments_end_in_one_line(emailrl, here: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
     ended, out, error = emailrl("benchmark", *arguments)
     assert (ended, out) == (code, "") and line in error and error.count("\n") == 1
+
+
+def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
+    (here / "mine.py").write_text("def fixed(trajectory):\n    return 7.5\n")
+    arguments = ("benchmark", "--model", "model", "--limit", 2)
+    code, out, _ = emailrl(*arguments, "--reward", "mine.py:fixed", "--out", "bench")
+    assert code == 0 and "at most 2 turns, reward mine.py:fixed" in out
+    [record] = json.loads((here / "bench" / "results.json").read_text())["results"]
+    assert (record["reward"], record["reward_name"]) == (7.5, "mine.py:fixed")
+    assert "reward" not in emailrl(*arguments)[1].splitlines()[0]
+    code, _, error = emailrl(*arguments, "--reward", "http://:8000/x")
+    assert code == 2 and "names no host" in error and error.count("\n") == 1
+    code, _, error = emailrl(*arguments, "--reward", "mine.py:absent")
+    assert code == 2 and "absent" in error

@@ -112,3 +112,31 @@ def test_a_tokenizer_fits_only_its_own_trajectories(trajectory: Trajectory, toke
     assert tokens.fits(trajectory)
     trajectory.turns[0].completion_ids = [2, 0]
     assert not tokens.fits(trajectory)
+
+
+def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
+    trajectory.rubric = {"answer_correct": False, "attempted_answer": False, "returned_i_dont_know": True}
+    trajectory.final_answer = "I don't know"
+    assert "Verdict      did not know" in shown(trajectory)
+    trajectory.rubric["returned_i_dont_know"], trajectory.final_answer = False, None
+    assert "Verdict      no answer" in shown(trajectory)
+    trajectory.rubric["attempted_answer"], trajectory.final_answer = True, "Bob"
+    assert "Verdict      wrong" in shown(trajectory)
+
+
+def test_where_tokens_have_advantages_of_their_own_the_reward_is_not_called_one(
+    trajectory: Trajectory, tokenizer_folder: Path
+) -> None:
+    worth = ((None, None, 0.5, -0.25, None, None, 1.0, 0.75),)
+    note = TrainingNote(advantage=1.38, token_advantages=worth)
+    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
+    assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
+    assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
+    assert "⟨log-probability of a sampled token, its advantage⟩" in text
+    assert "Advantage" not in shown(trajectory, note=TrainingNote(advantage=1.38, dropped="truncated"))
+
+
+def test_what_a_benchmark_made_is_no_step(trajectory: Trajectory) -> None:
+    text = shown(trajectory, origin="benchmark of nano")
+    assert "t-7  group g-2  benchmark of nano  policy v3" in text and "step" not in text.split("Question")[0]
+    assert "policy" not in shown(trajectory, origin="benchmark of models/v3").split("Question")[0]
