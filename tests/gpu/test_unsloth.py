@@ -24,7 +24,7 @@ def runs(needs: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -
     needs("unsloth")
     folder = make_workplace(tmp_path_factory.mktemp("loop"))
     started = {
-        name: start(folder, "--backend", name, "--output-dir", f"outputs/{name}", "--save-steps", "3")
+        name: start(folder, "--backend", name, "--output-dir", f"outputs/{name}", "--save-steps", "1")
         for name in BACKENDS
     }
     for process in started.values():
@@ -42,7 +42,7 @@ def test_the_first_step_is_the_same(runs: dict[str, RunLeft], report: Report) ->
     gap = gaps({name: old[name] for name in same}, new)
     norms = [run.metrics[0]["grad_norm"] for run in (plain, fast)]
     losses = [run.metrics[0]["loss"] for run in (plain, fast)]
-    cosine = alike(*(run.adapter("policy/v-000001") for run in (plain, fast)))
+    cosine = alike(*(run.adapter("checkpoint-1") for run in (plain, fast)))
     report(f"{share:.0%} of {len(theirs)} trajectories alike; log-probabilities differ by {gap.mean():.4f} on average,"
            f" {gap.max():.3f} at most; gradient norms {norms[0]:.4f}, {norms[1]:.4f}; losses {losses[0]:.5f},"
            f" {losses[1]:.5f}; cosine of the updates {cosine:.3f}")  # fmt: skip
@@ -80,7 +80,7 @@ def test_its_adapter_is_the_same_policy_in_transformers(runs: dict[str, RunLeft]
     gap = gaps(policy_logprobs(policy, samples), run.old_logprobs(3))
     off = gaps(policy_logprobs(bare, samples), run.old_logprobs(3))
     report(f"log-probabilities differ by {gap.mean():.4f} on average; those of the bare base by {off.mean():.4f}")
-    assert gap.mean() < 0.02 and gap.mean() < off.mean() / 2
+    assert gap.mean() < 0.02 and gap.mean() < off.mean() / 3
 
 
 def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
