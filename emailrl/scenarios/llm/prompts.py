@@ -88,8 +88,8 @@ def read_batches(
         runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
         enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
         runs = [run for run in runs if len(run) >= enough]
-        chosen = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
-        turns.append([Batch(inbox, split, run) for run in chosen])
+        picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
+        turns.append([Batch(inbox, split, run) for run in picked])
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
 
 
