@@ -31,7 +31,7 @@ def make_workplace(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = SETTINGS.format(steps=3).replace("eval_dataset_size = 75", "eval_dataset_size = 8")
     text = text.replace("eval_steps = 3", "eval_steps = 100\npatience = 100")
-    text = text.replace("learning_rate = 2e-3", "learning_rate = 2e-2")  # three steps are to be seen through bf16
+    text = text.replace("learning_rate = 2e-3", "learning_rate = 6e-3")  # three steps are to be seen through bf16
     (folder / "emailrl.toml").write_text(text)
     write_demo(folder / "demo.db", settings=load_settings(environ={}, cwd=folder).store, seed=42)
     return folder
