@@ -8,13 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from emailrl.settings.fields import Env, Section
 from emailrl.settings.tree import Settings
+
+
+PREFIX: Final = "EMAILRL_"
+"""Before the environment name of a single word, which may belong to another program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +95,7 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
     return Leaf(
         section=section,
         field=name,
-        env_names=env or ((name if "_" in name else f"emailrl_{name}").upper(),),
+        env_names=env or (name.upper() if "_" in name else PREFIX + name.upper(),),
         kinds=frozenset(kinds),
         choices=tuple(choices),
         default=field.default,

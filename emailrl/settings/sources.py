@@ -14,7 +14,7 @@ from typing import Any, Final
 from dotenv.parser import parse_stream
 
 from emailrl.errors import UsageError
-from emailrl.settings.names import Leaf, by_env_name, by_name, leaves, nearest
+from emailrl.settings.names import PREFIX, Leaf, by_env_name, by_name, leaves, nearest
 from emailrl.settings.presets import PRESETS
 
 NEAR_MISS: Final = 0.85
@@ -47,7 +47,12 @@ def from_flags(overrides: Mapping[str, Any]) -> Source:
 
 
 def from_environment(environ: Mapping[str, str]) -> Source:
-    """Values of the environment variables that name a setting; an empty one counts as not set."""
+    """Values of the environment variables that name a setting; an empty one counts as not set.
+
+    A name that lacks the prefix, or has it and is no setting, is warned of on stderr.
+    """
+    for name in filter(environ.get, environ):
+        _warn_of_prefix(name, environ)
     present = ((leaf, name, environ.get(name)) for name, leaf in by_env_name().items())
     return _gather((leaf, Given(_decode(leaf, text), name, "environment")) for leaf, name, text in present if text)
 
@@ -79,6 +84,8 @@ def from_toml(path: Path) -> Source:
         tree = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path.name} cannot be read: {error}.", "Mend that line.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path.name} cannot be read: it nests too deep.", f"Mend or remove {path}.") from error
     pairs = []
     for key, value in tree.items():
         table = value if isinstance(value, dict) else {key: value}
@@ -135,7 +142,12 @@ def _decode(leaf: Leaf, text: str) -> Any:
 
 def _home(leaf: Leaf, value: Any) -> Any:
     """A path with its ``~`` written out; anything else unchanged."""
-    return Path(value).expanduser() if leaf.is_path and isinstance(value, str | Path) else value
+    if not leaf.is_path or not isinstance(value, str | Path):
+        return value
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{value}: there is no such user.", "Write the whole path.") from error
 
 
 def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
@@ -164,6 +176,22 @@ def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
 def _did_you_mean(name: str, valid: Iterable[str]) -> str:
     near = nearest(name, valid)
     return f"Did you mean {near}?" if near else _SEE
+
+
+def _warn_of_prefix(name: str, environ: Mapping[str, str]) -> None:
+    """Warn of a variable that only its prefix keeps from being read: GAMMA, or EMAILRL_MAX_STEPS.
+
+    Nothing else is guessed at: most of an environment belongs to other programs, and who has set the right name too
+    knows it.
+    """
+    prefixed = PREFIX + name
+    if prefixed in by_env_name() and not environ.get(prefixed):
+        print(f"warning: {name} in the environment is not read; the setting is {prefixed}.", file=sys.stderr)
+    elif name.startswith(PREFIX) and name not in by_env_name():
+        bare = name.removeprefix(PREFIX)
+        near = bare if bare in by_env_name() else nearest(name, by_env_name())
+        guess = f"; did you mean {near}?" if near else f". {_SEE}"
+        print(f"warning: {name} in the environment is not a setting{guess}", file=sys.stderr)
 
 
 def _warn_of_near_miss(name: str, origin: str) -> None:

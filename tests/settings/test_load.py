@@ -208,6 +208,41 @@ def test_near_misses_in_dotenv_are_warned_of(
     assert f"warning: .env line 2: {name} is not a setting; did you mean {meant}?\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("GAMMA", "GAMMA in the environment is not read; the setting is EMAILRL_GAMMA."),
+        ("MODE", "MODE in the environment is not read; the setting is EMAILRL_MODE."),
+        ("EMAILRL_MAX_STEPS", "EMAILRL_MAX_STEPS in the environment is not a setting; did you mean MAX_STEPS?"),
+        ("EMAILRL_GAMA", "EMAILRL_GAMA in the environment is not a setting; did you mean EMAILRL_GAMMA?"),
+    ],
+)
+def test_a_variable_that_only_its_prefix_keeps_from_being_read_is_warned_of(
+    load: Load, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    assert load(**{name: "0.5"}) == load()
+    assert capsys.readouterr().err == f"warning: {told}\n"
+
+
+def test_every_single_word_that_is_not_read_is_warned_of(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [leaf.field.upper() for leaf in leaves() if leaf.env_names[0] == f"EMAILRL_{leaf.field.upper()}"]
+    assert len(words) >= 15
+    load(**dict.fromkeys(words, "x"))
+    warned = capsys.readouterr().err.splitlines()
+    assert sorted(warned) == sorted(
+        f"warning: {word} in the environment is not read; the setting is EMAILRL_{word}." for word in words
+    )
+    load(GAMMA="0.5", EMAILRL_GAMMA="0.9", MODE="")  # who sets the right one knows it; an empty one is not set
+    assert capsys.readouterr().err == ""
+
+
+def test_names_of_other_programs_in_the_environment_pass_in_silence(
+    load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(WANDB_API_KEY="x", HOME="/root", PATH="/bin", MAX_STEP="3", NAME="host", MODEL="x")
+    assert capsys.readouterr().err == ""
+
+
 def test_names_of_other_programs_pass_in_silence(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
