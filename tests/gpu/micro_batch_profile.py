@@ -14,7 +14,7 @@ from typing import Any
 HEAD = "vocabulary head"
 CLASSES = {
     "attention": r"flash|fmha|attention|attn",
-    "copies": r"copy|memcpy|memset|fill|CatArray",
+    "copies": r"^(?!triton).*(copy|memcpy|memset|fill|CatArray)",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|split_?k|gemv|::mm$|::addmm|::bmm|::linear",
     "norms, RoPE, SwiGLU, sums": r"triton|elementwise|reduce|softmax|norm|vectorized|multi_tensor|::(add|mul|silu|pow)",
 }

@@ -24,12 +24,13 @@ PHASES = {
     "other": "other",
 }
 """In the order of a step; ``start`` comes in the first one only."""
+ORDER = {phase: place for place, phase in enumerate(PHASES)}
 COLOURS = dict(zip(PHASES, ["tab:olive", "tab:purple", "tab:blue", "tab:cyan", "gold", "tab:green", "tab:orange",
                             "tab:red", "tab:brown", "tab:pink", "black", "lightgray"], strict=True))  # fmt: skip
 SAMPLING = {
     "prompts": "engine steps that read prompts",
     "tokens": "engine steps that only sample",
-    "engine": "engine, the rest",
+    "engine": "engine, outside its steps",
     "mailbox": "mailbox (open, search, read)",
     "template": "chat template and tokenizer",
     "bookkeeping": "rollout's bookkeeping, audit",
@@ -47,16 +48,22 @@ def the(records: Sequence[Record], kind: str) -> Record | None:
 
 
 def by_phase(own: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by phase, in the order of a step; they add up to what ``own`` adds up to."""
+    """Seconds by phase, in the order of a step; they add up to what ``own`` adds up to. KeyError for an unknown one."""
     sums: dict[str, float] = defaultdict(float)
     for name, seconds in own.items():
         sums[name.partition("/")[0]] += seconds
-    return {phase: sums[phase] for phase in PHASES if phase in sums}
+    return {phase: sums[phase] for phase in sorted(sums, key=ORDER.__getitem__)}
 
 
 def part_of(own: Mapping[str, float], phase: str) -> dict[str, float]:
     """Seconds of one phase by part."""
     return {name.partition("/")[2]: seconds for name, seconds in own.items() if name.partition("/")[0] == phase}
+
+
+def named(sampling: Mapping[str, float]) -> dict[str, float]:
+    """The parts of sampling by the names that are shown; an engine without steps of its own is all of it."""
+    names = SAMPLING if "tokens" in sampling else SAMPLING | {"engine": "engine"}
+    return {names.get(part, part): seconds for part, seconds in sampling.items()}
 
 
 def mean_of(dicts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -86,9 +93,8 @@ def tables(records: Sequence[Record]) -> str:
             lines.append(f"| {name} | {seconds:.2f} | {seconds / whole:.1%} | {' | '.join(cells)} |")
     cells = [f"{step['seconds']:.2f}" for step in every]
     lines += [f"| **all** | {whole:.2f} | {sum(mean.values()) / whole:.1%} | {' | '.join(cells)} |", ""]
-    for phase, names in (("adapter", {}), ("sampling", SAMPLING)):
-        parts = mean_of([part_of(step["own"], phase) for step in steps])
-        lines += parts_table(phase, {names.get(name, name): seconds for name, seconds in parts.items()})
+    for phase in ("adapter", "sampling"):
+        lines += parts_table(phase, named(mean_of([part_of(step["own"], phase) for step in steps])))
     lines += [checked(steps), ""]
     if (batch := the(records, "micro_batch")) is not None:
         lines += micro_batch_lines(batch)
@@ -163,7 +169,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     sampling = mean_of([part_of(step["own"], "sampling") for step in steps])
     bars(
         figure.add_subplot(grid[1, 0]),
-        {SAMPLING.get(name, name): seconds for name, seconds in sampling.items()},
+        named(sampling),
         f"Sampling, {sum(sampling.values()):.1f} s a step",
         COLOURS["sampling"],
     )
