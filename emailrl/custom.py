@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def load_part(name: str, use: str) -> Part:
     place, _, attribute = name.rpartition(":")
     if not is_path(name):
         raise UsageError(f"{name!r} is no Python path of a {use}.", "Write module:attribute or path.py:attribute.")
-    file = Path(place).expanduser().absolute() if place.endswith(".py") else None
+    file = Path(os.path.expanduser(place)).absolute() if place.endswith(".py") else None
     if file is not None and not file.is_file():
         raise UsageError(f"There is no file {file} to take the {use} from.")
     try:

@@ -5,6 +5,7 @@ Nothing here or in a command file's header imports torch, transformers or a data
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Final, NoReturn
@@ -83,10 +84,20 @@ app.command("plan")(plan)
 app.command("quickstart")(quickstart)
 
 
+def _prepare_streams() -> None:
+    """Let nothing that is printed fail: a stream may be closed, and a terminal lack characters of a mail or a name."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
     # Read when torch loads: threads that wait by spinning slow a busy machine to a crawl.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _prepare_streams()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()

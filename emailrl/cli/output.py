@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null."""
-    print(json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False), flush=True)
+    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null.
+
+    In ASCII alone, which every terminal takes, and so do names of files that are no text.
+    """
+    print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
 
 def progress_console() -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def resolve_model(name: str) -> str | Path:
         if not (NANO_DIR / "config.json").is_file():
             raise EmailRLError("The packaged policy nano is missing.", "Install emailrl again, or use another --model.")
         return NANO_DIR
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
         if (folder / "config.json").is_file():
             return folder.resolve()
@@ -41,7 +42,7 @@ def base_name(name: str) -> str:
     """Name a base model so that others find it: ``nano`` and hub names as they are, a folder by its absolute path."""
     if name == NANO:
         return name
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     return str(folder.resolve()) if folder.is_dir() else name
 
 

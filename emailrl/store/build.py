@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sqlite3
 import time
 from collections.abc import Generator, Iterable
@@ -72,7 +73,7 @@ def build_database(
     ``db``. An existing database then stays as it was.
     """
     started = time.monotonic()
-    db = Path(db).expanduser()
+    db = Path(os.path.expanduser(db))
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     with claim(db, overwrite=overwrite, append=append) as target:

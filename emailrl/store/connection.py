@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -34,7 +35,7 @@ def connect(db: Path, *, mapped: bool = True) -> sqlite3.Connection:
     check_header(db)
     with reading(db):
         connection = sqlite3.connect(
-            f"file:{quote(str(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            f"file:{quote(os.fsencode(db.absolute()))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         connection.execute("PRAGMA query_only = ON")
         connection.execute(f"PRAGMA mmap_size = {_MAPPED_BYTES if mapped else 0}")

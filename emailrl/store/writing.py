@@ -6,6 +6,7 @@ last, those above. Either way the full-text index gets its mails in the order of
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -77,7 +78,7 @@ def add_to_database(
 def _loading(path: Path, stage: Stage) -> Iterator[sqlite3.Connection]:
     """One transaction on ``path``, with the staged mails by rank attached."""
     with closing(connect_for_loading(path)) as connection:
-        connection.execute("ATTACH ? AS staging", (str(stage.path),))
+        connection.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
         for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # an attached file has its own
             connection.execute(f"PRAGMA staging.{pragma}")
         connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")

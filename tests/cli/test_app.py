@@ -97,6 +97,20 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_a_closed_stream_is_no_traceback(tmp_path: Path, closed: str) -> None:
+    command = f"{sys.executable} -m emailrl gen-db --source demo --limit 3 --db mail.db --json {closed}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and (tmp_path / "mail.db").is_file()
+
+
+def test_a_terminal_without_the_characters_of_a_name_is_no_traceback(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--limit", "3", "--db", "post\udcff-ß.db"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=environment)
+    assert done.returncode == 0 and rb"post\udcff-\xdf.db, 0 skipped" in done.stderr.replace(b"\n", b"")
+
+
 def test_an_interrupt_from_outside_exits_130(tmp_path: Path) -> None:
     script = (
         "import sys, time, typer\nfrom emailrl.cli import app as cli\n"

@@ -22,13 +22,19 @@ def test_one_line_with_absolute_paths_and_no_nan(capsys: pytest.CaptureFixture[s
     report = Report(Path("a/b.db"), float("nan"), {"too long": 2})
     print_json({"reports": (report,), "text": "line\nbreak \u2028 é", "flag": True, "inf": float("-inf")})
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and err == ""
+    assert out.count("\n") == 1 and err == "" and out.isascii()
     assert json.loads(out) == {
         "reports": [{"db": str(Path.cwd() / "a/b.db"), "mean": None, "skipped": {"too long": 2}}],
         "text": "line\nbreak \u2028 é",
         "flag": True,
         "inf": None,
     }
+
+
+def test_the_name_of_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"out": Path("/a/b\udcff.db")})
+    out = capsys.readouterr().out
+    assert out == '{"out": "/a/b\\udcff.db"}\n' and json.loads(out) == {"out": "/a/b\udcff.db"}
 
 
 def test_what_json_cannot_hold_is_an_error() -> None:

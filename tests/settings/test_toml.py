@@ -93,3 +93,15 @@ def test_a_directory_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").mkdir()
     with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Mend or remove /"):
         load_settings(cwd=tmp_path, environ={})
+
+
+def test_a_file_that_nests_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "emailrl.toml").write_text("a = " + "[" * 5000)
+    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: it nests too deep"):
+        load_settings({}, environ={}, cwd=tmp_path)
+
+
+def test_a_home_of_nobody(tmp_path: Path) -> None:
+    (tmp_path / "emailrl.toml").write_text('db = "~no such user/mail.db"')
+    with pytest.raises(UsageError, match=r"~no such user/mail\.db: there is no such user"):
+        load_settings({}, environ={}, cwd=tmp_path)

@@ -250,3 +250,12 @@ def test_a_date_that_was_changed_is_damage(tmp_path: Path, email: Make) -> None:
     connection.close()
     with pytest.raises(EmailRLError, match="date of mail 1"):
         list(stored_emails(db))
+
+
+def test_a_name_that_is_no_text_is_a_name_all_the_same(tmp_path: Path, email: Make) -> None:
+    folder = tmp_path / "post\udcff ?%#\n"
+    folder.mkdir()
+    build_database([email(1)], folder / "mail.db")
+    build_database([email(2)], folder / "mail.db", append=True)
+    assert [hit.message_id for hit in open_mailbox(folder / "mail.db", "bob@x.org").search(["body"])]
+    assert ids(folder / "mail.db") == ["<1@x>", "<2@x>"]

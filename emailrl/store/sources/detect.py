@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ def open_source(
     reading = Reading(allow_truncated, max_message_bytes)
     if source == "hf":
         return Source(f"the dataset {DATASET}", read_hub(), reading=reading)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         if path.is_dir():
             return _open_folder(path, reading)
