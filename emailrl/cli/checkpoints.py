@@ -43,14 +43,16 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
       emailrl checkpoints list outputs/grpo_masked --json
     """
     from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints
+    from emailrl.settings import load_settings
 
-    runs = _runs(run, output_dir, mode)
+    root = load_settings({"output_dir": output_dir}).output.output_dir
+    runs = _runs(run, root, mode)
     found = [checkpoint for each in runs for checkpoint in list_checkpoints(each)]
     for each in runs:
         for path, reason in incomplete_checkpoints(each).items():
             progress_console().print(f"not whole: {path}: {reason}", markup=False, style="yellow")
     if run is None:
-        _say_set_aside(output_dir, mode)
+        _say_set_aside(root, mode)
     if json:
         print_json([_summary(checkpoint) for checkpoint in found])
     else:
@@ -62,10 +64,12 @@ def show_command(
     which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
     output_dir: OutputDir = None,
     mode: Mode = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="The run's settings too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All settings, defaults too.")] = False,
     json: Json = False,
 ) -> None:
     """Show one checkpoint's metadata, its files checked against their hashes.
+
+    Of the run's settings those that differ from the defaults; --verbose and --json have all of them.
 
     Examples:
 
@@ -92,7 +96,20 @@ def show_command(
     shown = asdict(found.metadata)
     if not verbose:
         del shown["settings"]
+        shown["settings that differ from the defaults"] = _differing(found.metadata.settings)
     console.print(JSON.from_data(shown))
+
+
+def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The recorded settings, by section, that are not what a bare run of this version would have."""
+    from emailrl.settings import Settings
+
+    defaults = Settings().public()
+    differing = {
+        section: {name: value for name, value in values.items() if defaults.get(section, {}).get(name, ...) != value}
+        for section, values in recorded.items()
+    }
+    return {section: values for section, values in differing.items() if values}
 
 
 @checkpoints.command("prune")
@@ -115,8 +132,9 @@ def prune_command(
     from emailrl.checkpoints import prunable, prune
     from emailrl.settings import load_settings
 
-    limit = load_settings().output.save_total_limit if keep is None else keep
-    runs = _runs(run, output_dir, mode)
+    output = load_settings({"output_dir": output_dir}).output
+    limit = output.save_total_limit if keep is None else keep
+    runs = _runs(run, output.output_dir, mode)
     paths = [path for each in runs for path in prunable(each, limit)]
     console = progress_console()
     for path in paths:
@@ -130,25 +148,23 @@ def prune_command(
         console.print(f"{len(removed)} checkpoints removed, the last {limit} of each run kept")
 
 
-def _runs(run: Path | None, output_dir: Path | None, mode: str | None) -> list[Path]:
+def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
     from emailrl.checkpoints import find_runs
-    from emailrl.settings import load_settings
 
     if run is not None:
         if not run.is_dir():
             raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
         return [run]
-    return find_runs(load_settings({"output_dir": output_dir}).output.output_dir, mode)
+    return find_runs(output_dir, mode)
 
 
-def _say_set_aside(output_dir: Path | None, mode: str | None) -> None:
+def _say_set_aside(output_dir: Path, mode: str | None) -> None:
     """Name the runs that an ``--overwrite`` has put aside, and that no other command sees."""
     from emailrl.checkpoints import MODES
-    from emailrl.settings import load_settings, run_root
+    from emailrl.settings import run_root
     from emailrl.training.directory import REPLACED
 
-    settings = load_settings({"output_dir": output_dir})
-    for root in {run_root(settings.output.output_dir, each) for each in ([mode] if mode else MODES)}:
+    for root in {run_root(output_dir, each) for each in ([mode] if mode else MODES)}:
         if (root / REPLACED).exists():
             told = "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
             progress_console().print(f"{root / REPLACED}: {told} train gives it back", markup=False, soft_wrap=True)

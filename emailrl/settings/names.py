@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from emailrl.settings.fields import Env, Section
 from emailrl.settings.tree import Settings
 
-
 PREFIX: Final = "EMAILRL_"
 """Before the environment name of a single word, which may belong to another program."""
 

@@ -81,10 +81,10 @@ def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
 def test_show_keeps_the_settings_for_those_who_ask(emailrl, run_dir: Path) -> None:
     from emailrl.checkpoints import read_checkpoint
 
-    known = replace(read_checkpoint(run_dir / "final").metadata, settings={"agent": {"max_turns": 77}})
+    known = replace(read_checkpoint(run_dir / "final").metadata, settings={"agent": {"max_turns": 10}})  # the default
     write_checkpoint(run_dir / "final", known, lambda into: (into / "adapter").touch())
     plain, verbose = (emailrl("checkpoints", "show", "latest", *more)[1] for more in ((), ("--verbose",)))
-    assert '"max_turns": 77' in verbose and '"kind": "final"' in verbose
+    assert '"max_turns": 10' in verbose and '"kind": "final"' in verbose
     assert "max_turns" not in plain and '"kind": "final"' in plain
     kept = json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["settings"]
     assert kept == {"agent": {"max_turns": 77}}
@@ -129,3 +129,32 @@ def test_no_run_yet(emailrl) -> None:
     assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
     assert emailrl("checkpoints", "show")[0] == 1
     assert emailrl("checkpoints", "list", "nowhere")[0] == 2
+
+
+def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: Path) -> None:
+    from emailrl.checkpoints import read_checkpoint
+    from emailrl.settings import load_settings
+
+    settings = load_settings({"learning_rate": 2e-5, "max_turns": 6}, environ={}).public()
+    settings["training"]["from_another_version"] = 1
+    metadata = replace(read_checkpoint(run_dir / "final").metadata, settings=settings, step=40)
+    write_checkpoint(run_dir / "checkpoint-40", metadata, lambda into: (into / "a").touch())
+    code, out, _ = emailrl("checkpoints", "show", run_dir / "checkpoint-40")
+    assert code == 0
+    shown = json.loads(out.partition("\n")[2])
+    assert "settings" not in shown and shown["settings that differ from the defaults"] == {
+        "agent": {"max_turns": 6},
+        "training": {"learning_rate": 2e-5, "from_another_version": 1},
+    }
+    verbose = json.loads(emailrl("checkpoints", "show", run_dir / "checkpoint-40", "--verbose")[1].partition("\n")[2])
+    assert verbose["settings"] == settings
+    record = json.loads(emailrl("checkpoints", "show", run_dir / "checkpoint-40", "--json")[1])
+    assert record["metadata"]["settings"] == settings
+
+
+def test_a_wrong_name_in_the_environment_is_warned_of_once(
+    emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAMMA", "0.9")
+    for command in (("list",), ("prune", "--keep", 9)):
+        assert emailrl("checkpoints", *command)[2].count("EMAILRL_GAMMA") == 1
