@@ -76,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
     parser.add_argument("--folder", type=Path, help="where the weights are, or are written")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further settings: beta=0")
+    parser.add_argument("--vllm", nargs="*", default=[], metavar="NAME=NUMBER", help="EngineArgs that no setting names")
     parser.add_argument("--smoke", action="store_true", help="the packaged policy on the demo's mail")
     parser.add_argument("--out", type=Path, help="results as JSON lines")
     parser.add_argument("--figure", type=Path, help="the picture (SVG or PNG)")
@@ -180,7 +181,7 @@ def described(bench: Bench, settings: Any) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
-        "set": bench.given.set,
+        "set": bench.given.set + bench.given.vllm,
         "settings": {
             "questions": training.per_device_train_batch_size,
             "rollouts": training.num_generations,

@@ -105,7 +105,7 @@ def run_line(run: Record) -> str:
     """What was run, on one line."""
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     startup = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run["startup"].items())
-    settings = ", ".join(f"{name} {value}" for name, value in run["settings"].items())
+    settings = ", ".join([*(f"{name} {value}" for name, value in run["settings"].items()), *run["set"]])
     return f"{run['shape']}, {run['engine']}, {run['device']}, {run['date']}; {versions}; {startup}; {settings}"
 
 

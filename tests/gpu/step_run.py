@@ -100,12 +100,25 @@ def prepare(bench: Bench, run: Any) -> None:
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
         attach_vllm(timeline, engine, bench.vllm)
+        add_arguments(dict(one.split("=", 1) for one in bench.given.vllm))
         keep(engine._probe, "check", bench.proofs.append)
     collector.engine = Told(Timed(engine, SHORTEST, LONGEST), timeline)
     keep(collector, "collect", bench.collected.extend)
     take_prepared(bench, run.updater)
     watch_memory(bench, run)
     run.end_step = ending_step(bench, run)
+
+
+def add_arguments(more: dict[str, str]) -> None:
+    """Start vLLM with further numbers among its arguments."""
+    from emailrl.engines import vllm_engine
+
+    inner = vllm_engine.engine_arguments
+
+    def engine_arguments(*given: Any, **named: Any) -> dict[str, Any]:
+        return inner(*given, **named) | {name: int(value) for name, value in more.items()}
+
+    vllm_engine.engine_arguments = engine_arguments
 
 
 def keep(owner: Any, method: str, kept: Any) -> None:
