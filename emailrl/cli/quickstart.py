@@ -56,7 +56,8 @@ def _show(outcome: Outcome, console: Console) -> None:
 
     if example := outcome.example():
         for name, trajectory in zip(("Before", "After"), example, strict=True):
-            console.print(render_trajectory(trajectory, title=f"{name} training"))
+            origin = f"benchmark of {trajectory.policy_version}"
+            console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nAnswers right on the validation questions, by step", style="bold")
     for step, accuracy in curve_points(outcome.run_dir)[1]:
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}", markup=False)

@@ -28,11 +28,11 @@ preset (`--preset`), default. `.env` and `emailrl.toml` are read from the direct
 
 - **Environment and `.env`**: the names below; an empty value counts as not set, `none` empties an optional setting. Two
   names of one setting with different values are an error.
-- **Their names**: the setting's in capitals (`max_steps` is `MAX_STEPS`). A single word has `EMAILRL_` before it, as a
-  bare one may belong to another program: `gamma` is `EMAILRL_GAMMA`, `mode` is `EMAILRL_MODE`. Five words are read bare,
-  as training scripts have always had them: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A variable that only the
-  prefix keeps from being read (`GAMMA`, `EMAILRL_MAX_STEPS`) is warned of with the right name, and so is a name in
-  `.env` that nearly matches one.
+- **Their names**: the setting's in capitals (`max_steps` is `MAX_STEPS`). A single word has `EMAILRL_` before it, as
+  a bare one may belong to another program: `gamma` is `EMAILRL_GAMMA`, `mode` is `EMAILRL_MODE`. Five words are read
+  bare, as training scripts have always had them: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A variable
+  that only the prefix keeps from being read (`GAMMA`, `EMAILRL_MAX_STEPS`) is warned of with the right name, and so
+  is a name in `.env` that nearly matches one.
 - **`emailrl.toml`**: a setting stands under its section (`[training]`, `max_steps = 20`) or at the top level
   (`max_steps = 20`); aliases work in lower case. Relative paths belong to the file's directory. Unknown
   keys are errors.

@@ -87,7 +87,7 @@ def test_show_keeps_the_settings_for_those_who_ask(emailrl, run_dir: Path) -> No
     assert '"max_turns": 10' in verbose and '"kind": "final"' in verbose
     assert "max_turns" not in plain and '"kind": "final"' in plain
     kept = json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["settings"]
-    assert kept == {"agent": {"max_turns": 77}}
+    assert kept == {"agent": {"max_turns": 10}}
 
 
 def test_list_names_a_run_that_an_overwriting_has_set_aside(emailrl, run_dir: Path) -> None:
