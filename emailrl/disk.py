@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of the file in one step, on disk before the name points to it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Put ``content`` in place of the file in one step, on disk before the name points to it.
+
+    OSError, with the path as its ``filename``, where that cannot be done; nothing is then left beside it.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    sync(beside)
-    beside.replace(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            sync(beside)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError the path that it lacks: writing into an open file on a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def sync(path: Path) -> None:

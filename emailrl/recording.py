@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from emailrl.disk import replace_bytes
+from emailrl.disk import naming, replace_bytes
 from emailrl.errors import EmailRLError
 from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
 
@@ -82,8 +82,11 @@ class JsonlWriter:
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
-        """Append one object."""
-        self._file.write(encode(record))
+        """Append one object; OSError, which names the file, where the disk holds only a part of it."""
+        rest = memoryview(encode(record))
+        with naming(self.path):
+            while rest:  # a disk that fills up takes a part, and says so at the next write
+                rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
         """Put everything on disk."""
