@@ -194,6 +194,7 @@ def results_table(report: Report) -> RenderableType:
         f"p = {each.p_value:.3g} (exact McNemar)"
         for each in report.comparisons
     ]
+    lines.append("tokens counts a conversation once, prompt_tokens its beginning anew at every turn: docs/benchmark.md")
     lines += [f"note: {note}" for note in report.notes]
     if report.interrupted:
         lines.append("interrupted: only the questions finished by then are counted")
@@ -220,9 +221,10 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     """A result's numbers as text, in the table's order; rubric fields keep their names."""
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
-    rubric = [field.name for field in fields(Rubric) if field.name != "answer_correct"]
+    tokens = ("tokens", "prompt_tokens", "completion_tokens")
+    rubric = [field.name for field in fields(Rubric) if field.name not in ("answer_correct", *tokens)]
     priced = ["cost"] if record["cost"] is not None else []
-    for name in ("num_questions", "exceptions", "reward", "latency_seconds", "tokens", *priced, *rubric):
+    for name in ("num_questions", "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells

@@ -50,6 +50,9 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     for row in ("accuracy", "95 % interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
     assert "cost" not in out  # an engine in this process has no price
+    rows = [line.split()[0] for line in out.splitlines() if line.split()]
+    assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
+    assert "tokens counts a conversation once, prompt_tokens its beginning anew at every turn" in out
     assert sorted(file.name for file in (here / "bench").iterdir()) == [
         "questions.csv",
         "results.csv",
