@@ -151,6 +151,7 @@ class VllmEngine:
     def _start(self) -> None:
         os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
         from vllm import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
         rank = self._settings.vllm.vllm_max_lora_rank or self._lora_rank
@@ -161,7 +162,8 @@ class VllmEngine:
         )
         with generators_kept():
             try:
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+                # As for vllm.LLM, prompts are read in steps of 8,192 or 16,384 tokens; without a context in 2,048.
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
             except (RuntimeError, ValueError, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise EmailRLError(

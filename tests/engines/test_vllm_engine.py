@@ -54,7 +54,7 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
     ("overrides", "can_sleep", "expected"),
     [
         ({"vllm_enable_sleep": False}, True, {"enable_sleep_mode": False}),
-        ({}, False, {"enable_sleep_mode": False}),
+        ({}, False, {"enable_sleep_mode": False, "enable_chunked_prefill": False}),
         ({"top_p": 0.9}, True, {"logprobs_mode": "raw_logprobs"}),
         ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
         ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
@@ -111,7 +111,10 @@ class StandIn:
         self._asleep = False
         StandIn.started.append(self)
 
-    from_engine_args = classmethod(lambda cls, arguments: cls(arguments))
+    @classmethod
+    def from_engine_args(cls, arguments: Any, *, usage_context: str) -> StandIn:
+        assert usage_context == "offline"  # what gives vLLM's own defaults of vllm.LLM
+        return cls(arguments)
 
     def add_lora(self, request: Any) -> bool:
         self.log.append(("add_lora", request.lora_int_id, Path(request.lora_path).name))
@@ -194,6 +197,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[StandIn]:
     StandIn.policy, StandIn.started = policy, []
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
+        "vllm.usage": {},
+        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="offline")},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},

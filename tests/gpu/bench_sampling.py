@@ -16,6 +16,7 @@ template, tokenizer, bookkeeping), both as shares of the wall time. ``start`` is
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import subprocess
 import sys
@@ -61,12 +62,14 @@ def main() -> None:
     for shape in ["nano"] if given.smoke else given.shape:
         with tempfile.TemporaryDirectory() as folder:
             model = "nano" if given.smoke else save_model(shape, given.tokenizer, Path(folder))
-            results = [run_side(side, model, given) for side in sides]
-        for one in results:
-            print(json.dumps(one), file=sys.stderr)
-            if given.out:
-                with given.out.open("a") as file:
-                    file.write(json.dumps({"shape": shape} | one) + "\n")
+            results = []
+            for side in sides:
+                results.append(run_side(side, model, given))
+                told = json.dumps({"shape": shape} | results[-1])
+                print(told, file=sys.stderr, flush=True)
+                if given.out:
+                    with given.out.open("a") as file:
+                        file.write(told + "\n")
         print_table(shape, results)
 
 
@@ -90,13 +93,24 @@ def save_model(shape: str, tokenizer: Path, folder: Path) -> str:
 
 
 def run_side(side: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure one side in a process of its own; an error is a row of the table."""
-    command = [sys.executable, __file__, "--side", side, "--model", model, *(["--smoke"] if given.smoke else [])]
+    """Measure one side in a process of its own; an error is a row of the table, where a side hung stands on stderr."""
+    command = [
+        sys.executable,
+        __file__,
+        "--limit",
+        str(given.limit),
+        "--side",
+        side,
+        "--model",
+        model,
+        *(["--smoke"] if given.smoke else []),
+    ]
     for name in ("db", "questions"):
         command += [f"--{name}", str(getattr(given, name))] if getattr(given, name) else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
+        print((error.stderr or b"").decode()[-3000:], file=sys.stderr)
         return {"side": side, "error": f"took more than {given.limit} s"}
     if done.returncode:
         return {"side": side, "error": (done.stderr.strip().splitlines() or ["?"])[-1][:300]}
@@ -109,6 +123,7 @@ def run_side(side: str, model: str, given: argparse.Namespace) -> dict[str, Any]
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Play the questions once and say how long everything took."""
+    faulthandler.dump_traceback_later(0.9 * given.limit)
     import torch
 
     from emailrl.engines import build_engine
