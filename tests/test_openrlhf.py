@@ -47,6 +47,7 @@ DOCUMENTED: list[str] = re.findall(
 WITHOUT_A_SETTING = {
     *(f"{role}_num_{what}" for role in ("critic", "ref", "reward") for what in ("nodes", "gpus_per_node")),
     *("vllm_sync_backend", "colocate_actor_ref", "colocate_critic_reward", "reward_pretrain", "critic_pretrain"),
+    "normalize_reward",
     *("overlap_comm", "ds_tensor_parallel_size", "ring_attn_size", "ring_head_stride"),
 }
 
@@ -287,6 +288,8 @@ def test_batches(text: str, expected: tuple[int, int | None]) -> None:
         ("--lr_scheduler cosine_with_min_lr", {"lr_scheduler": "cosine", "min_lr_ratio": 0.1}),
         ("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.2", {"lr_scheduler": "cosine", "min_lr_ratio": 0.2}),
         ("--max_samples 1e3", {"train_dataset_size": 1000}),
+        ("--bf16 --flash_attn", {"dtype": "bf16", "attn_implementation": "flash_attention_2"}),
+        ("--bf16 --param_dtype fp32", {"dtype": "fp32"}),
         ("--top_k -1", {"top_k": 0}),
         ("--top_k 20", {"top_k": 20}),
         ("--save_steps -1", {"save_steps": 1_000_000_000}),

@@ -126,6 +126,11 @@ def _top_k(values: list[str], given: Given, plan: Plan) -> None:
     plan.set("top_k", 0 if count == -1 else count, "--top_k" + " -1: all, which is 0 here" * (count == -1))
 
 
+def _unless(later: str, special: Special) -> Special:
+    """A flag of old scripts, which gives way to the one that came after it."""
+    return lambda values, given, plan: None if later in given else special(values, given, plan)
+
+
 def _wandb(values: list[str], given: Given, plan: Plan) -> None:
     if values[0].strip():
         plan.set("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login")
@@ -162,6 +167,8 @@ SPECIAL: Final[dict[str, Special]] = {
         "--use_dynamic_batch: always on (max_tokens_per_micro_batch)"
     ),
     "lr_scheduler": _scheduler,
+    "bf16": _unless("param_dtype", _constant("dtype", "bf16", "--bf16")),
+    "flash_attn": _unless("attn_implementation", _constant("attn_implementation", "flash_attention_2", "--flash_attn")),
     "eps_clip": _both_clips,
     "dynamic_filtering": _filter,
     "agent_func_path": _agent,

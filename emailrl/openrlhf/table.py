@@ -131,6 +131,8 @@ ALGORITHM: Final[list[Row]] = [
     ("policy_loss_type X", "actor.policy_loss_type", "ratio_level loss_aggregation", "`ppo`",
      "gspo is a ratio a sequence and the mean over sequences"),
     ("entropy_loss_coef X", "actor.entropy_coef", "entropy_coef", "–", ""),
+    ("normalize_reward", "", "", "off",
+     "no reward model whose scale is unknown: the terms of a reward are on the scale that their settings give"),
     ("reward_clip_range L H", "reward.clip_range", "reward_clip_low reward_clip_high", "-10 10", ""),
     ("enable_vllm_is_correction", "algo.advantage.is_correction_enable", "importance_correction", "off", "`tis`"),
     ("vllm_is_truncated_threshold L H", "algo.advantage.is_correction_threshold", "correction_low correction_high",
@@ -163,8 +165,10 @@ AGENT: Final[list[Row]] = [
 
 PRECISION: Final[list[Row]] = [
     ("param_dtype X", "ds.param_dtype", "dtype", "`bf16`", "of the frozen base; by default fp32 on a CPU"),
+    ("bf16", "", "dtype", "off", "before 0.9.2: `bf16`"),
     ("attn_implementation X", "ds.attn_implementation", "attn_implementation", "`flash_attention_2`",
      "packing needs `sdpa`"),
+    ("flash_attn", "", "attn_implementation", "off", "before 0.9.2: `flash_attention_2`"),
     ("load_in_4bit", "ds.load_in_4bit", "load_in_4bit", "off", ""),
     ("lora_rank X", "ds.lora.rank", "lora_rank", "0", "0 (all weights) is refused: what is trained here is an adapter"),
     ("lora_alpha X", "ds.lora.alpha", "lora_alpha", "16", ""),
