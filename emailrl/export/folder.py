@@ -101,6 +101,8 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from emailrl.policy.tensors import writing_tensors
+
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
     try:
@@ -122,7 +124,8 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {reason}") from error
-    model.unload().save_pretrained(folder)
+    with writing_tensors(folder):
+        model.unload().save_pretrained(folder)
 
 
 def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> Export:

@@ -23,6 +23,7 @@ from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits
+from emailrl.policy.tensors import write_tensors
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
 
@@ -76,7 +77,6 @@ class Policy:
         if not self.lora:
             raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
         from peft import get_peft_model_state_dict
-        from safetensors.torch import save_file
 
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
@@ -84,7 +84,7 @@ class Policy:
             name: value.detach().cpu().contiguous()
             for name, value in get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
         }
-        save_file(state, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        write_tensors(directory / "adapter_model.safetensors", state)
         if self.value_head is not None:
             self.value_head.save(directory)
         config = self.model.peft_config["default"].to_dict()

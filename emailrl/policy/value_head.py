@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.logprobs import output_embeddings
+from emailrl.policy.tensors import write_tensors
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -35,7 +36,7 @@ class ValueHead(nn.Module):
     def save(self, directory: Path) -> None:
         """Write ``value_head.safetensors`` into ``directory``."""
         state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(state, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
+        write_tensors(directory / VALUE_HEAD_FILE, state)
 
     def load(self, directory: Path) -> None:
         """Take the weights that ``save`` wrote; raises EmailRLError where they are missing, damaged or do not fit."""

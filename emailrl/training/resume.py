@@ -30,6 +30,7 @@ from emailrl.checkpoints import (
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
+from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
 from emailrl.training.state import RunState
 
@@ -139,7 +140,8 @@ def seed_generators(seed: int) -> None:
 
 def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
     """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
-    torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
+    with writing_tensors(path):
+        torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:

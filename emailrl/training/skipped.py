@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
+from emailrl.policy.tensors import write_tensors
 from emailrl.recording import finite
 from emailrl.training.prepared import Prepared
 
@@ -34,7 +34,7 @@ def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: in
         for row, sample in enumerate(item.samples)
     ]
     beside = folder / f".{name}.safetensors"
-    save_file(tensors, beside)
+    write_tensors(beside, tensors)
     beside.rename(folder / f"{name}.safetensors")
     found = {key: str(value) for key, value in broken.items()}
     text = json.dumps(finite({"step": step, "not_finite": found, "rows": rows}), indent=2)

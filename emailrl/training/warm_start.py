@@ -222,7 +222,10 @@ def warm_start(
 
     rate = learning_rate or (2e-3 if from_scratch else 2e-4)
     fit(model, examples, steps=steps, batch_size=batch_size, learning_rate=rate, report=note)
-    save()
+    from emailrl.policy.tensors import writing_tensors
+
+    with writing_tensors(partial):
+        save()
     share_files(partial)
     partial.rename(out)
     tail = losses[-max(1, len(losses) // 10) :]

@@ -1,0 +1,35 @@
+"""Files of tensors on a disk that may be full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from emailrl.disk import naming
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file; OSError, with ``path`` as its ``filename``, where that cannot be done."""
+    with writing_tensors(path):
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+@contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """Make an OSError, with ``path`` as its ``filename``, of what safetensors and torch raise where a disk is full."""
+    try:
+        with naming(path):
+            yield
+    except (SafetensorError, RuntimeError) as error:
+        told = re.search(r"os error (\d+)", str(error))
+        if told is None:  # torch says no more than that a write failed
+            raise OSError(errno.EIO, "cannot be written; is the disk full?", str(path)) from error
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
