@@ -63,7 +63,7 @@ def render_trajectory(
         parts.append(_numbers("Rubric", trajectory.rubric))
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            worth = note.token_advantages if note else ()
+            worth = note.token_advantages if note and _differ(note) else ()
             parts.append(_tokens(name, sample, tokens, worth[number - 1] if len(worth) >= number else None))
     return Group(*parts)
 
@@ -187,10 +187,17 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
 def _advantage(note: TrainingNote) -> str:
     """The advantage of all tokens, or the mean and range of theirs; nothing of a trajectory that was not trained."""
     worth = [each for sequence in note.token_advantages for each in sequence if each is not None]
+    if worth and not _differ(note):
+        return f"{worth[0]:+.4f}"
     if worth:
         mean = sum(worth) / len(worth)
         return f"{mean:+.4f} on average, {min(worth):+.4f} to {max(worth):+.4f} by token"
     return "" if note.dropped or note.advantage is None else f"{note.advantage:+.4f}"
+
+
+def _differ(note: TrainingNote) -> bool:
+    """Whether two tokens of a trajectory have different advantages."""
+    return len({each for sequence in note.token_advantages for each in sequence if each is not None}) > 1
 
 
 def _pairs(rows: dict[str, str]) -> Table:

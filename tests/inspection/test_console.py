@@ -134,6 +134,10 @@ def test_where_tokens_have_advantages_of_their_own_the_reward_is_not_called_one(
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
     assert "Advantage" not in shown(trajectory, note=TrainingNote(advantage=1.38, dropped="truncated"))
+    alike = TrainingNote(advantage=1.38, token_advantages=((None, None, -2.2, -2.2, None, None, -2.2, -2.2),))
+    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=alike)
+    assert "Advantage    -2.2000 " in text and "by token" not in text
+    assert "Who paid<call>⟨-0.25⟩" in text
 
 
 def test_what_a_benchmark_made_is_no_step(trajectory: Trajectory) -> None:
