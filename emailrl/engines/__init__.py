@@ -61,6 +61,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
 
     if settings.agent.engine == "vllm":
         return _build_vllm(settings, policy)
+    from emailrl.engines.budget import GIB
     from emailrl.engines.transformers_engine import TransformersEngine
 
     model = policy.model
@@ -74,6 +75,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         max_rows=settings.agent.max_batch_trajectories,
         max_model_len=settings.model.max_model_len,
         max_pass_tokens=settings.agent.max_tokens_per_rollout_pass,
+        cache_bytes=None if settings.agent.kv_cache_gib is None else int(settings.agent.kv_cache_gib * GIB),
     )
 
 

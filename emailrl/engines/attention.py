@@ -25,8 +25,8 @@ kernel would compute the masked half too."""
 def block_attention(
     module: nn.Module,
     query: Tensor,
-    key: list[Tensor],
-    value: list[Tensor],
+    key: Iterator[Tensor],
+    value: Iterator[Tensor],
     attention_mask: Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -34,8 +34,8 @@ def block_attention(
 ) -> tuple[Tensor, None]:
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with a window of its own.
 
-    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask`` [rows, 1, new, longest
-    window] is added to the scores. Returns [rows, new, heads, head_dim].
+    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
+    longest window], is added to the scores. Returns [rows, new, heads, head_dim].
     """
     outs = []
     start = 0

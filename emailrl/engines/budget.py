@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import torch
 
 GIB: Final = 1 << 30
-BLOCK: Final = 64
+BLOCK: Final = 32
 """Tokens of a block; a conversation takes whole blocks."""
 GROWTH: Final = 1.5
 """A cache that has to grow grows at least by this factor, as far as its budget goes."""
@@ -34,10 +34,13 @@ def blocks_within(budget: float, layers: int, token_bytes: int) -> int:
 
 def token_bytes_of(config: Any, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers, by a model's config."""
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * dtype.itemsize)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * kv_heads_of(config) * head_dim * dtype.itemsize)
+
+
+def kv_heads_of(config: Any) -> int:
+    """Key heads of a layer, by a model's config."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def default_budget(device: torch.device) -> int:

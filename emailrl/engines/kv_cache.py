@@ -1,14 +1,14 @@
-"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation takes the memory of what it holds, not of the longest.
+"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation takes the memory of what it holds.
 
 PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are
-``[blocks, BLOCK, kv_heads, head_dim]``, the values likewise; a conversation's table names its blocks in order. Attention
-gets the blocks of rows of about one length gathered side by side, one layer at a time; the caller's mask hides what
-lies beyond a row's tokens.
+``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
+conversations that begin alike begin with the same blocks. Attention gets the blocks of rows of about one length
+side by side, copied for one layer at a time; the caller's mask hides what lies beyond a row's tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from emailrl.engines.budget import BLOCK, GROWTH, blocks_of
 
-Gathered = list[Tensor]
+Gathered = Iterator[Tensor]
 """Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with a window of its own."""
 
-PADDING = {"cpu": 64, "cuda": 8192}
+PADDING = {"cpu": 32, "cuda": 8192}
 """Rows are gathered together while that pads with no more tokens than this: so many cost as much as one more call."""
-TOGETHER = {"cpu": 2048, "cuda": 1 << 30}
+TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
 """Most tokens gathered together: on a CPU what its cache holds until attention reads it."""
 
 
@@ -35,46 +35,55 @@ class BlockCache(Cache):
     A pass that only ``fills`` it ends in ``Filled``. Tables never hold more than ``most`` blocks together.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, kv_heads: int) -> None:
         super().__init__(layers=[_BlockLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
+        self.kv_heads = kv_heads
         self.most = 0
-        self.blocks = 1
-        """Those there are, block 0 included: it takes what padding writes."""
+        self.users = [0]
+        """Of each block, how many tables it is in. Block 0 is in none: it takes what padding writes."""
         self._free: list[int] = []
         self.fills = False
         """Nothing is wanted of this pass but its keys and values."""
         self.window = 0
         """Tokens that the longest row of this pass may see, whole blocks."""
         self.written = torch.empty(0)
-        """Where the new tokens of this pass go: token by token, row after row, the place in all blocks laid in line."""
+        """Where the new tokens of this pass go, among all places of all blocks and heads [rows · kv_heads · new]."""
         self.groups: list[tuple[int, Tensor]] = []
-        """Rows that are gathered together: how many, and the blocks they see [rows · blocks]."""
+        """Rows gathered together: how many, and the heads of blocks that they see [rows · kv_heads · width]."""
 
     @property
     def is_empty(self) -> bool:
         """Whether no block is in a table or in memory."""
-        return self.blocks == 1
+        return len(self.users) == 1
 
     def extend(self, table: list[int], tokens: int, spare: int = 0) -> bool:
-        """Let a table reach so many tokens; False, with nothing taken, where that leaves fewer than ``spare`` blocks."""
+        """Let a table reach so many tokens; False, and nothing taken, where fewer than ``spare`` blocks were left."""
         missing = blocks_of(tokens) - len(table)
         if missing <= 0:
             return True
-        taken = self.blocks - 1 - len(self._free)
-        if taken + missing + spare > self.most:
+        blocks = len(self.users)
+        if blocks - 1 - len(self._free) + missing + spare > self.most:
             return False
         if missing > len(self._free):
-            grown = min(self.most + 1, max(self.blocks + missing - len(self._free), int(self.blocks * GROWTH)))
-            self._free[:0] = range(grown - 1, self.blocks - 1, -1)
-            self.blocks = grown
-        for _ in range(missing):
-            table.append(self._free.pop())
+            grown = min(self.most + 1, max(blocks + missing - len(self._free), int(blocks * GROWTH)))
+            self._free[:0] = range(grown - 1, blocks - 1, -1)
+            self.users += [0] * (grown - blocks)
+        self.share([self._free.pop() for _ in range(missing)], table)
         return True
 
-    def release(self, table: list[int]) -> None:
-        """Take back all blocks of a table."""
-        self._free += table[::-1]
-        table.clear()
+    def share(self, blocks: list[int], table: list[int]) -> None:
+        """Let a table go on with blocks that may be in others too: nobody may write to those any more."""
+        for block in blocks:
+            self.users[block] += 1
+        table += blocks
+
+    def release(self, table: list[int], keep: int = 0) -> None:
+        """Take back all blocks of a table but the first ``keep``."""
+        for block in reversed(table[keep:]):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self._free.append(block)
+        del table[keep:]
 
     def place(
         self, tables: Sequence[list[int]], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
@@ -87,28 +96,22 @@ class BlockCache(Cache):
             layer.grow()
         widths = [blocks_of(start + new) for start in starts]
         padded = [table[: widths[-1]] + [0] * (widths[-1] - len(table)) for table in tables]
-        blocks = torch.tensor(padded, device=device)
+        heads = torch.arange(self.kv_heads, device=device)[:, None]
+        blocks = torch.tensor(padded, device=device)[:, None] * self.kv_heads + heads  # [rows, kv_heads, width]
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         self.window = widths[-1] * BLOCK
-        self.written = (blocks.gather(1, positions // BLOCK) * BLOCK + positions % BLOCK).flatten()
+        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
+        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
         self.groups = [
-            (rows.stop - rows.start, blocks[rows, : widths[rows.stop - 1]].flatten())
-            for rows in groups_of(widths, device.type)
+            (rows.stop - rows.start, blocks[rows, :, : widths[rows.stop - 1]].flatten())
+            for rows in groups_of(widths, on_cpu=device.type == "cpu")
         ]
         self.fills = fills
         return positions
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy blocks onto others, one to one."""
-        for layer in self._block_layers():
-            layer.grow()
-            if layer.is_initialized:
-                for tensor in (layer.keys, layer.values):
-                    tensor[targets] = tensor[sources]
-
     def free(self) -> None:
         """Drop all tensors; every table is void afterwards."""
-        self.blocks = 1
+        self.users = [0]
         self._free.clear()
         for layer in self._block_layers():
             layer.free()
@@ -118,8 +121,9 @@ class BlockCache(Cache):
         return layers
 
 
-def groups_of(widths: Sequence[int], device: str) -> list[slice]:
+def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
     """Rows of rising ``widths``, in blocks, that are gathered together: neighbours of about one length."""
+    device = "cpu" if on_cpu else "cuda"
     padding, most = PADDING[device] // BLOCK, TOGETHER[device] // BLOCK
     found, start, held = [], 0, 0
     for row, width in enumerate(widths):
@@ -146,20 +150,21 @@ class _BlockLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # Zeros, not garbage: a masked weight of 0 times NaN would still be NaN.
         self.keys, self.values = (
-            states.new_zeros(self.cache.blocks, BLOCK, states.shape[1], states.shape[3])
+            states.new_zeros(len(self.cache.users), states.shape[1], BLOCK, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
 
     def grow(self) -> None:
         """Follow the cache's number of blocks."""
-        if self.is_initialized and len(self.keys) < self.cache.blocks:
+        if self.is_initialized and len(self.keys) < len(self.cache.users):
             self.keys = self._grown(self.keys)
             self.values = self._grown(self.values)
 
     def _grown(self, held: Tensor) -> Tensor:
-        grown = held.new_zeros(self.cache.blocks, *held.shape[1:])
+        grown = held.new_empty(len(self.cache.users), *held.shape[1:])
         grown[: len(held)] = held
+        grown[len(held) :] = 0
         return grown
 
     def free(self) -> None:
@@ -175,16 +180,15 @@ class _BlockLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
         for held, states in ((self.keys, key_states), (self.values, value_states)):
-            held.flatten(0, 1).index_copy_(0, cache.written, states.transpose(1, 2).flatten(0, 1))
+            held.flatten(0, 2).index_copy_(0, cache.written, states.flatten(0, 2))
         if self.last and cache.fills:
             raise Filled
         return self._gather(self.keys), self._gather(self.values)
 
     def _gather(self, held: Tensor) -> Gathered:
-        return [
-            held.index_select(0, blocks).view(rows, -1, *held.shape[2:]).transpose(1, 2)
-            for rows, blocks in self.cache.groups
-        ]
+        """One group after the other, as attention asks for them: so much is copied at a time, and still in cache."""
+        for rows, blocks in self.cache.groups:
+            yield held.flatten(0, 1).index_select(0, blocks).view(rows, held.shape[1], -1, held.shape[3])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The caller gives the mask itself."""

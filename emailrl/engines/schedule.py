@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from emailrl.engines.base import Completion, Request
+from emailrl.engines.budget import BLOCK
 from emailrl.engines.kv_cache import BlockCache
-from emailrl.engines.prefixes import common_length
 from emailrl.engines.sampling import Uniforms
 
 
@@ -22,7 +22,9 @@ class Conversation:
     blocks: list[int] = field(default_factory=list)
     """Where its keys and values lie in the cache, in order."""
     held: int = 0
-    """The first ``held`` tokens have their keys and values in the blocks."""
+    """The first ``held`` tokens have their keys and values in the blocks, once ``source`` has read as many."""
+    source: Conversation | None = None
+    """Who fills the blocks that it begins with."""
     logprobs: list[float] = field(default_factory=list)
     uniforms: Uniforms = field(init=False)
     started: float = field(init=False)
@@ -32,10 +34,17 @@ class Conversation:
         self.uniforms = Uniforms(self.request.seed)
         self.started = time.perf_counter()
 
-    def take_over(self, before: Conversation) -> None:
-        """Go on in the blocks of an earlier turn with what it has in common; the last token is always read anew."""
-        self.held = common_length(before.tokens[: before.held], self.tokens[:-1])
-        self.blocks, before.blocks = before.blocks, []
+    @property
+    def unread(self) -> int:
+        """Tokens that have yet to be read before the last one, which is read by the step that samples."""
+        return len(self.tokens) - 1 - self.held
+
+    def rewind(self) -> None:
+        """After a step that failed half-way: the next number drawn is again that of the next token."""
+        self.uniforms = Uniforms(self.request.seed)
+        if self.request.sampling.temperature:
+            for _ in self.logprobs:
+                self.uniforms.draw()
 
     def completion(self, finish_reason: str) -> Completion:
         """What was sampled."""
@@ -70,10 +79,12 @@ class Schedule:
         return len(self.running) < self.limit
 
     def admit(self, conversation: Conversation) -> bool:
-        """Let a conversation run if there is room for its tokens, and a block more for each that runs; else pause it."""
+        """Let a conversation run if there is room for its tokens and a block for each that runs; else pause it."""
         before = self.kept.pop(conversation.request.trajectory_id, None)
         if before is not None:
-            conversation.take_over(before)
+            self._take_over(conversation, before)
+        else:
+            self._share_beginning(conversation)
         if not self._extend(conversation, spare=len(self.running)):
             self._forget(conversation)
             self.paused.appendleft(conversation)
@@ -106,7 +117,7 @@ class Schedule:
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
         """Put a conversation's next turn in its place."""
-        next_turn.take_over(conversation)
+        self._take_over(next_turn, conversation)
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation, *, keep: bool) -> None:
@@ -125,6 +136,28 @@ class Schedule:
         self.pause_all()
         self.paused.clear()
 
+    def _take_over(self, conversation: Conversation, before: Conversation) -> None:
+        """Go on in an earlier turn's blocks; where history changed, from the first block that is not as it was.
+
+        Blocks are left whole or not at all, for others may begin with them.
+        """
+        conversation.held = before.held
+        if conversation.tokens[:-1][: before.held] != before.tokens[: before.held]:
+            same = _blocks_alike(conversation, before)
+            self.cache.release(before.blocks, keep=same)
+            conversation.held = same * BLOCK
+        conversation.blocks, before.blocks = before.blocks, []
+
+    def _share_beginning(self, conversation: Conversation) -> None:
+        """Begin with the blocks of whoever has most of them in common."""
+        same, source = 0, None
+        for other in (*self.running, *self.kept.values()):
+            if (longer := _blocks_alike(conversation, other, same)) > same:
+                same, source = longer, other
+        if source is not None:
+            self.cache.share(source.blocks[:same], conversation.blocks)
+            conversation.held, conversation.source = same * BLOCK, source
+
     def _extend(self, conversation: Conversation, spare: int = 0) -> bool:
         while not self.cache.extend(conversation.blocks, len(conversation.tokens), spare):
             if not self.kept:
@@ -142,4 +175,15 @@ class Schedule:
 
     def _forget(self, conversation: Conversation) -> None:
         self.cache.release(conversation.blocks)
-        conversation.held = 0
+        conversation.held, conversation.source = 0, None
+
+
+def _blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
+    """How many of another's blocks, if more than ``least``, a new conversation can begin with; else ``least``.
+
+    Whole ones, which the other writes to no more once it has read its tokens.
+    """
+    most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
+    while least < most and new.tokens[: (least + 1) * BLOCK] == other.tokens[: (least + 1) * BLOCK]:
+        least += 1
+    return least

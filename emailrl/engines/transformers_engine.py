@@ -24,9 +24,8 @@ import torch
 
 from emailrl.engines.attention import block_attention_in, causal_mask
 from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, default_budget, token_bytes_of
+from emailrl.engines.budget import BLOCK, GIB, blocks_within, default_budget, kv_heads_of, token_bytes_of
 from emailrl.engines.kv_cache import BlockCache, Filled
-from emailrl.engines.prefixes import shared_beginnings
 from emailrl.engines.report import report
 from emailrl.engines.sampling import sample
 from emailrl.engines.schedule import Conversation, Schedule
@@ -41,7 +40,7 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 keeps it busy."""
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
-"""So many tokens cost as much as one more pass: less padding is borne, and fewer tokens in common are not shared."""
+"""So many tokens cost as much as one more pass: less padding is borne."""
 
 
 class TransformersEngine:
@@ -50,8 +49,8 @@ class TransformersEngine:
 
     ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
     at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the
-    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache. The same requests
-    give the same completions.
+    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache. The same
+    requests give the same completions.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class TransformersEngine:
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
-        self._cache = BlockCache(self._config.num_hidden_layers)
+        self._cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
         self._schedule = Schedule(self._cache, max_rows)
         self._told: set[str] = set()
@@ -183,6 +182,8 @@ class TransformersEngine:
         schedule = self._schedule
         ran = len(schedule.running)
         longest = max(len(conversation.tokens) for conversation in schedule.running)
+        for conversation in schedule.running:
+            conversation.rewind()
         schedule.pause_all()
         self._cache.free()
         if device_of(self._weights.model).type == "cuda":
@@ -213,77 +214,36 @@ class TransformersEngine:
             report(line)
 
     def _read_prompts(self) -> None:
-        """Fill the cache with all prompt tokens but the last, what new conversations have in common once."""
-        rows = self._schedule.running
-        unread = {row: len(each.tokens) - 1 for row, each in enumerate(rows) if each.held < len(each.tokens) - 1}
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for row in unread:
-            if rows[row].held == 0:
-                alike.setdefault(tuple(rows[row].tokens), []).append(row)
-        for same in alike.values():
-            for row in same[1:]:
-                del unread[row]
-        if alike:
-            self._read_beginnings([same[0] for same in alike.values()])
-        self._read(unread)
-        for leader, *siblings in alike.values():
-            self._share(leader, siblings, rows[leader].held)
+        """Fill the cache with all tokens but the last, what conversations have in common before it is needed."""
+        unread = [each for each in self._schedule.running if each.unread]
+        while unread:
+            # Sources come before those who share with them, so the first is always ready.
+            ready = [each for each in unread if each.source is None or each.source.held >= each.held]
+            waiting = [each for each in unread if each not in ready]
+            while ready:
+                self._read_chunk(ready)
+                ready = [each for each in ready if each.unread]
+            unread = waiting
 
-    def _read_beginnings(self, fresh: list[int]) -> None:
-        """Read what unread conversations have in common, or copy it from one that holds it already."""
-        rows = self._schedule.running
-        prompts = {row: each.tokens[:-1] for row, each in enumerate(rows) if each.held or row in fresh}
-        copies = []
-        for members, length in shared_beginnings(prompts):
-            source = max(members, key=lambda row: min(rows[row].held, length))
-            targets = [row for row in members if rows[row].held == 0 and row != source]
-            if len(targets) * length > self._pass_tokens:
-                copies.append((source, targets, length))
-        self._read({source: length for source, _, length in copies if rows[source].held < length})
-        for copy in copies:
-            self._share(*copy)
-
-    def _share(self, source: int, targets: list[int], length: int) -> None:
-        """Copy the first tokens of one conversation to others that begin alike."""
-        rows = self._schedule.running
-        blocks = rows[source].blocks[: blocks_of(length)]
-        if targets:
-            copies = [block for row in targets for block in rows[row].blocks[: len(blocks)]]
-            self._cache.copy(blocks * len(targets), copies)
-        for row in targets:
-            rows[row].held = length
-
-    def _read(self, goals: dict[int, int]) -> None:
-        """Read the tokens of each conversation up to its goal, the shortest pieces first and together."""
-        rows = self._schedule.running
-        missing = {row: goal - rows[row].held for row, goal in goals.items()}
-        while missing:
-            for row, new in self._read_chunk(missing).items():
-                missing[row] -= new
-            missing = {row: left for row, left in missing.items() if left}
-
-    def _read_chunk(self, missing: dict[int, int]) -> dict[int, int]:
-        """One pass over the shortest pieces; returns how many tokens of which conversation it read."""
-        rows = self._schedule.running
-        first, *others = sorted(missing, key=lambda row: missing[row])
-        chunk = [first]
-        total = missing[first]
+    def _read_chunk(self, unread: Sequence[Conversation]) -> None:
+        """One pass over the shortest of what is unread."""
+        first, *others = sorted(unread, key=lambda row: row.unread)
+        rows = [first]
+        total = first.unread
         for row in others:
-            total += missing[row]
-            padded = (len(chunk) + 1) * missing[row]
+            total += row.unread
+            padded = (len(rows) + 1) * row.unread
             if padded > self._prefill_tokens or padded - total > self._pass_tokens:
                 break
-            chunk.append(row)
-        new = min(missing[chunk[-1]], self._prefill_tokens)
-        chunk.sort(key=lambda row: rows[row].held)
-        readers = [rows[row] for row in chunk]
-        ids = [each.tokens[each.held :][: min(missing[row], new)] for row, each in zip(chunk, readers, strict=True)]
+            rows.append(row)
+        new = min(rows[-1].unread, self._prefill_tokens)
+        rows.sort(key=lambda row: row.held)
+        ids = [row.tokens[row.held :][: min(row.unread, new)] for row in rows]
         with suppress(Filled):
-            inputs = self._inputs(readers, [row + [0] * (new - len(row)) for row in ids], fills=True)
+            inputs = self._inputs(rows, [piece + [0] * (new - len(piece)) for piece in ids], fills=True)
             self._weights.model.get_decoder()(**inputs)
-        for each, row in zip(readers, ids, strict=True):
-            each.held += len(row)
-        return {row: len(read) for row, read in zip(chunk, ids, strict=True)}
+        for row, piece in zip(rows, ids, strict=True):
+            row.held += len(piece)
 
     def _step(self) -> list[tuple[Conversation, str]]:
         """Sample one token for every running conversation; returns those that ended, with the finish reason."""

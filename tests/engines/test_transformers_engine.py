@@ -12,6 +12,7 @@ from transformers import Qwen3ForCausalLM
 from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.sampling import Uniforms, sample
+from emailrl.engines.schedule import Conversation
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
 
@@ -111,10 +112,10 @@ def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatc
     read: list[int] = []
     original = engine._read_chunk
 
-    def counting(missing: dict[int, int]) -> dict[int, int]:
-        done = original(missing)
-        read.append(sum(done.values()))
-        return done
+    def counting(unread: list[Conversation]) -> None:
+        before = sum(each.unread for each in unread)
+        original(unread)
+        read.append(before - sum(each.unread for each in unread))
 
     monkeypatch.setattr(engine, "_read_chunk", counting)
     return read
@@ -123,9 +124,10 @@ def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatc
 def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=8)
     read = count_read_tokens(engine, monkeypatch)
-    group = [Request(str(i), SamplingParams(9), prompt(0, 30), seed=i) for i in range(6)]
+    group = [Request(str(i), SamplingParams(9), prompt(0, 100), seed=i) for i in range(6)]
     done = engine.generate(group)
-    assert read == [29]
+    # The first reads all but the last token; the others begin with its three blocks of 32.
+    assert read == [99, 5 * 3]
     for request, completion in zip(group, done, strict=True):
         same(completion, model, request)
     assert len({tuple(completion.token_ids) for completion in done}) > 1
@@ -136,16 +138,16 @@ def test_different_prompts_read_their_common_beginning_once(
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
     read = count_read_tokens(engine, monkeypatch)
-    common = prompt(0, 60)
+    common = prompt(0, 64)
     apart = [Request(str(i), SamplingParams(5), [*common, 2 + i, *prompt(i, 4)], seed=i) for i in range(3)]
     for request, completion in zip(apart, engine.generate(apart), strict=True):
         same(completion, model, request)
-    # 60 in common; then of each the one that differs and 3 of its 4 last.
-    assert read == [60, 12]
+    # The first reads all but the last of its 69 tokens; of the others, the one that differs and 3 of their 4 last.
+    assert read == [68, 2 * 4]
     late = Request("late", SamplingParams(5), [*common, 30, 31])
     same(engine.generate([late])[0], model, late)
-    # Of the conversations kept, none is running: the beginning is read anew.
-    assert read == [60, 12, 61]
+    # None is running, but their blocks are kept.
+    assert read == [68, 2 * 4, 1]
 
 
 def test_a_latecomer_takes_its_beginning_from_one_that_runs(
@@ -153,12 +155,12 @@ def test_a_latecomer_takes_its_beginning_from_one_that_runs(
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=2)
     read = count_read_tokens(engine, monkeypatch)
-    common = prompt(0, 60)
+    common = prompt(0, 64)
     tokens = (9, 3, 5)
     three = [Request(str(i), SamplingParams(tokens[i], 0.0), [*common, 2 + i, 7]) for i in range(3)]
     for request, completion in zip(three, engine.generate(three), strict=True):
         same(completion, model, request)
-    assert read == [60, 2, 1]
+    assert read == [65, 1, 1]
 
 
 def test_a_later_turn_reads_only_what_is_new(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +179,12 @@ def test_a_changed_history_is_read_from_where_it_changed(
 ) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=8)
     read = count_read_tokens(engine, monkeypatch)
-    engine.generate([Request("a", SamplingParams(4), prompt(0, 30))])
-    changed = prompt(0, 30)
-    changed[20] = (changed[20] - 1) % 38 + 2
+    engine.generate([Request("a", SamplingParams(4), prompt(0, 80))])
+    changed = prompt(0, 80)
+    changed[70] = (changed[70] - 1) % 38 + 2
     request = Request("a", SamplingParams(4), changed)
     same(engine.generate([request])[0], model, request)
-    assert read == [29, 9]
+    assert read == [79, 79 - 64]  # from the beginning of its block
 
 
 def test_long_prompts_are_read_in_pieces(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
