@@ -52,7 +52,7 @@ def benchmark(
     the same questions by the exact McNemar test. Ctrl-C keeps the questions finished so far. --engine openai measures
     a model of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
 
-    All but accuracy, num_questions, exceptions and cost are means of a question. tokens counts each token of a
+    All but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token of a
     conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
     completion_tokens what the policy wrote. docs/benchmark.md explains every row.
 
