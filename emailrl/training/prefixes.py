@@ -12,6 +12,8 @@ from itertools import accumulate, pairwise
 
 Row = Sequence[int]
 """Token ids."""
+Way = tuple[tuple[int, int, int], int]
+"""A way to cut the first so many rows: its batches, tokens and sum of squares, and where its last batch starts."""
 
 
 def shared_with_last(rows: Sequence[Row]) -> list[int]:
@@ -30,10 +32,9 @@ def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list
     lengths = [len(row) for row in ordered]
     own = [length - shared for length, shared in zip(lengths, shared_with_last(ordered), strict=True)]
     before = list(accumulate(own, initial=0))
-    # The best way to cut the first n rows: its batches, tokens, sum of squares, and where its last batch starts.
-    best = [((0, 0, 0), 0)]
+    best: list[Way] = [((0, 0, 0), 0)]
     for end in range(1, len(rows) + 1):
-        ways = []
+        ways: list[Way] = []
         for start in reversed(range(max(end - max_rows, 0), end)):
             tokens = lengths[start] + before[end] - before[start + 1]
             if tokens > max_tokens and ways:
