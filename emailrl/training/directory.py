@@ -107,10 +107,13 @@ def give_back_replaced(settings: Settings) -> list[str]:
 def _held(directory: Path) -> Iterator[bool]:
     """Hold a directory, made where it is missing, against other processes; False where one of them holds it."""
     try:
+        str(directory.absolute()).encode()
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise _unwritable(directory, error) from None
+    except UnicodeEncodeError:  # tokenizers and safetensors take no such path
+        raise UsageError(f"{directory} is no UTF-8 text.", "Name another place with --output-dir.") from None
     try:
         yield _takes(lock, directory)
     finally:

@@ -127,6 +127,15 @@ def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
         pass
 
 
+def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"is no UTF-8 text\..*--output-dir"),
+        run_directory(settings(tmp_path / "post\udcff"), None, overwrite=False),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("overwritten", [False, True])
 def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, overwritten: bool) -> None:
     base, precious = tmp_path / "grpo_masked", tmp_path / "precious"
