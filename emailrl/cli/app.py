@@ -112,6 +112,11 @@ def main() -> NoReturn:
         # The reader (head, less) left; what is still buffered must not raise again when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         result = 1
+    except UnicodeEncodeError as error:
+        if not "\udc80" <= error.object[error.start] <= "\udcff":
+            raise
+        # Python's stand-in for a byte that is no text: it comes from names of files and from arguments alone.
+        fail("A name of a file or folder here is no UTF-8 text, which not all libraries take.", "Use another name.", 1)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
     if result == INTERRUPTED:

@@ -73,6 +73,11 @@ def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:
         (UsageError("two\nlines \x1b[31m\x07red"), 2, "error: two lines [31m red\n"),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "error: /root/x: Permission denied\n"),
         (OSError("the hub\ncannot be reached"), 1, "error: the hub cannot be reached\n"),
+        (
+            UnicodeEncodeError("utf-8", "post\udcff", 4, 5, "surrogates not allowed"),
+            1,
+            "error: A name of a file or folder here is no UTF-8 text, which not all libraries take. Use another name.\n",
+        ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (typer.Abort(), 130, "interrupted\n"),
         (typer.Exit(3), 3, ""),
