@@ -116,6 +116,17 @@ def test_records_hold_the_contract_and_count_exceptions_as_wrong(
     assert [trajectory.scenario.id for trajectory in kept] == ["q0", "q1", "q2", "q3"]
 
 
+def test_the_address_of_a_reward_is_recorded_without_its_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path)
+    rewards = settings.rewards.model_copy(update={"reward": "http://me:hunter2@host/score?api_key=hunter2"})
+    settings = settings.model_copy(update={"rewards": rewards})
+    report = run_benchmark(scripted(monkeypatch, Scripted({"q0"})), make_questions(1), settings, tmp_path / "out")
+    assert report.conditions["reward_name"] == "http://host/score?api_key=***"
+    assert all("hunter2" not in file.read_text() for file in (tmp_path / "out").glob("*.*"))
+
+
 def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"q{n}" for n in range(10)]
     subjects = scripted(monkeypatch, Scripted(set(names[:1])), Scripted(set(names[1:7])))
