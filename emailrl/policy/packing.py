@@ -15,7 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from emailrl.policy.varlen import Segments, uses_flash, varlen_attention
+from emailrl.policy.segments import Segments
+from emailrl.policy.varlen import uses_flash, varlen_attention
 
 PACKED = "emailrl_packed"
 
@@ -54,11 +55,12 @@ def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> 
     if not counts:
         raise ValueError("a batch in which nothing is trained")
     num_queries, num_keys = zip(*counts, strict=True)
+    keys = needed & own.any(dim=1, keepdim=True)
     rows, columns = trainable.nonzero(as_tuple=True)
     return PackedRow(
         token_ids=token_ids[own][None],
         position_ids=steps.expand_as(token_ids)[own][None],
-        segments=Segments.of(num_queries, num_keys, place[needed & own.any(dim=1, keepdim=True)]),
+        segments=Segments.of(num_queries, num_keys, place[keys], own[keys]),
         gather=place[rows, columns - 1],
     )
 
@@ -100,8 +102,8 @@ def packed_attention(
         rows = [states[0].transpose(0, 1) for states in (query, key, value)]
         out = varlen_attention(rows[0], rows[1], rows[2], segments, scale)
         return out[None], None
-    if segments.key_index is not None:
-        key, value = (states.index_select(2, segments.key_index) for states in (key, value))
+    if segments.keys is not None:
+        key, value = (states.index_select(2, segments.keys.index) for states in (key, value))
     parts = []
     for queries, keys, mask in segments.parts():
         heads = query[:, :, queries], key[:, :, keys], value[:, :, keys]

@@ -5,70 +5,12 @@ On a GPU, in half precision, the FlashAttention kernels that PyTorch ships; else
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """What attends to what in a packed row of ``P`` tokens: n segments, the queries of one seeing its keys alone.
-
-    A segment has at least as many keys as queries. Its last query sees all of them, each query before it one less.
-    """
-
-    query_bounds: tuple[int, ...]
-    """Segment i's queries are ``query_bounds[i]:query_bounds[i + 1]`` of the row; n + 1 numbers, on the host."""
-    key_bounds: tuple[int, ...]
-    """The same of its keys, in the order of ``key_index``."""
-    cu_queries: Tensor
-    """``query_bounds``, ``(n + 1,)`` int32, on the model's device."""
-    cu_keys: Tensor
-    key_index: Tensor | None
-    """Where in the row each key stands, ``(K,)``; None where the keys of every segment are its own tokens."""
-
-    @classmethod
-    def of(cls, num_queries: Sequence[int], num_keys: Sequence[int], key_index: Tensor) -> Segments:
-        """Of each segment's number of queries and of keys; ``key_index`` is left out where it says nothing."""
-        queries, keys = (tuple(accumulate(lengths, initial=0)) for lengths in (num_queries, num_keys))
-        cu_queries, cu_keys = (torch.tensor(one, dtype=torch.int32, device=key_index.device) for one in (queries, keys))
-        return cls(queries, keys, cu_queries, cu_keys, None if queries == keys else key_index)
-
-    @property
-    def most_queries(self) -> int:
-        """Queries of the segment that has most."""
-        return max(end - start for start, end in pairwise(self.query_bounds))
-
-    @property
-    def most_keys(self) -> int:
-        """Keys of the segment that has most."""
-        return max(end - start for start, end in pairwise(self.key_bounds))
-
-    def spread(self, states: Tensor) -> Tensor:
-        """Keys or values ``(P, ...)`` of the row to those of the segments, ``(K, ...)``."""
-        return states if self.key_index is None else states.index_select(0, self.key_index)
-
-    def gathered(self, grad: Tensor, num_tokens: int) -> Tensor:
-        """Gradient of ``spread``: what reaches a token through all segments it is a key of, summed in float32."""
-        if self.key_index is None:
-            return grad
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        total = grad.new_zeros((num_tokens, *grad.shape[1:]), dtype=wide)
-        return total.index_add_(0, self.key_index, grad.to(wide)).to(grad.dtype)
-
-    def parts(self) -> Iterator[tuple[slice, slice, Tensor | None]]:
-        """Each segment's queries, keys, and mask ``(queries, keys)``; None where plain causal attention says it."""
-        for queries, keys in zip(pairwise(self.query_bounds), pairwise(self.key_bounds), strict=True):
-            rows, columns = queries[1] - queries[0], keys[1] - keys[0]
-            mask = None
-            if rows < columns:
-                visible = torch.ones(rows, columns, dtype=torch.bool, device=self.cu_queries.device)
-                mask = visible.tril(columns - rows)
-            yield slice(*queries), slice(*keys), mask
+from emailrl.policy.segments import Segments
 
 
 def varlen_forward(
@@ -78,7 +20,8 @@ def varlen_forward(
 
     Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the kernel.
     """
-    key, value = segments.spread(key), segments.spread(value)
+    if segments.keys is not None:
+        key, value = segments.keys.spread(key), segments.keys.spread(value)
     if not uses_flash(query):
         out = _by_segment(query, key, value, segments, scale)
         nothing = out.new_empty(0)
@@ -95,8 +38,8 @@ def varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; ``saved``: query, key, value and the four results of ``varlen_forward``."""
     query, key, value, out, lse, rng_state, unused = saved
-    num_tokens = len(key)
-    key, value = segments.spread(key), segments.spread(value)
+    if segments.keys is not None:
+        key, value = segments.keys.spread(key), segments.keys.spread(value)
     if uses_flash(query):
         by_query, by_key, by_value = torch.ops.aten._flash_attention_backward(
             grad, query, key, value, out, lse, segments.cu_queries, segments.cu_keys, segments.most_queries,
@@ -107,7 +50,9 @@ def varlen_backward(
         with torch.enable_grad():
             again = _by_segment(leaves[0], leaves[1], leaves[2], segments, scale)
         by_query, by_key, by_value = torch.autograd.grad(again, leaves, grad)
-    return by_query, segments.gathered(by_key, num_tokens), segments.gathered(by_value, num_tokens)
+    if segments.keys is not None:
+        by_key, by_value = segments.keys.gathered(by_key), segments.keys.gathered(by_value)
+    return by_query, by_key, by_value
 
 
 def uses_flash(query: Tensor) -> bool:

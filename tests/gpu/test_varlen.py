@@ -21,7 +21,7 @@ def test_flash_attention_sees_the_same_keys(scale: int) -> None:
     for row, (_, length) in enumerate(TREE):
         mask[row, scale * length - 1] = True
     packed = pack(ids, mask, torch.tensor([scale * shared for shared, _ in TREE], device="cuda"))
-    assert packed.segments.key_index is not None
+    assert packed.segments.keys is not None
     generator = torch.Generator("cuda").manual_seed(0)
     query, key, value, grad = (
         torch.randn(packed.token_ids.shape[1], heads, 128, device="cuda", generator=generator).bfloat16()

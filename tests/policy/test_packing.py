@@ -98,7 +98,7 @@ def test_pack_by_hand() -> None:
     assert packed.token_ids.tolist() == [[11, 12, 13, 31]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 0]]
     assert (packed.segments.query_bounds, packed.segments.cu_queries.tolist()) == ((0, 3, 4), [0, 3, 4])
-    assert packed.segments.cu_keys.tolist() == [0, 3, 4] and packed.segments.key_index is None
+    assert packed.segments.cu_keys.tolist() == [0, 3, 4] and packed.segments.keys is None
     assert (packed.segments.most_queries, packed.segments.most_keys) == (3, 3)
     assert packed.gather.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="nothing is trained"):

@@ -17,7 +17,7 @@ from emailrl.policy.fused.layer import Keep
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import enable_packing, pack, shares_prefixes
-from emailrl.policy.varlen import Segments
+from emailrl.policy.segments import Segments, SharedKeys
 from tests.policy.test_fused import scored, with_lora
 from tests.policy.test_packing import random_model, separate
 
@@ -54,7 +54,9 @@ def test_pack_by_hand() -> None:
     segments = packed.segments
     assert (segments.query_bounds, segments.key_bounds) == ((0, 4, 6), (0, 4, 9))
     assert (segments.cu_queries.tolist(), segments.cu_keys.tolist()) == ([0, 4, 6], [0, 4, 9])
-    assert segments.key_index is not None and segments.key_index.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert segments.keys is not None and segments.keys.index.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert (segments.keys.own.tolist(), segments.keys.borrowed.tolist()) == ([0, 1, 2, 3, 7, 8], [4, 5, 6])
+    assert (segments.keys.lent.tolist(), segments.keys.lender.tolist()) == ([0, 1, 2], [0, 1, 2])
     assert (segments.most_queries, segments.most_keys) == (4, 5)
     # 3 and 5 of the first row; 7 and 8 of the second; 6 and 9 of the third, which follow 3 and 6; 2 of the fourth.
     assert packed.gather.tolist() == [1, 3, 4, 5, 2, 4, 0]
@@ -65,7 +67,7 @@ def test_a_row_shares_no_more_than_the_row_before_it_computes() -> None:
     mask = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1]]).bool()
     packed = pack(ids, mask, torch.tensor([0, 3, 3]))
     assert packed.token_ids.tolist() == [[1, 2, 3]] and packed.position_ids.tolist() == [[0, 1, 2]]
-    assert packed.segments.key_index is not None and packed.segments.key_index.tolist() == [0, 1, 0, 1, 2]
+    assert packed.segments.keys is not None and packed.segments.keys.index.tolist() == [0, 1, 0, 1, 2]
     mask[1] = False  # a row that trains nothing is not computed
     assert pack(ids, mask, torch.tensor([0, 3, 3])).token_ids.tolist() == [[1, 2, 1, 2, 3]]
 
@@ -171,9 +173,10 @@ def test_the_comparison_sees_a_shift_by_one(wrong: str, monkeypatch: pytest.Monk
 
 
 def test_gradients_of_shared_keys_are_summed_in_float32() -> None:
-    segments = Segments.of([1, 0], [1, 999], torch.zeros(1000, dtype=torch.long))
-    # In bfloat16 256 + 1 is 256, where the sum would stay.
-    assert segments.gathered(torch.ones(1000, 1, dtype=torch.bfloat16), 1).item() == 1000
+    keys = SharedKeys.of(torch.tensor([0, 1, *[1] * 1000]), torch.tensor([True, True, *[False] * 1000]))
+    # In bfloat16 256 + 1 is 256, where the sum would stay; 1000 is 1000, and 1000 + 8 is 1008.
+    grad = torch.tensor([3.0, 8.0, *[1.0] * 1000], dtype=torch.bfloat16)[:, None]
+    assert keys.gathered(grad).tolist() == [[3.0], [1008.0]]
 
 
 def test_with_dropout_nothing_is_shared() -> None:

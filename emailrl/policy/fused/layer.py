@@ -25,7 +25,8 @@ from emailrl.policy.fused.elementwise import (
     swiglu_backward_,
 )
 from emailrl.policy.fused.projections import Parameters, Projections, adapter_of
-from emailrl.policy.varlen import Segments, varlen_backward, varlen_forward
+from emailrl.policy.segments import Segments
+from emailrl.policy.varlen import varlen_backward, varlen_forward
 
 
 class Keep(IntEnum):
