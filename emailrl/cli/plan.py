@@ -50,7 +50,8 @@ def plan(
     """Say what memory, tokens, time and money a run takes, and which setting to turn where it does not fit.
 
     Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
-    Exits 1 where the run does not fit. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
+    Without --gpu it plans for this machine, and also says what is not installed. Exits 1 where the run does not fit or
+    cannot start. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
     read from the environment, .env and emailrl.toml, as for train.
 
     Examples:
@@ -91,13 +92,13 @@ def plan(
         trainable_share=trainable_share,
         utilization=mfu,
         measured=None if run is None else measure_run(run),
-        measured_seconds=gpu is None,
+        here=gpu is None,
     )
     if json:
         print_json(plan_json(made))
     else:
         _print(made)
-    if not made.memory.fits:
+    if not made.runs:
         raise typer.Exit(1)
 
 
@@ -105,11 +106,19 @@ def _print(made: Plan) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from emailrl.plan import duration
+
     console = Console(highlight=False)
     console.print(_table(made))
+    if made.ways:
+        console.print(Text("To make it fit", style="bold"))
+        for way in made.ways:
+            console.print(
+                Text(f"  {way.text}: {way.peak / 2**30:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True
+            )
     for note in made.notes:
         console.print(Text(f"Note: {note}", style="dim"))
-    console.print(Text(made.verdict, style="bold green" if made.memory.fits else "bold red"), soft_wrap=True)
+    console.print(Text(made.verdict, style="bold green" if made.runs else "bold red"), soft_wrap=True)
 
 
 def _table(made: Plan) -> Table:
@@ -122,7 +131,10 @@ def _table(made: Plan) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    for title, rows in (("Memory, GiB", _memory(made)), ("Tokens", _tokens(made)), ("Time and money", _time(made))):
+    sections = [("Memory, GiB", _memory(made)), ("Tokens", _tokens(made))]
+    if made.memory.fits:
+        sections.append(("Time and money", _time(made)))
+    for title, rows in sections:
         table.add_row(Text(title, style="bold"))
         for name, value, remark in rows:
             table.add_row(f"  {name}", value, Text(one_line(remark), style="dim"))
@@ -142,9 +154,7 @@ def _memory(made: Plan) -> list[Row]:
         "backward": "the layer, or the vocabulary projection, at work",
         "heap": "freed blocks that glibc keeps; MALLOC_MMAP_THRESHOLD_=65536 gives them back",
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes a token",
-        "vLLM": ""
-        if memory.vllm_cache_tokens is None
-        else f"room for {memory.vllm_cache_tokens:,} tokens in its cache",
+        "vLLM": "" if memory.cache_tokens is None else f"room for {memory.cache_tokens:,} tokens in its cache",
     }
     rows = [(name, f"{size / gib:.2f}", remarks.get(name, "")) for name, size in memory.resident.items()]
     for phase, parts, peak in (
@@ -176,24 +186,42 @@ def _tokens(made: Plan) -> list[Row]:
 
 
 def _time(made: Plan) -> list[Row]:
-    seconds = made.seconds
+    from emailrl.plan import duration
+
+    seconds, tokens = made.seconds, made.tokens
     speed = f"{seconds.utilization:.0%} of {made.device.tflops:,.1f} TFLOP/s"
+    engine = made.settings.agent.engine
+    at_once = min(made.memory.at_once, tokens.trajectories)
+    sampler = f"{'transformers' if engine == 'auto' else engine}, {at_once} at once"
     rows = [
-        ("rollout of a step", f"{seconds.rollout:,.0f} s", f"engine {made.settings.agent.engine}"),
+        ("sampling of a step", f"{seconds.rollout:,.0f} s", sampler),
         ("scoring of a step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
         ("training of a step", f"{seconds.train:,.0f} s", speed),
-        ("an evaluation", f"{seconds.evaluation:,.0f} s", f"{made.tokens.evaluations} of them"),
+        (
+            "an evaluation",
+            f"{seconds.evaluation:,.0f} s",
+            f"{tokens.evaluations} of them, on {tokens.eval_trajectories} questions",
+        ),
     ]
     if made.measured is not None:
         phases = ", ".join(f"{name} {value:.1f}" for name, value in made.measured.seconds.items() if name != "total")
         rows.append(("a step, measured", f"{made.measured.seconds['total']:,.1f} s", phases))
-    rows.append(("the run", _duration(made.run_seconds), ""))
+        rows.append(("the run", duration(made.run_seconds), "as measured"))
+    else:
+        rows.append(("the run", duration(made.run_seconds), _shares(made)))
     if made.cost is not None:
-        rows.append(("cost", f"{made.cost:,.2f}", f"{made.num_gpus} × {made.price:g} an hour"))
+        gpus = f"{made.num_gpus} × " if made.num_gpus > 1 else ""
+        rows.append(("cost", f"{made.cost:,.2f}", f"{gpus}{made.price:g} an hour"))
     return rows
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _shares(made: Plan) -> str:
+    """What the run's time goes to."""
+    seconds, tokens = made.seconds, made.tokens
+    parts = {
+        "sampling": tokens.steps * seconds.rollout,
+        "scoring": tokens.steps * seconds.score,
+        "training": tokens.steps * seconds.train,
+        "evaluation": tokens.evaluations * seconds.evaluation,
+    }
+    return ", ".join(f"{name} {part / seconds.run:.0%}" for name, part in parts.items() if part)

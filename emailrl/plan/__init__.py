@@ -6,18 +6,20 @@ No torch, no weights and, for the shapes that are built in, no network. What the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from emailrl.errors import UsageError
 from emailrl.plan.advice import Knob, advise, larger_device
 from emailrl.plan.gpus import GIB, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
+from emailrl.plan.obstacles import Obstacle, find_obstacles
 from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, count_tokens, measure_run
+from emailrl.plan.ways import Way, ways_to_fit, with_servers
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
 
-__all__ = ["Measured", "Plan", "find_device", "make_plan", "measure_run", "this_machine"]
+__all__ = ["Measured", "Plan", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,20 @@ class Plan:
     """Of one GPU for an hour."""
     knobs: list[Knob]
     """What to change where it does not fit."""
-    larger: str | None
+    larger: Device | None
     """A GPU on which it fits as it is, where this one is too small."""
+    ways: list[Way]
+    """What makes it fit, each planned whole."""
+    servers: Way | None
+    """The run with vLLM servers on the GPUs that do not train."""
+    obstacles: list[Obstacle] = field(default_factory=list)
+    """What keeps the run from starting, whatever its memory."""
     measured: Measured | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it fits, and nothing keeps it from starting."""
+        return self.memory.fits and not self.obstacles
 
     @property
     def run_seconds(self) -> float:
@@ -51,23 +64,34 @@ class Plan:
     @property
     def cost(self) -> float | None:
         """What the run costs at ``price``."""
-        return None if self.price is None else self.price * self.num_gpus * self.run_seconds / 3600
+        return None if self.price is None else self._cost(self.run_seconds)
+
+    def _cost(self, seconds: float) -> float:
+        return (self.price or 0.0) * self.num_gpus * seconds / 3600
 
     @property
     def verdict(self) -> str:
-        """One line: whether it fits, and what to turn where it does not."""
+        """One line: whether it can run and fits, and what to do where not."""
+        if not self.obstacles:
+            return self._memory_verdict()
+        return f"cannot run: {'; '.join(map(str, self.obstacles))}; its memory {self._memory_verdict()}"
+
+    def _memory_verdict(self) -> str:
         memory = self.memory
         amounts = f"{memory.peak / GIB:.1f} of {self.device.gib:.0f} GiB"
         if memory.fits:
             return f"fits: {amounts}"
         if memory.peak <= memory.usable:
-            amounts = f"vLLM's share has room for {memory.vllm_cache_tokens:,} tokens of {memory.vllm_needs_tokens:,}"
+            whose = "vLLM's share" if self.settings.agent.engine == "vllm" else "the key-value cache"
+            amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
         elif memory.peak <= self.device.gib * GIB:
             amounts += f", of which {memory.usable / GIB:.1f} can be used"
         return f"does not fit: {amounts}; {self._remedy()}"
 
     def _remedy(self) -> str:
-        larger = f"a GPU with more memory ({self.larger})" if self.larger else ""
+        larger = ""
+        if self.larger:
+            larger = f"a GPU{' with more memory' if self.device.is_gpu else ''} ({self.larger.name})"
         if not self.knobs:
             return f"take {larger}" if larger else "choose a smaller model"
         link = ", or " if self.knobs[0].enough else ", and "
@@ -78,13 +102,22 @@ class Plan:
     def notes(self) -> list[str]:
         """What the numbers rest on, and what they leave out."""
         notes = [*self.memory.notes, *([self.device.note] if self.device.note else [])]
-        if self.memory.fits and not self.worst.fits:
-            notes.append(
-                f"one trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
-                f"would need {self.worst.peak / GIB:.1f} GiB"
+        worst = self.worst
+        if self.memory.fits and not worst.fits:
+            longest = f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
+            if worst.peak > worst.usable:
+                notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
+            else:
+                notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
+        if self.servers:
+            then, now = self.servers.run_seconds, self.seconds.run
+            costs = (
+                "" if self.price is None else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
             )
-        if self.num_gpus > 1 and not self.settings.vllm.vllm_urls:
-            notes.append("training uses one GPU: more of them only cost, unless VLLM_URLS names servers on them")
+            notes.append(
+                "one GPU trains and samples; with vLLM servers on the others (VLLM_URLS) the run would take "
+                f"{duration(then)} instead of {duration(now)}{costs}"
+            )
         notes.append("the mailbox, the judge and saving are not in the times")
         return notes
 
@@ -99,9 +132,12 @@ def make_plan(
     trainable_share: float | None = None,
     utilization: float | None = None,
     measured: Measured | None = None,
-    measured_seconds: bool = True,
+    here: bool = False,
 ) -> Plan:
-    """Plan the run of ``settings`` on ``device``; ``measured_seconds`` False takes a run's tokens, but not its times.
+    """Plan the run of ``settings`` on ``device``; ``measured`` is what a run like it took.
+
+    ``here``: the device is this machine. What is not installed is then said, and the measured run's seconds count;
+    elsewhere only its tokens do.
 
     Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
     """
@@ -111,12 +147,17 @@ def make_plan(
     tokens = count_tokens(
         shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
     )
-    memory = plan_memory(shape, settings, device, tokens)
-    seconds = plan_seconds(shape, settings, device, tokens, memory, utilization=utilization, num_gpus=num_gpus)
 
     def again(changed: Settings, other: Device) -> Memory:
         return plan_memory(shape, changed, other, tokens)
 
+    def whole(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
+        needed = again(changed, other)
+        return needed, plan_seconds(shape, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
+
+    memory, seconds = whole(settings, device)
+    knobs = [] if memory.fits else advise(settings, device, memory, again, tokens.longest)
+    larger = None if memory.fits else larger_device(settings, device, again)
     return Plan(
         settings=settings,
         shape=shape,
@@ -127,7 +168,18 @@ def make_plan(
         worst=plan_memory(shape, settings, device, tokens.at_worst()),
         seconds=seconds,
         price=price,
-        knobs=[] if memory.fits else advise(settings, device, memory, again, tokens.longest),
-        larger=None if memory.fits else larger_device(settings, device, again),
-        measured=measured if measured_seconds else None,
+        knobs=knobs,
+        larger=larger,
+        ways=ways_to_fit(settings, device, knobs, larger, whole),
+        servers=with_servers(settings, device, num_gpus, whole),
+        obstacles=find_obstacles(settings, shape, device, here=here),
+        measured=measured if here else None,
     )
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 90 s, 12 min, 3.4 h, 5.1 days."""
+    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
+        if seconds < most:
+            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from emailrl.plan.gpus import DEVICES, GIB, Device
-from emailrl.plan.memory import Memory
+from emailrl.plan.memory import Memory, rollout_pass
 from emailrl.settings import Settings
 
 SMALLEST_BATCH = 1024
 SMALLEST_SHARE = 0.2
+SMALLEST_PASS = 256
 Plan = Callable[[Settings, Device], Memory]
 
 
@@ -26,6 +27,8 @@ class Knob:
     """Bytes of the peak."""
     enough: bool
     """Whether the run fits with this change alone."""
+    settings: Settings
+    """With this change, and those before it where one alone is not enough."""
 
     def __str__(self) -> str:
         saves = f" (saves {self.saves / GIB:.1f} GiB)" if self.saves > GIB / 20 else ""
@@ -37,34 +40,32 @@ def advise(settings: Settings, device: Device, memory: Memory, plan: Plan, longe
 
     ``plan`` is the memory of changed settings; micro-batches smaller than ``longest`` change nothing.
     """
-    alone = [knob for knob, _ in _try_all(settings, device, memory, plan, longest)]
+    alone = list(_try_all(settings, device, memory, plan, longest))
     if any(knob.enough for knob in alone):
         return [knob for knob in alone if knob.enough]
     return _together(settings, device, memory, plan, longest)
 
 
-def larger_device(settings: Settings, device: Device, plan: Plan) -> str | None:
+def larger_device(settings: Settings, device: Device, plan: Plan) -> Device | None:
     """The smallest GPU of the table, larger than ``device`` if that is one, on which the settings fit as they are."""
     least = device.gib if device.is_gpu else 0.0
     larger = sorted((one for one in DEVICES.values() if one.is_gpu and one.gib > least), key=lambda one: one.gib)
-    return next((one.name for one in larger if plan(settings, one).fits), None)
+    return next((one for one in larger if plan(settings, one).fits), None)
 
 
-def _try_all(
-    settings: Settings, device: Device, memory: Memory, plan: Plan, longest: int
-) -> Iterator[tuple[Knob, Settings]]:
+def _try_all(settings: Settings, device: Device, memory: Memory, plan: Plan, longest: int) -> Iterator[Knob]:
     """Each setting at the gentlest value that is enough, else at the value that saves most."""
     for name, section, before, values in _candidates(settings, memory, longest):
-        best: tuple[Knob, Settings] | None = None
+        best: Knob | None = None
         for after in values:
-            changed = _with(settings, section, name.lower(), after)
+            changed = _with(settings, section, name.lower().removeprefix("emailrl_"), after)
             then = plan(changed, device)
             saves = memory.peak - then.peak
             if saves <= 0 and not then.fits:
                 continue
-            knob = Knob(name, _text(before), _text(after), saves, then.fits)
-            if best is None or then.fits or saves > best[0].saves:
-                best = (knob, changed)
+            knob = Knob(name, _text(before), _text(after), saves, then.fits, changed)
+            if best is None or then.fits or saves > best.saves:
+                best = knob
             if then.fits:
                 break
         if best is not None:
@@ -75,12 +76,12 @@ def _together(settings: Settings, device: Device, memory: Memory, plan: Plan, lo
     """Turn knob after knob until it fits; empty where turning all is not enough."""
     turned: list[Knob] = []
     while not memory.fits:
-        left = [one for one in _try_all(settings, device, memory, plan, longest) if one[0].name not in _names(turned)]
+        left = [one for one in _try_all(settings, device, memory, plan, longest) if one.name not in _names(turned)]
         if not left:
             return []
-        knob, settings = max(left, key=lambda one: (one[0].enough, one[0].saves))
+        knob = max(left, key=lambda one: (one.enough, one.saves))
         turned.append(knob)
-        memory = plan(settings, device)
+        settings, memory = knob.settings, plan(knob.settings, device)
     return turned
 
 
@@ -89,26 +90,36 @@ def _names(knobs: list[Knob]) -> set[str]:
 
 
 def _candidates(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[str, str, object, list[object]]]:
-    """Name, section, present value and other values, from the gentlest on."""
+    """Name, section, present value and other values, from the gentlest on.
+
+    First what costs a little time, then what bounds or rounds what is learned, last another engine.
+    """
     training, vllm, agent = settings.training, settings.vllm, settings.agent
     batches = _halves(memory.micro_batch_tokens, max(longest, SMALLEST_BATCH))
     yield "MAX_TOKENS_PER_MICRO_BATCH", "training", memory.micro_batch_tokens, batches
     order = {"off": ["selective", "on"], "selective": ["on"]}.get(training.gradient_checkpointing, [])
+    if training.gradient_checkpointing == "auto" and memory.kept == "all" and memory.layout.layers != "fused":
+        order = ["on"]  # auto recomputes nothing on a CPU
     yield "GRADIENT_CHECKPOINTING", "training", training.gradient_checkpointing, list(order)
     if agent.engine == "vllm" and not vllm.vllm_urls:
         if not vllm.vllm_enable_sleep:
             yield "VLLM_ENABLE_SLEEP", "vllm", False, [True]
         share = vllm.vllm_gpu_memory_utilization
         steps = [round(share + change / 20, 2) for change in (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6, -7, 7, -8, 8)]
-        yield "MAX_MODEL_LEN", "model", memory.vllm_needs_tokens, _halves(memory.vllm_needs_tokens, 2 * longest)
+        yield "MAX_MODEL_LEN", "model", memory.cache_needs, _halves(memory.cache_needs, 2 * longest)
         yield "VLLM_GPU_MEMORY_UTILIZATION", "vllm", share, [one for one in steps if SMALLEST_SHARE <= one <= 0.9]
     elif agent.engine in ("auto", "transformers"):
-        slots = agent.max_batch_trajectories
-        yield "MAX_BATCH_TRAJECTORIES", "agent", slots, _halves(slots, 1)
+        tokens = rollout_pass(settings, memory.layout)
+        yield "MAX_TOKENS_PER_ROLLOUT_PASS", "agent", tokens, _halves(tokens, SMALLEST_PASS)
+        if agent.kv_cache_gib is not None:
+            factors = [2.0**n for step in range(1, 5) for n in (step, -step)]
+            yield "KV_CACHE_GIB", "agent", agent.kv_cache_gib, [agent.kv_cache_gib * factor for factor in factors]
     if settings.lora.lora_rank > 8:
         yield "LORA_RANK", "lora", settings.lora.lora_rank, [max(settings.lora.lora_rank // 2, 8), 8]
     if not settings.model.load_in_4bit and memory.layout.on_gpu:
         yield "LOAD_IN_4BIT", "model", False, [True]
+    if agent.engine == "vllm" and not vllm.vllm_urls:
+        yield "EMAILRL_ENGINE", "agent", "vllm", ["transformers"]  # one copy of the weights instead of two
 
 
 def _halves(value: int, least: int) -> list[object]:
@@ -124,4 +135,4 @@ def _with(settings: Settings, section: str, name: str, value: object) -> Setting
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -79,10 +79,10 @@ def this_cpu() -> Device:
 
 def this_machine() -> Device:
     """The first GPU here, with its own memory, else the CPU; UsageError for a GPU that is not in the table."""
-    found = _first_gpu()
-    if found is None:
+    found = _gpus()
+    if not found:
         return this_cpu()
-    name, gib = found
+    name, gib = found[0]
     compact = name.lower().replace(" ", "")
     kinds = [device for key, device in DEVICES.items() if device.is_gpu and key.split("-")[0] in compact]
     if not kinds:
@@ -91,14 +91,19 @@ def this_machine() -> Device:
     return replace(nearest, gib=gib)
 
 
-def _first_gpu() -> tuple[str, float] | None:
-    """Name and GiB of the first GPU that the driver lists."""
+def count_gpus() -> int:
+    """GPUs that the driver lists."""
+    return len(_gpus())
+
+
+def _gpus() -> list[tuple[str, float]]:
+    """Name and GiB of each GPU that the driver lists."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        name, mib = done.stdout.strip().splitlines()[0].rsplit(",", 1)
-        return name.strip(), float(mib) / 1024
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
-        return None  # a driver without a card, or one that does not answer: as no GPU
+        rows = [line.rsplit(",", 1) for line in done.stdout.strip().splitlines()]
+        return [(name.strip(), float(mib) / 1024) for name, mib in rows]
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []  # a driver without a card, or one that does not answer: as no GPU

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within
 from emailrl.plan.activations import KEPT, WORKSPACES, Kept, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.tokens import Tokens
@@ -22,7 +23,7 @@ SHARE_FOR_KEPT: Final = 0.9
 MERGE_LIMIT: Final = 1_000_000_000
 """``engines.weights``: models up to here are sampled from merged weights of their own."""
 CACHE_GROWTH: Final = 1.25
-"""``engines.kv_cache``: slots of the in-process engine grow by half, so are 1 to 1.5 times as long as needed."""
+"""``engines.budget``: the in-process engine's cache grows by half, so is 1 to 1.5 times as large as needed."""
 PREFILL: Final = {False: 1024, True: 8192}
 """``engines.transformers_engine``: tokens of one pass over prompts, on a CPU and on a GPU."""
 HEAP: Final = 1.0
@@ -47,10 +48,12 @@ class Memory:
     kept: Kept
     """What each layer keeps for the backward pass."""
     micro_batch_tokens: int
-    vllm_cache_tokens: int | None = None
-    """Tokens that vLLM's own cache has room for; None where vLLM is not in this process."""
-    vllm_needs_tokens: int = 0
-    """The context window, which vLLM does not start without room for."""
+    cache_tokens: int | None = None
+    """Tokens that the key-value cache has room for; None where none is in this process."""
+    cache_needs: int = 0
+    """Tokens that it must have room for: vLLM's context window, or the longest trajectory of the in-process engine."""
+    at_once: int = 1
+    """Trajectories that are sampled together."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -75,9 +78,9 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak does, and vLLM's cache holds its context window."""
-        starts = self.vllm_cache_tokens is None or self.vllm_cache_tokens >= self.vllm_needs_tokens
-        return starts and self.peak <= self.usable
+        """Whether the peak does, and the cache holds what it must."""
+        holds = self.cache_tokens is None or self.cache_tokens >= self.cache_needs
+        return holds and self.peak <= self.usable
 
 
 def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> Memory:
@@ -85,10 +88,10 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     total = int(device.gib * GIB)
     layout = layout_of(shape, settings, device)
     resident = _resident(shape, settings, layout)
-    sampling, cache_tokens = _sampling(shape, settings, layout, tokens, total)
+    sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
     training = {"vLLM": _vllm_while_training(settings, total)} if _vllm_here(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
-    free = total - CONTEXT - sum(resident.values()) - sum(training.values())
+    free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     kept = choose_kept(shape, settings, layout, batch, free)
     activations = training_bytes(shape, layout, kept, batch, tokens)
     return Memory(
@@ -99,8 +102,9 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         layout=layout,
         kept=kept,
         micro_batch_tokens=batch,
-        vllm_cache_tokens=cache_tokens,
-        vllm_needs_tokens=min(settings.model.max_model_len or shape.context, shape.context),
+        cache_tokens=room,
+        cache_needs=needs,
+        at_once=_slots(settings, tokens) if room is None else _together(settings, tokens, room),
         notes=_notes(settings, layout),
     )
 
@@ -181,25 +185,52 @@ def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int
 
 
 def _sampling(
-    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int
-) -> tuple[dict[str, int], int | None]:
+    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int, resident: int
+) -> tuple[dict[str, int], int | None, int]:
+    """Bytes by part, tokens that the cache has room for, and tokens that it must have room for."""
     if _vllm_here(settings):
         gpus = settings.vllm.vllm_tensor_parallel_size
         share = int(settings.vllm.vllm_gpu_memory_utilization * total)
         weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // gpus
         room = max(share - weights - VLLM_WORK, 0)
-        return {"vLLM": share}, room * gpus // shape.cache_bytes(2)
+        window = min(settings.model.max_model_len or shape.context, shape.context)
+        return {"vLLM": share}, room * gpus // shape.cache_bytes(2), window
     if not _transformers_here(settings):
-        return {}, None
-    slots = min(settings.agent.max_batch_trajectories, tokens.at_once)
-    capacity = int(CACHE_GROWTH * tokens.longest)  # every slot is as long as the longest trajectory
-    prefill = settings.agent.max_tokens_per_rollout_pass or PREFILL[layout.on_gpu]
+        return {}, None, 0
+    token, slots = shape.cache_bytes(layout.itemsize), _slots(settings, tokens)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
-    decode = slots * (4 * shape.vocab * 3 + 2 * capacity * shape.keys * layout.itemsize)
-    return {
-        "KV cache": slots * capacity * shape.cache_bytes(layout.itemsize),
-        "forward": max(prefill * width * layout.itemsize, decode),
-    }, None
+    prefill = rollout_pass(settings, layout) * width * layout.itemsize
+    # One token of each: float32 logits three times, and one layer's keys and values gathered.
+    decode = slots * (4 * shape.vocab * 3 + 2 * tokens.per_trajectory * shape.keys * layout.itemsize)
+    forward = max(prefill, decode)
+    if settings.agent.kv_cache_gib is None:
+        unused = total - context_of(layout) - resident
+        # Where its share is too much, the engine finds out and samples fewer at once.
+        budget = min(FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * unused, USABLE * total - resident - forward)
+    else:
+        budget = settings.agent.kv_cache_gib * GIB
+    room = blocks_within(budget, shape.layers, token) * BLOCK
+    wanted = slots * blocks_of(tokens.per_trajectory) * BLOCK * token * CACHE_GROWTH
+    return {"KV cache": int(max(min(wanted, budget), 0)), "forward": forward}, room, tokens.longest
+
+
+def _slots(settings: Settings, tokens: Tokens) -> int:
+    return min(settings.agent.max_batch_trajectories, tokens.at_once)
+
+
+def _together(settings: Settings, tokens: Tokens, room: int) -> int:
+    """Trajectories that a cache of ``room`` tokens holds to their ends."""
+    return max(min(_slots(settings, tokens), room // tokens.per_trajectory), 1)
+
+
+def context_of(layout: Layout) -> int:
+    """What CUDA itself takes."""
+    return CONTEXT if layout.on_gpu else 0
+
+
+def rollout_pass(settings: Settings, layout: Layout) -> int:
+    """Tokens of prompts that the in-process engine reads at once."""
+    return settings.agent.max_tokens_per_rollout_pass or PREFILL[layout.on_gpu]
 
 
 def _vllm_while_training(settings: Settings, total: int) -> int:
@@ -218,6 +249,4 @@ def _notes(settings: Settings, layout: Layout) -> list[str]:
     notes = []
     if layout.layers == "unsloth":
         notes.append("Unsloth's memory is fitted to two measured peaks, not derived.")
-    if settings.agent.engine == "openai":
-        notes.append("The engine openai cannot be trained with; sampling is left out.")
     return notes

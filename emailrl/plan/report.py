@@ -8,13 +8,16 @@ from emailrl.plan import Plan
 from emailrl.plan.advice import Knob
 from emailrl.plan.gpus import GIB
 from emailrl.plan.time import scoring_passes
+from emailrl.plan.ways import Way
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """What ``emailrl plan --json`` prints."""
     lora, shape = plan.settings.lora, plan.shape
     return {
+        "runs": plan.runs,
         "fits": plan.memory.fits,
+        "obstacles": [{"reason": one.reason, "remedy": one.remedy} for one in plan.obstacles],
         "verdict": plan.verdict,
         "model": {
             "name": plan.settings.model.name,
@@ -28,7 +31,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "price_per_gpu_hour": plan.price,
         "cost": None if plan.cost is None else round(plan.cost, 2),
         "change": [_change(knob) for knob in plan.knobs],
-        "larger_gpu": plan.larger,
+        "larger_gpu": plan.larger.name if plan.larger else None,
+        "ways": [_way(way) for way in plan.ways],
+        "with_servers": _way(plan.servers) if plan.servers else None,
         "notes": plan.notes,
     }
 
@@ -36,6 +41,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def _change(knob: Knob) -> dict[str, Any]:
     saves = _gib(knob.saves)
     return {"setting": knob.name, "from": knob.before, "to": knob.after, "saves": saves, "enough": knob.enough}
+
+
+def _way(way: Way) -> dict[str, Any]:
+    return {"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)}
 
 
 def _memory(plan: Plan) -> dict[str, Any]:
@@ -56,8 +65,9 @@ def _memory(plan: Plan) -> dict[str, Any]:
         "kept": memory.kept,
         "micro_batch_tokens": memory.micro_batch_tokens,
         "cache_bytes_per_token": plan.shape.cache_bytes(memory.layout.itemsize),
-        "vllm_cache_tokens": memory.vllm_cache_tokens,
-        "vllm_needs_tokens": memory.vllm_needs_tokens,
+        "cache_tokens": memory.cache_tokens,
+        "cache_needs_tokens": memory.cache_needs,
+        "trajectories_at_once": memory.at_once,
     }
 
 

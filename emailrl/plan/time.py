@@ -20,8 +20,8 @@ from emailrl.training.algorithms import resolve
 
 Curve = tuple[tuple[int, float], ...]
 REACHED: Final[dict[str, Curve]] = {
-    # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B and 4B.
-    "fused": ((1024, 0.31), (2560, 0.49)),
+    # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B, 4B and 14B.
+    "fused": ((1024, 0.31), (2560, 0.49), (5120, 0.63)),
     "unsloth": ((1024, 0.28), (2560, 0.48)),
     "transformers": ((1024, 0.11), (2560, 0.26)),
 }
@@ -74,8 +74,8 @@ def plan_seconds(
         train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * forward_flops(shape, tokens) / speed
     samplers = samplers_of(settings, num_gpus)
-    rollout = _sampling_seconds(shape, settings, device, tokens, layout, tokens.trajectories, samplers)
-    evaluation = _sampling_seconds(shape, settings, device, tokens, layout, tokens.eval_trajectories, samplers)
+    rollout = _sampling_seconds(shape, settings, device, tokens, memory, tokens.trajectories, samplers)
+    evaluation = _sampling_seconds(shape, settings, device, tokens, memory, tokens.eval_trajectories, samplers)
     train *= settings.training.update_epochs
     run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
     return Seconds(rollout, score, train, evaluation, run, share)
@@ -138,10 +138,10 @@ def samplers_of(settings: Settings, num_gpus: int) -> int:
 
 
 def _sampling_seconds(
-    shape: Shape, settings: Settings, device: Device, tokens: Tokens, layout: Layout, trajectories: int, samplers: int
+    shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, trajectories: int, samplers: int
 ) -> float:
     """Reading what is not sampled at the speed of products, and one token after the other at that of memory."""
-    slots = min(settings.agent.max_batch_trajectories, trajectories)
+    slots, layout = min(memory.at_once, trajectories), memory.layout
     sampled = tokens.per_trajectory * min(tokens.trainable_share, TYPICAL_SAMPLED)
     read = (tokens.per_trajectory - sampled) * trajectories
     reading = read * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12 * READ)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from emailrl.errors import UsageError
+from emailrl.policy.resolve import NANO
 from emailrl.policy.shape import Shape
 from emailrl.recording import read_records
 from emailrl.settings import Settings
@@ -19,6 +21,8 @@ TOOL_RESULT: Final = 1700
 """Tokens of the longest tool result: a mail of 5,000 characters with its header."""
 TYPICAL: Final = {"simple": (1000, 0.3), "rollout": (3800, 0.8), "masked": (3800, 0.25)}
 """Tokens of a trajectory and the share of them that is trained, by mode: what `tests/gpu/bench_train_step.py` takes."""
+TYPICAL_OF_NANO: Final = {"simple": (350, 0.05), "rollout": (290, 0.8), "masked": (290, 0.14)}
+"""The same of the packaged policy on the demo mailbox, as it played it; its tokenizer is made for that."""
 LONGEST: Final = 1.4
 """The longest trajectory of a step over the mean: 5,406 of 3,763 tokens in that benchmark."""
 
@@ -81,7 +85,7 @@ def count_tokens(
     turns = 1 if training.mode == "simple" else agent.max_turns
     window = min(settings.model.max_model_len or shape.context, shape.context)
     most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, window)
-    typical, share = TYPICAL[training.mode]
+    typical, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
     source = "typical"
     if measured is not None:
         typical, share, source = measured.per_trajectory, measured.trainable_share, "measured"
@@ -109,7 +113,7 @@ def count_tokens(
         trajectories=per_step * training.num_generations,
         eval_trajectories=settings.data.eval_dataset_size,
         steps=steps,
-        evaluations=1 + steps // settings.evaluation.eval_steps,
+        evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
         source=source,
     )
 

@@ -1,0 +1,66 @@
+"""What keeps a run from starting whatever its memory: settings that no machine takes, and what this one lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+from emailrl.plan.gpus import Device, count_gpus
+from emailrl.policy.shape import Shape
+from emailrl.policy.size import GPU_SIZED
+from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.remedy})"
+
+
+def find_obstacles(settings: Settings, shape: Shape, device: Device, *, here: bool) -> list[Obstacle]:
+    """All that ``emailrl train`` would refuse before its first step; ``here`` looks at what this machine has too."""
+    found = [*_of_settings(settings, shape, device)]
+    return [*found, *_of_this_machine(settings, device)] if here else found
+
+
+def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[Obstacle]:
+    model = settings.model
+    if settings.agent.engine == "openai":
+        yield Obstacle("the engine openai cannot be trained with", "--engine transformers or vllm")
+    if model.backend == "unsloth" and not device.is_gpu:
+        yield Obstacle("the backend unsloth needs a CUDA GPU", "--backend transformers")
+    if model.load_in_4bit and not device.is_gpu:
+        yield Obstacle("LOAD_IN_4BIT needs a CUDA GPU", "unset it")
+    if shape.parameters > GPU_SIZED and not device.is_gpu and model.device == "auto":
+        billions = f"{shape.parameters / 1e9:.0f} billion parameters"
+        yield Obstacle(f"{billions} are not trained on a CPU unasked", "a GPU, or EMAILRL_DEVICE=cpu and patience")
+
+
+def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
+    model, vllm = settings.model, settings.vllm
+    if settings.agent.engine == "vllm" and not vllm.vllm_urls:
+        if find_spec("vllm") is None:
+            yield Obstacle(
+                "vllm is not installed here", "pip install 'emailrl[vllm]', VLLM_URLS, or --engine transformers"
+            )
+        if device.is_gpu and vllm.vllm_tensor_parallel_size > (gpus := count_gpus()):
+            yield Obstacle(
+                f"VLLM_TENSOR_PARALLEL_SIZE is {vllm.vllm_tensor_parallel_size}, and this machine has {gpus} GPU"
+                f"{'s' if gpus != 1 else ''}", "lower it",
+            )  # fmt: skip
+    if device.is_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
+        yield Obstacle("unsloth is not installed here", "pip install 'emailrl[unsloth]', or --backend transformers")
+    if device.is_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
+        yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
+    if model.device.startswith("cuda") and not device.is_gpu:
+        yield Obstacle(f"EMAILRL_DEVICE is {model.device}, and this machine has no GPU", "EMAILRL_DEVICE=auto")
+    build = metadata.version("torch").partition("+")[2]
+    if device.is_gpu and build == "cpu":
+        yield Obstacle("the torch installed here is built for CPUs", "install a CUDA build: pytorch.org/get-started")

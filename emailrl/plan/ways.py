@@ -1,0 +1,54 @@
+"""Other ways to make the same run, each planned whole: changed settings, a larger GPU, servers that sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from emailrl.plan.advice import Knob
+from emailrl.plan.gpus import Device
+from emailrl.plan.memory import Memory
+from emailrl.plan.time import Seconds
+from emailrl.settings import Settings
+
+Planned = Callable[[Settings, Device], tuple[Memory, Seconds]]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What to do, and what the run then needs."""
+
+    text: str
+    """Settings as they stand in the environment, or a GPU."""
+    peak: int
+    """Bytes."""
+    run_seconds: float
+
+
+def ways_to_fit(
+    settings: Settings, device: Device, knobs: list[Knob], larger: Device | None, plan: Planned
+) -> list[Way]:
+    """Each knob that is enough alone, or all of them together; last the larger GPU."""
+    found = []
+    if knobs and not knobs[0].enough:
+        text = " ".join(f"{knob.name}={knob.after}" for knob in knobs)
+        found.append(_way(text, plan(knobs[-1].settings, device)))
+    else:
+        found += [_way(f"{knob.name}={knob.after}", plan(knob.settings, device)) for knob in knobs]
+    if larger is not None:
+        found.append(_way(f"--gpu {larger.name}", plan(settings, larger)))
+    return found
+
+
+def with_servers(settings: Settings, device: Device, num_gpus: int, plan: Planned) -> Way | None:
+    """vLLM servers on all GPUs but the trainer's; None where there are none, or they are planned for already."""
+    if num_gpus == 1 or settings.vllm.vllm_urls:
+        return None
+    agent = settings.agent.model_copy(update={"engine": "vllm"})
+    vllm = settings.vllm.model_copy(update={"vllm_urls": "http://other-gpus"})
+    return _way("VLLM_URLS", plan(settings.model_copy(update={"agent": agent, "vllm": vllm}), device))
+
+
+def _way(text: str, planned: tuple[Memory, Seconds]) -> Way:
+    memory, seconds = planned
+    return Way(text, memory.peak, seconds.run)

@@ -1,0 +1,151 @@
+"""What a plan says beside the figures: what keeps a run from starting, what makes it fit, what other GPUs are for."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.cli.app import app
+from emailrl.plan import Plan, duration, find_device, make_plan, obstacles
+from emailrl.plan.gpus import Device
+from emailrl.settings import load_settings
+
+CPU = Device("CPU", 64.0, 0.1, 2e10, is_gpu=False)
+
+
+def plan_on(tmp_path: Path, device: Device | str, *, here: bool = False, gpus: int = 1, **values: Any) -> Plan:
+    settings = load_settings(values, cwd=tmp_path, environ={})
+    device = find_device(device) if isinstance(device, str) else device
+    return make_plan(settings, device, here=here, num_gpus=gpus)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one GPU and none of the optional packages."""
+    monkeypatch.setattr(obstacles, "find_spec", lambda name: None)
+    monkeypatch.setattr(obstacles, "count_gpus", lambda: 1)
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0")
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("device", "values", "reason"),
+    [
+        ("H200", {"engine": "vllm"}, "vllm is not installed here"),
+        (CPU, {"engine": "vllm"}, "vllm is not installed here"),
+        ("H200", {"backend": "unsloth"}, "unsloth is not installed here"),
+        ("H200", {"load_in_4bit": True}, "bitsandbytes, which LOAD_IN_4BIT needs, is not installed here"),
+        (CPU, {"emailrl_device": "cuda"}, "EMAILRL_DEVICE is cuda, and this machine has no GPU"),
+    ],
+)
+def test_what_this_machine_lacks(tmp_path: Path, device: Any, values: dict[str, Any], reason: str) -> None:
+    """And what another one, named with --gpu, need not lack."""
+    made = plan_on(tmp_path, device, here=True, model_name="nano", **values)
+    assert [one.reason for one in made.obstacles] == [reason] and made.memory.fits and not made.runs
+    assert made.verdict.startswith(f"cannot run: {reason} (") and "; its memory fits: " in made.verdict
+    assert plan_on(tmp_path, device, model_name="nano", **values).runs
+
+
+@pytest.mark.usefixtures("bare")
+def test_vllm_over_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"engine": "vllm", "vllm_tensor_parallel_size": 2, "model_name": "nano"}
+    reasons = [one.reason for one in plan_on(tmp_path, "H200", here=True, **values).obstacles]
+    assert reasons[1:] == ["VLLM_TENSOR_PARALLEL_SIZE is 2, and this machine has 1 GPU"]
+    monkeypatch.setattr(obstacles, "count_gpus", lambda: 2)
+    assert len(plan_on(tmp_path, "H200", here=True, **values).obstacles) == 1
+    # Servers stand elsewhere: nothing of theirs is needed here.
+    assert plan_on(tmp_path, "H200", here=True, **values, vllm_urls="http://one:8000").runs
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_torch_without_cuda_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
+    made = plan_on(tmp_path, "H200", here=True, model_name="nano")
+    assert [one.reason for one in made.obstacles] == ["the torch installed here is built for CPUs"]
+    assert plan_on(tmp_path, CPU, here=True, model_name="nano").runs
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"engine": "openai"}, "the engine openai cannot be trained with"),
+        ({"backend": "unsloth"}, "the backend unsloth needs a CUDA GPU"),
+        ({"load_in_4bit": True}, "LOAD_IN_4BIT needs a CUDA GPU"),
+        ({"model_name": "Qwen/Qwen3-8B"}, "8 billion parameters are not trained on a CPU unasked"),
+    ],
+)
+def test_what_no_cpu_takes(tmp_path: Path, values: dict[str, Any], reason: str) -> None:
+    made = plan_on(tmp_path, CPU, **({"model_name": "nano"} | values))
+    assert [one.reason for one in made.obstacles] == [reason]
+    assert plan_on(tmp_path, CPU, model_name="nano").runs
+    asked = plan_on(tmp_path, CPU, model_name="Qwen/Qwen3-8B", emailrl_device="cpu")
+    assert asked.obstacles == []
+
+
+def test_the_command_says_that_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi: a CPU
+    monkeypatch.setattr(obstacles, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["plan", "--model", "nano", "--engine", "vllm", "--json"])
+    said = json.loads(done.stdout)
+    assert done.exit_code == 1 and said["fits"] and not said["runs"]
+    assert said["obstacles"][0]["reason"] == "vllm is not installed here"
+    assert CliRunner().invoke(app, ["plan", "--model", "nano", "--engine", "vllm", "--gpu", "H200"]).exit_code == 0
+
+
+def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
+    values = {"model_name": "Qwen/Qwen3-14B", "engine": "vllm"}
+    made = plan_on(tmp_path, "A100-80", **values)
+    assert [way.text for way in made.ways] == [
+        "MAX_MODEL_LEN=20480", "VLLM_GPU_MEMORY_UTILIZATION=0.5", "LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers",
+        "--gpu H200",
+    ]  # fmt: skip
+    for way, changed in (
+        (made.ways[1], plan_on(tmp_path, "A100-80", **values, vllm_gpu_memory_utilization=0.5)),
+        (made.ways[3], plan_on(tmp_path, "A100-80", **(values | {"engine": "transformers"}))),
+        (made.ways[4], plan_on(tmp_path, "H200", **values)),
+    ):
+        assert changed.memory.fits
+        assert (way.peak, way.run_seconds) == (changed.memory.peak, changed.run_seconds)
+
+
+def test_changes_that_only_together_make_it_fit(tmp_path: Path) -> None:
+    made = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
+    assert [way.text for way in made.ways] == ["LOAD_IN_4BIT=true MAX_TOKENS_PER_MICRO_BATCH=8192", "--gpu L40S"]
+    four = {"load_in_4bit": True, "max_tokens_per_micro_batch": 8192}
+    turned = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **four)
+    assert turned.memory.fits and made.ways[0].peak == turned.memory.peak
+
+
+def test_on_a_cpu_recomputation_is_named(tmp_path: Path) -> None:
+    made = plan_on(tmp_path, Device("CPU", 20.0, 0.1, 2e10, is_gpu=False), model_name="Qwen/Qwen3-0.6B")
+    assert "turn GRADIENT_CHECKPOINTING from auto to on (saves " in made.verdict
+    assert made.verdict.endswith("or take a GPU (T4)")
+
+
+def test_other_gpus_are_for_servers(tmp_path: Path) -> None:
+    made = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B")
+    served = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_urls="http://one:8000")
+    assert made.servers is not None and made.servers.run_seconds == served.run_seconds < made.run_seconds / 3
+    assert f"instead of {duration(made.run_seconds)}" in " ".join(made.notes)
+    assert served.servers is None and plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B").servers is None
+
+
+def test_the_packaged_policy_is_planned_as_it_plays(tmp_path: Path) -> None:
+    tokens = plan_on(tmp_path, CPU, model_name="nano", max_steps=7, eval_steps=5).tokens
+    assert (tokens.per_trajectory, tokens.trainable_share) == (290, 0.14)
+    assert tokens.evaluations == 3  # before the first step, after the fifth, after the last
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (200_000, "2.3 days")],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
