@@ -56,13 +56,18 @@ class BlockCache(Cache):
         """Whether no block is in a table or in memory."""
         return len(self.users) == 1
 
+    @property
+    def taken(self) -> int:
+        """Blocks that are in tables."""
+        return len(self.users) - 1 - len(self._free)
+
     def extend(self, table: list[int], tokens: int, spare: int = 0) -> bool:
         """Let a table reach so many tokens; False, and nothing taken, where fewer than ``spare`` blocks were left."""
         missing = blocks_of(tokens) - len(table)
         if missing <= 0:
             return True
         blocks = len(self.users)
-        if blocks - 1 - len(self._free) + missing + spare > self.most:
+        if self.taken + missing + spare > self.most:
             return False
         if missing > len(self._free):
             grown = min(self.most + 1, max(blocks + missing - len(self._free), int(blocks * GROWTH)))

@@ -112,6 +112,10 @@ class Schedule:
         """Take all blocks back; those that ran go on first."""
         while self.running:
             self._pause()
+        self.drop_kept()
+
+    def drop_kept(self) -> None:
+        """Take back the blocks of all that is over."""
         while self.kept:
             self._drop_oldest()
 

@@ -165,7 +165,7 @@ class TransformersEngine:
     def _pass(self) -> list[tuple[Conversation, str]]:
         """Read what is new, then sample a token for every running conversation; returns those that ended, and why.
 
-        Where memory runs out nothing is sampled, and half as many run from then on.
+        Where memory runs out, nothing is sampled and ``_start_over`` makes room.
         """
         try:
             if self._schedule.make_room():
@@ -174,20 +174,25 @@ class TransformersEngine:
             return self._step()
         except torch.OutOfMemoryError:
             pass  # handled below, where the traceback holds no tensors any more
-        self._run_fewer()
+        self._start_over()
         return []
 
-    def _run_fewer(self) -> None:
-        """Begin all that ran anew with an empty cache, half as many at once."""
-        schedule = self._schedule
+    def _start_over(self) -> None:
+        """Read all that ran anew into an empty cache; half as many at once, if those filled most of the old one."""
+        schedule, cache = self._schedule, self._cache
         ran = len(schedule.running)
         longest = max(len(conversation.tokens) for conversation in schedule.running)
+        schedule.drop_kept()
+        was_used = 2 * cache.taken >= len(cache.users) - 1
         for conversation in schedule.running:
             conversation.rewind()
         schedule.pause_all()
-        self._cache.free()
+        cache.free()
         if device_of(self._weights.model).type == "cuda":
             torch.cuda.empty_cache()
+        if not was_used:
+            report(f"Out of memory with {ran} trajectories: a key-value cache that many more had filled is given back.")
+            return
         if ran == 1:
             raise EmailRLError(
                 f"Out of memory while sampling one trajectory of {longest} tokens.",

@@ -1,0 +1,309 @@
+"""What the key-value cache holds, by hand and counted, and that results do not depend on how much it may."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3ForCausalLM
+
+from emailrl.engines import transformers_engine as module
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, token_bytes_of
+from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of
+from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.errors import EmailRLError
+
+TOKEN = 256
+"""Bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes."""
+
+
+def bytes_for(blocks: int) -> int:
+    """A budget that holds just so many blocks of the tests' model: its four tensors, one of them twice, and block 0."""
+    return -(-(blocks + 1) * BLOCK * TOKEN * 5 // 4)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(2, 40) for _ in range(length)]
+
+
+def requests(*lengths: int, max_tokens: int = 100, temperature: float = 1.0) -> list[Request]:
+    sampling = SamplingParams(max_tokens, temperature)
+    return [Request(str(i), sampling, prompt(i, length), seed=i) for i, length in enumerate(lengths)]
+
+
+def sampled(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+def same(some: list[Completion], others: list[Completion]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
+    assert token_bytes_of(model.config, torch.float32) == TOKEN
+    assert token_bytes_of(model.config, torch.bfloat16) == TOKEN / 2
+    assert [blocks_of(tokens) for tokens in (0, 1, 32, 33)] == [0, 1, 1, 2]
+    # 1 MiB / (32 · 256 · 5/4) = 102.4; one block takes padding.
+    assert blocks_within(1 << 20, 2, TOKEN) == 101
+    # Qwen3-14B in bf16: 40 layers · 2 · 8 · 128 · 2 = 163,840 bytes a token; 10 GiB · 80/81 / 5 MiB = 2022.7.
+    assert blocks_within(10 << 30, 40, 163_840) == 2021
+    assert blocks_within(bytes_for(7), 2, TOKEN) == 7
+    assert blocks_within(bytes_for(7) - 1, 2, TOKEN) == 6
+    assert blocks_within(1000, 2, TOKEN) == 0
+
+
+def test_the_default_is_half_of_what_a_cpu_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emailrl.policy.size.available_memory", lambda: 1000)
+    assert default_budget(torch.device("cpu")) == 500
+
+
+def test_the_default_on_a_gpu_counts_what_torch_keeps_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 2000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 500)
+    assert default_budget(torch.device("cuda")) == 800  # 80 % of 600 + 900 - 500
+
+
+def test_blocks_are_taken_shared_and_given_back() -> None:
+    cache = BlockCache(1, 1)
+    cache.most = 4
+    one: list[int] = []
+    other: list[int] = []
+    assert cache.is_empty
+    assert cache.extend(one, 65)
+    assert one == [1, 2, 3] and not cache.is_empty
+    assert not cache.extend(other, 33) and other == []  # two blocks; one is left
+    assert not cache.extend(other, 32, spare=1) and other == []
+    cache.share(one[:2], other)
+    assert cache.extend(other, 96) and other == [1, 2, 4]
+    assert cache.users == [0, 2, 2, 1, 1]
+    cache.release(one, keep=1)
+    assert one == [1] and cache.users == [0, 2, 1, 0, 1]
+    assert not cache.extend(one, 96)  # its third block is free, the second still in use
+    cache.release(other)
+    assert other == [] and cache.users == [0, 1, 0, 0, 0]
+    assert cache.extend(one, 128) and sorted(one) == [1, 2, 3, 4]
+
+
+def test_rows_of_about_one_length_are_gathered_together() -> None:
+    # On a CPU up to 1,024 tokens, 32 blocks, and one block of padding.
+    assert groups_of([10, 10, 11, 12, 40], on_cpu=True) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert groups_of([16, 16, 16], on_cpu=True) == [slice(0, 2), slice(2, 3)]
+    assert groups_of([3], on_cpu=True) == [slice(0, 1)]
+    # On a GPU up to 8,192 tokens of padding, 256 blocks.
+    assert groups_of([100, 200, 250], on_cpu=False) == [slice(0, 3)]  # 150 + 50
+    assert groups_of([100, 200, 250, 270], on_cpu=False) == [slice(0, 3), slice(3, 4)]  # 170 + 70 + 20
+
+
+LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
+"""With up to 100 sampled tokens the longest needs 200: 7 blocks."""
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
+    """A model that says more: only id 39 stops it."""
+    return make_model(eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Qwen3ForCausalLM) -> list[Completion]:
+    """Conversations sampled one by one, with all the memory they like."""
+    return TransformersEngine(model, [39], max_rows=1).generate(requests(*LENGTHS))
+
+
+@settings(max_examples=8, deadline=None)
+@given(blocks=st.integers(7, 40), rows=st.integers(1, 8), seed=st.integers(0, 9))
+def test_what_is_sampled_does_not_depend_on_the_budget(
+    model: Qwen3ForCausalLM, alone: list[Completion], blocks: int, rows: int, seed: int
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=rows, cache_bytes=bytes_for(blocks))
+    order = random.Random(seed).sample(range(len(LENGTHS)), len(LENGTHS))
+    asked = requests(*LENGTHS)
+    done = engine.generate([asked[i] for i in order])
+    same(done, [alone[i] for i in order])
+
+
+def test_where_the_cache_is_full_the_latest_wait_and_go_on(
+    model: Qwen3ForCausalLM,
+    alone: list[Completion],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8, cache_bytes=bytes_for(12))
+    together: list[list[str]] = []
+    original = engine._step
+
+    def watched() -> list[tuple[module.Conversation, str]]:
+        together.append([row.request.trajectory_id for row in engine._schedule.running])
+        return original()
+
+    monkeypatch.setattr(engine, "_step", watched)
+    same(engine.generate(requests(*LENGTHS)), alone)
+    # 70, 5 and 33 tokens take 3 + 1 + 2 of 12 blocks; 100 tokens would take 4 more, and leave too few for the three.
+    assert together[0] == ["0", "1", "2"]
+    seen = {who: [i for i, ids in enumerate(together) if str(who) in ids] for who in range(8)}
+    assert all(len(steps) == len(alone[who].token_ids) for who, steps in seen.items())  # no token sampled twice
+    paused = [who for who, steps in seen.items() if steps[-1] - steps[0] >= len(steps)]
+    assert paused and 0 not in paused
+    assert [steps[0] for steps in seen.values()] == sorted(steps[0] for steps in seen.values())  # nobody overtakes
+    assert capsys.readouterr().err.count("The key-value cache is full") == 1
+
+
+def counted_peak(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of the cache's tensors, at every moment when one of them grows, the old one and the new."""
+    peaks = [0]
+
+    def held() -> int:
+        layers = [layer for layer in engine._cache.layers if layer.is_initialized]
+        return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+
+    def growing(self: _BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
+        grown = original(self, tensor)
+        peaks.append(held() + grown.nbytes)
+        return grown
+
+    original = _BlockLayer._grown
+    place = engine._cache.place
+
+    def placing(*args: object, **kwargs: object) -> torch.Tensor:
+        peaks.append(held())
+        return place(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_BlockLayer, "_grown", growing)
+    monkeypatch.setattr(engine._cache, "place", placing)
+    return peaks
+
+
+def test_one_long_trajectory_takes_no_more_than_it_holds(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [*requests(*[10] * 7, max_tokens=20), Request("long", SamplingParams(60), prompt(9, 180), seed=9)]
+    engine = TransformersEngine(model, [39], max_rows=8)
+    peaks = counted_peak(engine, monkeypatch)
+    unbounded = engine.generate(asked)
+    longest = max(180 + len(unbounded[-1].token_ids), 181)
+    # Seven of at most 30 tokens, one block each; the long one; block 0; half as much again where it grew.
+    blocks = 7 + blocks_of(longest) + 1
+    assert 0 < max(peaks) <= 1.5 * blocks * BLOCK * TOKEN * 5 / 4
+    assert max(peaks) < 8 * longest * TOKEN / 2  # what slots as long as the longest would take, by far
+
+    budget = bytes_for(9)
+    tight = TransformersEngine(model, [39], max_rows=8, cache_bytes=budget)
+    peaks = counted_peak(tight, monkeypatch)
+    same(tight.generate(asked), unbounded)
+    assert 0.6 * budget < max(peaks) <= budget
+
+
+def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    engine.generate([Request(str(i), SamplingParams(4), prompt(0, 100), seed=i) for i in range(6)])
+    # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
+    assert sorted(users for users in engine._cache.users if users) == [1] * 6 + [6] * 3
+    engine.load_adapter(None, "v2")
+    assert not any(engine._cache.users)
+
+
+def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4)
+    first, second = (Request(name, SamplingParams(4), prompt(0, 70), seed=i) for i, name in enumerate("ab"))
+    engine.generate([first, second])
+    changed = prompt(0, 70)
+    changed[10] = (changed[10] - 1) % 38 + 2
+    engine.generate([Request("a", SamplingParams(4), changed)])
+    again = Request("b", SamplingParams(8), prompt(0, 70) + [7, 8], seed=5)
+    same(engine.generate([again]), TransformersEngine(model, [39], max_rows=1).generate([again]))
+
+
+def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4, cache_bytes=bytes_for(2))
+    with pytest.raises(EmailRLError, match=r"prompt of 64 tokens .* 2.9e-05 GiB hold 64") as caught:
+        engine.generate(requests(10, 64))
+    assert caught.value.hint is not None and "KV_CACHE_GIB" in caught.value.hint
+    assert len(engine.generate(requests(10, 63, max_tokens=3))[1].token_ids) == 1  # room for one
+
+
+def test_what_outgrows_the_whole_cache_is_truncated_and_said(
+    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4, cache_bytes=bytes_for(2))
+    ended: list[Completion] = []
+
+    def advance(completion: Completion) -> Request | None:
+        ended.append(completion)
+        return Request("0", SamplingParams(2), prompt(0, 80)) if len(ended) == 1 else None
+
+    engine.generate(requests(50, max_tokens=60, temperature=0), advance)
+    assert [(len(one.token_ids), one.finish_reason) for one in ended] == [(14, "length"), (0, "length")]
+    said = capsys.readouterr().err
+    assert said.count("truncated at 64 tokens") == 1 and "KV_CACHE_GIB" in said and "MAX_MODEL_LEN=64" in said
+    within = TransformersEngine(model, [39], max_rows=4, max_model_len=64, cache_bytes=bytes_for(2))
+    assert sampled(within.generate(requests(50, max_tokens=60, temperature=0))) == [ended[0].token_ids]
+    assert capsys.readouterr().err == ""  # the context window's own end needs no word
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Make steps over more than so many rows run out of memory, at the worst moment: when numbers have been drawn."""
+
+    def bound(rows: int) -> None:
+        def failing(*args: object) -> object:
+            drawn = sample(*args)  # type: ignore[arg-type]
+            if len(drawn[0]) > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return drawn
+
+        sample = module.sample
+        monkeypatch.setattr(module, "sample", failing)
+
+    yield bound
+
+
+def test_out_of_memory_samples_fewer_at_once_and_goes_on(
+    model: Qwen3ForCausalLM,
+    alone: list[Completion],
+    small_memory: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    small_memory(3)
+    same(engine.generate(requests(*LENGTHS)), alone)
+    said = capsys.readouterr().err
+    assert "with 8 trajectories at once: from now on 4" in said and "with 4 trajectories at once: from now on 2" in said
+    assert "MAX_BATCH_TRAJECTORIES" in said and "KV_CACHE_GIB" in said
+    same(engine.generate(requests(*LENGTHS)), alone)
+    assert capsys.readouterr().err == ""  # it stays at what fits
+
+
+def test_out_of_memory_with_one_trajectory_is_an_error(
+    model: Qwen3ForCausalLM, small_memory: Callable[[int], None]
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    small_memory(0)
+    with pytest.raises(EmailRLError, match="one trajectory of 9 tokens") as caught:
+        engine.generate(requests(9, 9))
+    assert caught.value.hint is not None and "MAX_MODEL_LEN" in caught.value.hint
+
+
+def test_an_out_of_memory_later_on_loses_no_number(
+    model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(model, [39], max_rows=8)
+    sample, steps = module.sample, []
+
+    def failing(*args: object) -> object:
+        steps.append(1)
+        drawn = sample(*args)  # type: ignore[arg-type]
+        if len(steps) in (5, 9):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return drawn
+
+    monkeypatch.setattr(module, "sample", failing)
+    same(engine.generate(requests(*LENGTHS)), alone)
