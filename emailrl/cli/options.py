@@ -28,7 +28,8 @@ Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, transformers, vllm or openai.")]
 Environment = Annotated[str | None, typer.Option("--environment", help="mail, module:attribute or path.py:attribute.")]
 Reward = Annotated[
-    str | None, typer.Option("--reward", help="art_e, simple, module:attribute, path.py:attribute or http(s)://…")
+    str | None,
+    typer.Option("--reward", help="art_e, simple, heuristic, module:attribute, path.py:attribute or http(s)://…"),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]

@@ -171,7 +171,7 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
         "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
         "Reward": f"{trajectory.reward:.4f}",
-        "Took": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turns",
+        "Took": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}",
     }
     if note is not None and (advantage := _advantage(note)):
         rows["Advantage"] = advantage

@@ -157,7 +157,8 @@ class AgentSettings(Section):
 
 class RewardSettings(Section):
     reward: str = "art_e"
-    """A named reward: art_e, simple (1 if right), or your own: `module:attribute`, path.py:attribute, http(s)://…"""
+    """A named reward (docs/rewards.md): art_e, simple, heuristic, or your own: `module:attribute`, path.py:attribute,
+    http(s)://…"""
     reward_batch_size: Positive = 32
     """Trajectories in one request to a reward's server."""
     reward_timeout: Annotated[float, Field(gt=0)] = 180
