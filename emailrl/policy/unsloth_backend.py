@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import warnings
 from contextlib import redirect_stdout
 from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -29,6 +30,9 @@ from emailrl.settings import Settings
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The model types that Unsloth's LoRA kernels and ``unpatched`` both know."""
+
+ADDED = ("peft_config", "_saved_temp_tokenizer")
+"""What PEFT and Unsloth leave on a base model beside methods."""
 
 
 def check_unsloth(settings: Settings) -> None:
@@ -57,7 +61,6 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     check_unsloth(settings)
     path = resolve_model(settings.model.name)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     config = load_config(settings.model.name, path)
     if config.model_type not in FAMILIES:
         raise EmailRLError(
@@ -67,9 +70,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
-            from unsloth import FastLanguageModel
-
-            model, _ = FastLanguageModel.from_pretrained(
+            model, _ = _unsloth().from_pretrained(
                 model_name=str(path),
                 use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
                 # Beyond the model's context it would scale the positions, below it cut off what is longer.
@@ -91,14 +92,23 @@ def prepare_unsloth(model: Any, settings: Settings) -> Any:
 
     Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs that lie in the host's memory.
     """
-    from unsloth import FastLanguageModel
-
     checkpointing = False if settings.training.gradient_checkpointing == "off" else "unsloth"
     try:
         with redirect_stdout(sys.stderr):
-            return FastLanguageModel.patch_peft_model(model, use_gradient_checkpointing=checkpointing)
+            return _unsloth().patch_peft_model(model, use_gradient_checkpointing=checkpointing)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise _does_not_load(settings.model.name, error) from error
+
+
+def _unsloth() -> Any:
+    """``FastLanguageModel``, without reports to Unsloth's makers and without a cache of code in the working folder."""
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(Path.home() / ".cache" / "unsloth_compiled_cache"))
+    with warnings.catch_warnings():
+        # What it patches at import are trainers that emailrl does not use.
+        warnings.filterwarnings("ignore", message=".*should be imported before")
+        from unsloth import FastLanguageModel
+    return FastLanguageModel
 
 
 def unpatched(model: Any) -> Any:
@@ -114,10 +124,10 @@ def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
     if isinstance(module, BaseTunerLayer):
         module = module.get_base_layer()
     twin = copy.copy(module)
-    # What Unsloth hangs on single modules: forwards with its kernels, and methods bound to the patched model.
-    added = [key for key, value in vars(twin).items() if isinstance(value, FunctionType | MethodType | partial)]
-    for key in (*added, *({"peft_config"} & vars(twin).keys())):
-        del vars(twin)[key]
+    # What Unsloth hangs on single modules: forwards with its kernels, methods bound to the patched model, notes.
+    for key, value in list(vars(twin).items()):
+        if isinstance(value, FunctionType | MethodType | partial) or key in ADDED or "unsloth" in key:
+            del vars(twin)[key]
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):
         vars(twin)[hooks] = type(vars(twin)[hooks])()
     vars(twin)["_modules"] = {}
