@@ -19,32 +19,39 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from emailrl.settings import Settings
     from emailrl.store.build import BuildReport
     from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
     from emailrl.store.writing import Progress as Report
 
 
+Where = Annotated[
+    str | None,
+    typer.Option("--source", help="hf (the Enron mails of ART-E), demo, or a path; its content tells its kind."),
+]
+Append = Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")]
+AllowTruncated = Annotated[
+    bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that parse beside this one; 0: none. By default one for each core, up to 4."),
+]
+Listed = Annotated[
+    bool, typer.Option("--verbose", "-v", help="List every message skipped or mended, and why, on stderr.")
+]
+
+
 def gen_db(
-    source: Annotated[
-        str | None, typer.Option(help="hf (the Enron mails of ART-E), demo, or a path; its content tells its kind.")
-    ] = None,
+    source: Where = None,
     db: Db = None,
     limit: Limit = None,
-    append: Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")] = False,
+    append: Append = False,
     overwrite: Overwrite = False,
-    allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that parse beside this one; 0: none. By default one for each core, up to 4."
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List every message skipped or mended, and why, on stderr.")
-    ] = False,
+    allow_truncated: AllowTruncated = False,
+    workers: Workers = None,
+    verbose: Listed = False,
     json: Json = False,
 ) -> None:
     """Build the searchable mail database from a mailbox.
@@ -70,21 +77,13 @@ def gen_db(
         report = existing_database(settings.db)
         print(f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew.", file=sys.stderr)
     elif settings.source == "demo":
-        from emailrl.scenarios.demo import questions_file, write_demo
-
-        report = write_demo(
-            settings.db, settings=settings, seed=everything.training.seed, overwrite=overwrite, append=append,
-            limit=limit,
-        )  # fmt: skip
-        _print_summary(report)
-        print(f"Questions: {questions_file(report.db)}", file=sys.stderr)
+        report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
     else:
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
-        opened = open_source(
-            settings.source, allow_truncated=allow_truncated, max_message_bytes=settings.max_message_bytes
-        )
+        most = settings.max_message_bytes
+        opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
         with _progress_bar(opened) as (progress, console):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
@@ -93,6 +92,19 @@ def gen_db(
         _print_summary(report)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
+    """Write the demo's database, and its questions beside it."""
+    from emailrl.scenarios.demo import questions_file, write_demo
+
+    report = write_demo(
+        settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=overwrite, append=append,
+        limit=limit,
+    )  # fmt: skip
+    _print_summary(report)
+    print(f"Questions: {questions_file(report.db)}", file=sys.stderr)
+    return report
 
 
 def existing_database(db: Path) -> BuildReport:

@@ -64,19 +64,12 @@ def gen_questions(
 
     if generator == "template" and (dry_run or yes or max_cost is not None or generator_model or generator_base_url):
         raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
-    settings = load_settings(
-        {
-            "db": db,
-            "seed": seed,
-            "allow_shared_inbox": allow_shared_inbox,
-            "generator_model": generator_model,
-            "generator_base_url": generator_base_url,
-        }
-    )
+    settings = load_settings({
+        "db": db, "seed": seed, "allow_shared_inbox": allow_shared_inbox, "generator_model": generator_model,
+        "generator_base_url": generator_base_url,
+    })  # fmt: skip
     database = settings.store.db
-    target = out or database.with_name(f"{database.stem}_questions.jsonl")
-    if target.exists() and not (overwrite or dry_run):
-        raise UsageError(f"{target} exists.", "Give another --out, or --overwrite.")
+    target = _target(out, database, may_exist=overwrite or dry_run)
     started = time.perf_counter()
     if generator == "template":
         scenarios = _by_template(settings, inbox or [], limit)
@@ -93,6 +86,13 @@ def gen_questions(
     _print_summary(scenarios, target, seconds)
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
+
+
+def _target(out: Path | None, database: Path, *, may_exist: bool) -> Path:
+    target = out or database.with_name(f"{database.stem}_questions.jsonl")
+    if target.exists() and not may_exist:
+        raise UsageError(f"{target} exists.", "Give another --out, or --overwrite.")
+    return target
 
 
 def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:

@@ -50,31 +50,18 @@ def rollout(
       emailrl rollout --model nano --group-size 6 --temperature 1 --split train
       emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
     """
-    from emailrl.evaluation import Evaluation, total_cost
+    from emailrl.evaluation import Evaluation
     from emailrl.settings import load_settings
 
-    settings = load_settings(
-        {
-            "model_name": model,
-            "engine": engine,
-            "reward": reward,
-            "environment": environment,
-            "db": db,
-            "questions": questions,
-            "temperature": temperature,
-            "seed": seed,
-        }
-    )
+    settings = load_settings({
+        "model_name": model, "engine": engine, "reward": reward, "environment": environment, "db": db,
+        "questions": questions, "temperature": temperature, "seed": seed,
+    })  # fmt: skip
     adapter = None
     if checkpoint is not None:
-        if settings.agent.engine == "openai":
-            raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
         settings, adapter = _with_adapter(settings, checkpoint, model)
     target = _target(out, settings.output.output_dir.parent / "rollouts", overwrite=overwrite)
-    scenarios, notes = _scenarios(settings, split, num_scenarios)
-    console = progress_console()
-    for note in notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    scenarios = _scenarios(settings, split, num_scenarios)
     collector = _collector(settings, adapter)
     with closing(collector.engine):
         ended, seconds = _play(collector, scenarios, group_size, split, target)
@@ -83,17 +70,21 @@ def rollout(
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
     if json:
-        print_json(
-            {
-                "out": target,
-                "num_trajectories": len(ended),
-                "mean_reward": result.reward,
-                "accuracy": result.accuracy,
-                "exceptions": result.exceptions,
-                "cost": total_cost(ended),
-                "seconds": seconds,
-            }
-        )
+        print_json(_record(result, target, seconds))
+
+
+def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, object]:
+    from emailrl.evaluation import total_cost
+
+    return {
+        "out": target,
+        "num_trajectories": len(result.trajectories),
+        "mean_reward": result.reward,
+        "accuracy": result.accuracy,
+        "exceptions": result.exceptions,
+        "cost": total_cost(result.trajectories),
+        "seconds": seconds,
+    }
 
 
 def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
@@ -115,8 +106,8 @@ def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
     return out
 
 
-def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenario], list[str]]:
-    """The questions, and what a table made from them must say. Nothing is compared, so inboxes may be shared."""
+def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
+    """The questions; what a table made from them must say is told. Nothing is compared, so inboxes may be shared."""
     from emailrl.scenarios import coverage_notes, load_scenario_set
 
     if split not in ("train", "val", "test", "all"):
@@ -129,7 +120,10 @@ def _scenarios(settings: Settings, split: str, limit: int) -> tuple[list[Scenari
         data=settings.data,
         check_inboxes=False,
     )
-    return chosen.scenarios, [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
+    console = progress_console()
+    for note in (*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)):
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    return chosen.scenarios
 
 
 def _with_adapter(settings: Settings, checkpoint: str, model: str | None) -> tuple[Settings, Adapter]:
@@ -137,6 +131,8 @@ def _with_adapter(settings: Settings, checkpoint: str, model: str | None) -> tup
     from emailrl.policy.adapter import find_adapter
     from emailrl.policy.resolve import same_base
 
+    if settings.agent.engine == "openai":
+        raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
     adapter = find_adapter(checkpoint, settings.output.output_dir)
     if model is not None and not same_base(model, adapter.base_model):
         raise UsageError(f"{adapter.path} was trained from {adapter.base_model}, not from {model}.", "Omit --model.")
@@ -197,6 +193,8 @@ def _play(
                 scenarios, group_size, step=0, seed=collector.settings.training.seed, split_label=split, progress=note
             )
         except KeyboardInterrupt:
+            if not ended:  # a file that was to be replaced stays
+                raise
             collector.scorer.score(ended)
             write_trajectories(target, ended)
             bar.console.print(f"{len(ended)} ended trajectories kept in {target}", markup=False, soft_wrap=True)

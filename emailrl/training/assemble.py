@@ -55,9 +55,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     data = load_data(settings)
     data.notes += restored + said + advice(algorithm, settings)
     if checkpoint:
-        fingerprints = data.database_fingerprint, data.questions_fingerprint
-        changes = check_agrees(checkpoint, settings, *fingerprints)
-        data.notes += [f"changed since the checkpoint: {change}" for change in changes]
+        data.notes += _changes(checkpoint, settings, data)
     seed_generators(settings.training.seed)
     policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
     total = _total_steps(settings, mode, len(data.train))
@@ -78,27 +76,18 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
             tracker.say(header(settings, run_dir=directory, **sizes))
             tracker.say("\n".join(f"Note: {note}" for note in data.notes))
             yield Run(
-                settings=settings,
-                mode=mode,
-                algorithm=algorithm,
-                data=data,
-                run_id=run_id,
-                parent=_parent(checkpoint),
-                directory=directory,
-                state=state,
-                policy=policy,
-                engine=engine,
-                collector=collector,
-                evaluator=evaluator,
-                updater=updater,
-                tracker=tracker,
-                interrupts=Interrupts(tracker.say),
-                filter=wanted,
-                total_steps=total,
-                epochs=_epochs(settings, mode),
-                snapshot=take_snapshot(state),
-                saved_step=state.step if checkpoint else None,
-            )
+                settings=settings, mode=mode, algorithm=algorithm, data=data, run_id=run_id,
+                parent=_parent(checkpoint), directory=directory, state=state, policy=policy, engine=engine,
+                collector=collector, evaluator=evaluator, updater=updater, tracker=tracker,
+                interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total, epochs=_epochs(settings, mode),
+                snapshot=take_snapshot(state), saved_step=state.step if checkpoint else None,
+            )  # fmt: skip
+
+
+def _changes(checkpoint: Checkpoint, settings: Settings, data: Data) -> list[str]:
+    """What is no longer as it was when the checkpoint was written; UsageError where a run cannot go on so."""
+    changes = check_agrees(checkpoint, settings, data.database_fingerprint, data.questions_fingerprint)
+    return [f"changed since the checkpoint: {change}" for change in changes]
 
 
 def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
