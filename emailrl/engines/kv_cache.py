@@ -8,14 +8,19 @@ side by side, copied for one layer at a time; the caller's mask hides what lies 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from emailrl.engines.budget import BLOCK, GROWTH, blocks_of
 
+Table: TypeAlias = "array[int]"
+"""The blocks of a conversation, in order; a buffer, since a step over long conversations reads ten thousand of them."""
 Gathered = Iterator[Tensor]
 """Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with a window of its own."""
 
@@ -23,6 +28,11 @@ PADDING = {"cpu": 32, "cuda": 8192}
 """Rows are gathered together while that pads with no more tokens than this: so many cost as much as one more call."""
 TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
 """Most tokens gathered together: on a CPU what its cache holds until attention reads it."""
+
+
+def new_table() -> Table:
+    """A table without blocks."""
+    return array("q")
 
 
 class Filled(Exception):
@@ -61,7 +71,7 @@ class BlockCache(Cache):
         """Blocks that are in tables."""
         return len(self.users) - 1 - len(self._free)
 
-    def extend(self, table: list[int], tokens: int, spare: int = 0) -> bool:
+    def extend(self, table: Table, tokens: int, spare: int = 0) -> bool:
         """Let a table reach so many tokens; False, and nothing taken, where fewer than ``spare`` blocks were left."""
         missing = blocks_of(tokens) - len(table)
         if missing <= 0:
@@ -76,13 +86,13 @@ class BlockCache(Cache):
         self.share([self._free.pop() for _ in range(missing)], table)
         return True
 
-    def share(self, blocks: list[int], table: list[int]) -> None:
+    def share(self, blocks: Sequence[int], table: Table) -> None:
         """Let a table go on with blocks that may be in others too: nobody may write to those any more."""
         for block in blocks:
             self.users[block] += 1
-        table += blocks
+        table.extend(blocks)
 
-    def release(self, table: list[int], keep: int = 0) -> None:
+    def release(self, table: Table, keep: int = 0) -> None:
         """Take back all blocks of a table but the first ``keep``."""
         for block in reversed(table[keep:]):
             self.users[block] -= 1
@@ -91,7 +101,7 @@ class BlockCache(Cache):
         del table[keep:]
 
     def place(
-        self, tables: Sequence[list[int]], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
+        self, tables: Sequence[Table], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
     ) -> Tensor:
         """Say where the next forward pass writes: rows of ``new`` tokens that begin at ``starts``, which rise.
 
@@ -100,9 +110,11 @@ class BlockCache(Cache):
         for layer in self._block_layers():
             layer.grow()
         widths = [blocks_of(start + new) for start in starts]
-        padded = [table[: widths[-1]] + [0] * (widths[-1] - len(table)) for table in tables]
+        padded = np.zeros((len(tables), widths[-1]), dtype=np.int64)
+        for row, table in enumerate(tables):
+            padded[row, : len(table)] = table[: widths[-1]]
         heads = torch.arange(self.kv_heads, device=device)[:, None]
-        blocks = torch.tensor(padded, device=device)[:, None] * self.kv_heads + heads  # [rows, kv_heads, width]
+        blocks = torch.from_numpy(padded).to(device)[:, None] * self.kv_heads + heads  # [rows, kv_heads, width]
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         self.window = widths[-1] * BLOCK
         at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.budget import BLOCK
-from emailrl.engines.kv_cache import BlockCache
+from emailrl.engines.kv_cache import BlockCache, Table, new_table
 from emailrl.engines.sampling import Uniforms
 
 
@@ -19,7 +19,7 @@ class Conversation:
     request: Request
     tokens: list[int] = field(init=False)
     """Prompt and sampled tokens; the last one has yet to be read by the model."""
-    blocks: list[int] = field(default_factory=list)
+    blocks: Table = field(default_factory=new_table)
     """Where its keys and values lie in the cache, in order."""
     held: int = 0
     """The first ``held`` tokens have their keys and values in the blocks, once ``source`` has read as many."""
@@ -150,7 +150,7 @@ class Schedule:
             same = _blocks_alike(conversation, before)
             self.cache.release(before.blocks, keep=same)
             conversation.held = same * BLOCK
-        conversation.blocks, before.blocks = before.blocks, []
+        conversation.blocks, before.blocks = before.blocks, new_table()
 
     def _share_beginning(self, conversation: Conversation) -> None:
         """Begin with the blocks of whoever has most of them in common."""

@@ -14,7 +14,8 @@ from transformers import Qwen3ForCausalLM
 from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, token_bytes_of
-from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of
+from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of, new_table
+from emailrl.engines.schedule import Conversation
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
 
@@ -75,21 +76,20 @@ def test_the_default_on_a_gpu_counts_what_torch_keeps_as_free(monkeypatch: pytes
 def test_blocks_are_taken_shared_and_given_back() -> None:
     cache = BlockCache(1, 1)
     cache.most = 4
-    one: list[int] = []
-    other: list[int] = []
+    one, other = new_table(), new_table()
     assert cache.is_empty
     assert cache.extend(one, 65)
-    assert one == [1, 2, 3] and not cache.is_empty
-    assert not cache.extend(other, 33) and other == []  # two blocks; one is left
-    assert not cache.extend(other, 32, spare=1) and other == []
+    assert list(one) == [1, 2, 3] and not cache.is_empty
+    assert not cache.extend(other, 33) and not other  # two blocks; one is left
+    assert not cache.extend(other, 32, spare=1) and not other
     cache.share(one[:2], other)
-    assert cache.extend(other, 96) and other == [1, 2, 4]
+    assert cache.extend(other, 96) and list(other) == [1, 2, 4]
     assert cache.users == [0, 2, 2, 1, 1]
     cache.release(one, keep=1)
-    assert one == [1] and cache.users == [0, 2, 1, 0, 1]
+    assert list(one) == [1] and cache.users == [0, 2, 1, 0, 1]
     assert not cache.extend(one, 96)  # its third block is free, the second still in use
     cache.release(other)
-    assert other == [] and cache.users == [0, 1, 0, 0, 0]
+    assert not other and cache.users == [0, 1, 0, 0, 0]
     assert cache.extend(one, 128) and sorted(one) == [1, 2, 3, 4]
 
 
@@ -141,7 +141,7 @@ def test_where_the_cache_is_full_the_latest_wait_and_go_on(
     together: list[list[str]] = []
     original = engine._step
 
-    def watched() -> list[tuple[module.Conversation, str]]:
+    def watched() -> list[tuple[Conversation, str]]:
         together.append([row.request.trajectory_id for row in engine._schedule.running])
         return original()
 
@@ -218,7 +218,7 @@ def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausal
     changed = prompt(0, 70)
     changed[10] = (changed[10] - 1) % 38 + 2
     engine.generate([Request("a", SamplingParams(4), changed)])
-    again = Request("b", SamplingParams(8), prompt(0, 70) + [7, 8], seed=5)
+    again = Request("b", SamplingParams(8), [*prompt(0, 70), 7, 8], seed=5)
     same(engine.generate([again]), TransformersEngine(model, [39], max_rows=1).generate([again]))
 
 
