@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Engine, Environment, Json, Limit, Overwrite, Questions, Reward
+from emailrl.cli.options import (
+    AllowSharedInbox,
+    Db,
+    Engine,
+    Environment,
+    Json,
+    Limit,
+    Overwrite,
+    Questions,
+    Reward,
+    path_option,
+)
 from emailrl.cli.output import print_json, progress_console
 from emailrl.environment.rubric import Rubric
 
@@ -39,7 +50,7 @@ def benchmark(
     sequential: Annotated[
         bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for results.json, CSVs and trajectories.")] = None,
+    out: Annotated[Path | None, path_option("--out", help="Folder for results.json, CSVs and trajectories.")] = None,
     questions: Questions = None,
     db: Db = None,
     allow_shared_inbox: AllowSharedInbox = None,

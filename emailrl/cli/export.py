@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from emailrl.cli.options import Checkpoint, Json, Overwrite
+from emailrl.cli.options import Checkpoint, Json, Overwrite, path_option
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def export(
     checkpoint: Checkpoint = None,
     format: Annotated[str, typer.Option("--format", help="adapter, or merged weights.")] = "adapter",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; none: exports/ beside the runs.")] = None,
+    out: Annotated[Path | None, path_option("--out", help="Folder to write; none: exports/ beside the runs.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed
+from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, path_option
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
 
@@ -22,7 +22,7 @@ ASK_ABOVE = 1.0
 
 def gen_questions(
     db: Db = None,
-    out: Annotated[Path | None, typer.Option(help="JSONL to write; default: beside the database.")] = None,
+    out: Annotated[Path | None, path_option("--out", help="JSONL to write; default: beside the database.")] = None,
     generator: Annotated[
         Literal["template", "llm"], typer.Option(help="template: no model, provable answers; llm: a model writes them.")
     ] = "template",

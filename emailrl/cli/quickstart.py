@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Json, Overwrite
+from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import one_line, print_json, progress_console
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def quickstart(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps at most.")] = 15,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder that keeps everything; by default quickstart, or the next free."),
+        path_option("--out", help="Folder that keeps everything; by default quickstart, or the next free."),
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,

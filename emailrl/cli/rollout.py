@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Checkpoint, Db, Engine, Environment, Json, Model, Overwrite, Questions, Reward, Seed
+from emailrl.cli.options import (
+    Checkpoint,
+    Db,
+    Engine,
+    Environment,
+    Json,
+    Model,
+    Overwrite,
+    Questions,
+    Reward,
+    Seed,
+    path_option,
+)
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import EmailRLError, UsageError
 
@@ -29,7 +41,9 @@ def rollout(
     num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="JSONL to write; none: the next in outputs/rollouts/.")] = None,
+    out: Annotated[
+        Path | None, path_option("--out", help="JSONL to write; none: the next in outputs/rollouts/.")
+    ] = None,
     questions: Questions = None,
     db: Db = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,

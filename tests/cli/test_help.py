@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from emailrl.cli.app import app
 
@@ -58,6 +59,7 @@ def test_no_help_loads_a_heavy_module() -> None:
 import json, sys
 from emailrl.cli.app import app
 import typer.main
+from typer.testing import CliRunner
 def walk(command, path=()):
     yield path
     for name, child in getattr(command, "commands", {}).items():
@@ -84,3 +86,15 @@ def processor_seconds(command: list[str]) -> float:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("option", ["--db", "--questions", "--out", "--output-dir"])
+def test_no_file_or_folder_is_named_by_an_empty_text(option: str) -> None:
+    # As a path it would be the folder one happens to be in.
+    takers = [path for path, command in ALL.items() if any(option in param.opts for param in command.params)]
+    for path in takers:
+        if path == ("warm-start",) and option == "--out":
+            continue  # the folder must not exist, and this one does
+        done = CliRunner().invoke(app, [*path, option, " "])
+        assert done.exit_code == 2 and "is empty; name a file or folder" in done.output, path
+    assert takers
