@@ -38,6 +38,8 @@ class Layout:
     """Attention with its whole matrix of scores."""
     on_gpu: bool = True
     fused_head: bool = True
+    shares: bool = False
+    """Whether what samples begin with alike is computed once."""
 
 
 def kept_bytes(shape: Shape, layout: Layout, kept: Kept, longest: int = 0) -> int:

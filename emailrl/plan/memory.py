@@ -129,6 +129,7 @@ def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
         eager=model.attn_implementation == "eager",
         on_gpu=device.is_gpu,
         fused_head=layers == "fused" and not settings.algorithm.entropy_coef,
+        shares=packs and training.prefix_sharing and not settings.lora.lora_dropout and layers != "unsloth",
     )
 
 

@@ -22,18 +22,23 @@ Curve = tuple[tuple[int, float], ...]
 REACHED: Final[dict[str, Curve]] = {
     # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B, 4B and 14B.
     "fused": ((1024, 0.31), (2560, 0.49), (5120, 0.63)),
-    "unsloth": ((1024, 0.28), (2560, 0.48)),
-    "transformers": ((1024, 0.11), (2560, 0.26)),
+    "unsloth": ((1024, 0.28), (2560, 0.48), (5120, 0.62)),
+    "transformers": ((1024, 0.11), (2560, 0.26), (5120, 0.39)),
 }
 """Share of a GPU's FLOP/s that training reaches by the model's hidden size; beyond its ends a curve goes on level."""
 ON_CPU: Final = 0.5
+PROMPT_SHARE: Final = 0.2
+"""Share of a trajectory that is the prompt of its group, as in ``tests/gpu/bench_train_step.py``."""
+GAIN: Final = 0.55
+"""Share of such tokens' time that computing them once spares; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
 LAUNCH: Final = 4e-3
 """Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
 READ: Final = 0.3
 """Share of FLOP/s that reading prompts reaches. Assumed."""
-PER_LAYER: Final = {"vllm": 0.23e-3, "eager": 1.25e-3, "transformers": 1.5e-3}
+PER_LAYER: Final = {"vllm": 0.33e-3, "eager": 1.4e-3, "transformers": 1.5e-3}
 """Seconds that a layer takes at least for one token of every running trajectory, on a GPU, LoRA included: vLLM with and
-without CUDA graphs as measured with the 0.6B shape, transformers assumed."""
+without CUDA graphs as in ``tests/gpu/bench_sampling.py`` with the 0.6B shape, waits between turns included;
+transformers assumed."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7
 """Share of the bandwidth that reading weights and cache reaches. Assumed."""
@@ -67,12 +72,13 @@ def plan_seconds(
     layout = memory.layout
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
-    train = training_flops(shape, layout, memory.kept, tokens) / speed
+    spared = 1 - GAIN * prefix_share(settings, memory, tokens)
+    train = spared * training_flops(shape, layout, memory.kept, tokens) / speed
     if layout.layers == "fused":
         together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
         batches = math.ceil(tokens.trajectories / together)
         train = max(train, batches * shape.layers * LAUNCH)
-    score = scoring_passes(settings) * forward_flops(shape, tokens) / speed
+    score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
     samplers = samplers_of(settings, num_gpus)
     rollout = _sampling_seconds(shape, settings, device, tokens, memory, tokens.trajectories, samplers)
     evaluation = _sampling_seconds(shape, settings, device, tokens, memory, tokens.eval_trajectories, samplers)
@@ -90,6 +96,15 @@ def reached(shape: Shape, layout: Layout) -> float:
         if shape.hidden <= right:
             return low + (high - low) * math.log(shape.hidden / left) / math.log(right / left)
     return curve[-1][1]
+
+
+def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
+    """Share of a step's tokens that samples of one micro-batch begin with alike: the prompt of a group."""
+    if not memory.layout.shares:
+        return 0.0
+    alike = 1 - tokens.trainable_share if settings.training.mode == "simple" else PROMPT_SHARE
+    together = min(settings.training.num_generations, memory.micro_batch_tokens / tokens.per_trajectory)
+    return alike * max(1 - 1 / together, 0.0)
 
 
 def training_flops(shape: Shape, layout: Layout, kept: Kept, tokens: Tokens) -> float:

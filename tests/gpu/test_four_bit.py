@@ -37,9 +37,11 @@ for bits in (16, 4):
     logprobs = torch.tensor([seen[one.trajectory_id][t] for one in samples for t, on in enumerate(one.loss_mask) if on])
     lengths = [len(one.token_ids) for one in samples]
     share = sum(one.num_trainable for one in samples) / sum(lengths)
+    largest = max(batch.num_tokens for batch in updater.scorer.micro_batches(samples))
     found[bits] = {
         "kind": kind, "norms": norms, "peak": torch.cuda.max_memory_allocated(), "mean": float(logprobs.mean()),
         "std": float(logprobs.std()), "lengths": lengths, "share": share,
+        "largest": largest,
     }
     if bits == 16:
         first = logprobs
@@ -67,6 +69,7 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
         values = {
             "model_name": str(larger_model), "dtype": "bf16", "load_in_4bit": bits == "4", "lora_rank": 16,
             "lora_dropout": 0.0, "fused_layers": bits == "4", "per_device_train_batch_size": 3, "num_generations": 4,
+            "max_tokens_per_micro_batch": one["largest"],
         }  # fmt: skip
         made = make_plan(
             load_settings(values, environ={}, cwd=tmp_path), this_machine(),

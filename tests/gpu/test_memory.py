@@ -63,9 +63,9 @@ def watched(updater: Updater) -> list[str]:
 
 @pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("layers", ["fused", "transformers"])
-@pytest.mark.parametrize("share", [0.3, 0.97])
+@pytest.mark.parametrize("share", [0.3, 0.7])
 def test_memory_that_runs_out(model: Path, report: Report, layers: str, share: float) -> None:
-    """Weights after two steps are those of a run with memory to spare; the second step runs out no more."""
+    """Weights after three steps are those of a run with memory to spare; the third runs out no more."""
     samples = make_samples(48, 600, 1300)
     plain = {"dtype": "fp32", "gradient_checkpointing": "off", "fused_layers": layers == "fused"}
     rich = make_updater(model, **plain, max_tokens_per_micro_batch=SAFE)
@@ -76,13 +76,14 @@ def test_memory_that_runs_out(model: Path, report: Report, layers: str, share: f
     assert most > 2 * least
     places = watched(poor)
     limit_memory(least + share * (most - least))
-    halved = [poor.step(samples, step=step)["micro_batches_halved"] for step in (1, 2)]
+    halved = [poor.step(samples, step=step)["micro_batches_halved"] for step in (1, 2, 3)]
     limit_memory(torch.cuda.get_device_properties(0).total_memory)
-    rich.step(samples, step=2)
+    for step in (2, 3):
+        rich.step(samples, step=step)
     gap = distance(moved(start, weights(poor)), moved(start, weights(rich)))
     report(f"{most / 2**20:.0f} MiB wanted, {(least + share * (most - least)) / 2**20:.0f} allowed: ran out in"
            f" {', '.join(places)}; halved {halved}, updates differ by {gap:.1e}")  # fmt: skip
-    assert halved[0] == len(places) > 0 and halved[1] == 0
+    assert sum(halved) == len(places) > 0 and halved[2] == 0
     assert poor.scorer.max_tokens < WHOLE
     assert gap < 1e-4
     for one, other in zip(weights(poor), weights(rich), strict=True):
