@@ -153,7 +153,7 @@ class Schedule:
         conversation.blocks, before.blocks = before.blocks, new_table()
 
     def _share_beginning(self, conversation: Conversation) -> None:
-        """Begin with the blocks of whoever has most of them in common."""
+        """Begin with the blocks of whoever has most of them in common: of several the first, who fills them itself."""
         same, source = 0, None
         for other in (*self.running, *self.kept.values()):
             if (longer := _blocks_alike(conversation, other, same)) > same:

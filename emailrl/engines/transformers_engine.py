@@ -73,6 +73,7 @@ class TransformersEngine:
         self.adapter_sha256: str | None = None
         self._cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
+        self._budget = 0
         self._schedule = Schedule(self._cache, max_rows)
         self._told: set[str] = set()
         device = device_of(model).type
@@ -169,7 +170,7 @@ class TransformersEngine:
         """
         try:
             if self._schedule.make_room():
-                self._tell("The key-value cache is full: trajectories wait, and are read again. Raise KV_CACHE_GIB.")
+                self._tell("The key-value cache is full: the latest trajectories wait and are read again (KV_CACHE_GIB).")
             self._read_prompts()
             return self._step()
         except torch.OutOfMemoryError:
