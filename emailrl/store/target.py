@@ -19,7 +19,7 @@ from emailrl.disk import sync
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.connection import OTHER_FILE, check_header, database_fingerprint
 
-_LEFT = r"\.(?:building|staging)-(\d+)(?:-journal)?"
+_LEFT = r"\.(?:building|staging)-\d+(?:-journal)?"
 """What follows the target's name in those of a build's own files: the process, and SQLite's journal of one."""
 
 
@@ -161,12 +161,11 @@ def _lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _files_beside(db: Path) -> Iterator[tuple[Path, Path]]:
-    """Two empty files to build in; those of builds that died are removed."""
+    """Two empty files to build in; any others are of builds that died, since this one holds the lock, and removed."""
     building, staging = (db.with_name(f"{db.name}.{part}-{os.getpid()}") for part in ("building", "staging"))
     with _errors_of(db):
         for path in list(db.parent.iterdir()):
-            left = re.fullmatch(re.escape(db.name) + _LEFT, path.name)
-            if left and not _is_running(int(left[1])):
+            if re.fullmatch(re.escape(db.name) + _LEFT, path.name):
                 path.unlink(missing_ok=True)
     try:
         with _errors_of(db):
@@ -177,13 +176,3 @@ def _files_beside(db: Path) -> Iterator[tuple[Path, Path]]:
         for path in (building, staging):
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True
