@@ -41,11 +41,12 @@ def gen_questions(
     """Make questions with known answers from any database that gen-db built.
 
     Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail; of three mailboxes
-    or two the largest is for training, one alone is all test. --allow-shared-inbox splits one or two by subject
-    instead, so that they can be trained on and tested (say it to train and benchmark too). The template
-    generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to the server of
-    GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped goes on where it
-    was.
+    or two the one that gives most questions is for training, one alone is all test. --allow-shared-inbox splits one or
+    two by subject instead, so that they can be trained on and tested (say it to train and benchmark too).
+
+    The template generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to
+    the server of GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped
+    goes on where it was.
 
     Examples:
 

@@ -1,8 +1,8 @@
 """Who may learn from which mailbox: train, val and test share no inbox, and samples keep the mix of their set.
 
 A split is a set of inboxes, so that nothing read while training can help on the test. Val is cut from the inboxes
-of train where a set has none. Both the cut and the assignment go by size and by a hash of the address, so they depend
-on neither the order of the file nor a run's seed: two runs with different seeds are compared on the same questions.
+of train where a set has none. Both the cut and the assignment go by sizes and by a hash of the address, not by the
+order of a file or a run's seed: two runs with different seeds are compared on the same questions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from emailrl.trajectory import Scenario
 SPLITS = ("train", "val", "test")
 FEW = ("val", "test", "train")
 """The splits of three inboxes, the smallest first; of two, the last two."""
+MANY = 10
+"""Inboxes from which on their sizes do not matter."""
 TEST_SHARE, VAL_SHARE = 0.25, 0.15
 """Shares of the inboxes that are asked about."""
 CUT_SHARE = 0.2
@@ -83,20 +85,34 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
 
 
 def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Give every inbox a split by its hash, ``TEST_SHARE`` and ``VAL_SHARE`` of them; ``sizes`` are numbers of mails.
+    """Give every inbox a split by its hash, ``TEST_SHARE`` and ``VAL_SHARE`` of them.
 
-    An inbox of over a third of the mail is train, since the rest alone would leave little to learn from. Of three or
-    two the largest is train, the next test, the smallest of three val; one alone is test.
+    ``sizes`` says how many questions each gives. Of three or two the largest is train, the next test, the smallest
+    of three val; one alone is test. Of fewer than ``MANY`` one that holds over a third is train, since the rest alone
+    would leave little to learn from.
     """
     if len(sizes) <= len(FEW):
         order = sorted(sizes, key=lambda inbox: (sizes[inbox], _hash(inbox)))
         return dict(zip(order, FEW[-len(order) :] if len(order) > 1 else ["test"], strict=True))
     total = sum(sizes.values())
-    order = sorted(sizes, key=lambda inbox: (sizes[inbox] if sizes[inbox] * 3 > total else 0, _hash(inbox)))
+    large = {inbox for inbox, size in sizes.items() if size * 3 > total and len(sizes) < MANY}
+    order = sorted(sizes, key=lambda inbox: (inbox in large, _hash(inbox)))
     num_test, num_val = (max(1, round(len(order) * share)) for share in (TEST_SHARE, VAL_SHARE))
     splits = ["test"] * num_test + ["val"] * num_val
     splits += ["train"] * (len(order) - len(splits))
     return dict(zip(order, splits, strict=True))
+
+
+def split_of_mail(sizes: Mapping[str, int], *, allow_shared: bool) -> Callable[[str, str], str]:
+    """What tells the split of a question by the inbox and the subject of its mail: the inbox's own.
+
+    Where ``allow_shared``, and there are too few inboxes for every split to have one, it goes by the subject in its
+    stead, so that a thread stays in one split.
+    """
+    if allow_shared and len(sizes) < len(FEW):
+        return lambda inbox, subject: split_of_subject(subject)
+    splits = assign_inboxes(sizes)
+    return lambda inbox, subject: splits[inbox]
 
 
 def split_of_subject(subject: str) -> str:

@@ -83,8 +83,11 @@ def test_the_largest_of_few_inboxes_is_trained_on() -> None:
         splits = assign_inboxes({small: 40, large: 900, middle: 60})
         assert splits == {large: "train", middle: "test", small: "val"}
         assert assign_inboxes({small: 40, large: 900}) == {large: "train", small: "test"}
-    for large in "abcdef":  # over a third of the mail, whatever its hash
+    for large in "abcdef":  # over a third, whatever its hash
         assert assign_inboxes(dict.fromkeys("abcdef", 20) | {large: 51})[large] == "train"
+        assert assign_inboxes(dict.fromkeys("abcdef", 20) | {large: 50}) == assign_inboxes(dict.fromkeys("abcdef", 20))
+    many = [f"p{n}" for n in range(10)]
+    assert all(assign_inboxes(dict.fromkeys(many, 1) | {p: 99}) == assign_inboxes(dict.fromkeys(many, 1)) for p in many)
 
 
 def test_the_subjects_of_a_shared_inbox_are_split_in_the_shares_of_inboxes() -> None:

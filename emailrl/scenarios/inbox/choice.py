@@ -1,13 +1,12 @@
-"""Which mailboxes of a database are asked about, and for which split."""
+"""Which mailboxes of a database are asked about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, MailReader
-from emailrl.scenarios.splits import FEW, assign_inboxes, split_of_subject
+from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
 
 MAX_INBOXES = 40
 MIN_MAILS = 30
@@ -23,18 +22,6 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
     if not chosen:
         raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", "Name one with --inbox.")
     return chosen
-
-
-def assign_mails(reader: MailReader, inboxes: Sequence[str], *, allow_shared: bool) -> Callable[[str, Mail], str]:
-    """What tells the split of questions on a mailbox's mail: the mailbox's own.
-
-    Where ``allow_shared``, and there are too few mailboxes for every split to have one, it goes by the mail's subject
-    in its stead, so that a thread stays in one split.
-    """
-    if allow_shared and len(inboxes) < len(FEW):
-        return lambda inbox, mail: split_of_subject(mail.topic.key or mail.message_id)
-    splits = assign_inboxes({inbox: reader.size(inbox) for inbox in inboxes})
-    return lambda inbox, mail: splits[inbox]
 
 
 def open_inbox(reader: MailReader, inbox: str) -> Mailbox:

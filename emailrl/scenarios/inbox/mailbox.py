@@ -211,20 +211,16 @@ class MailReader:
 
     def open(self, inbox: str) -> Mailbox:
         """Everything sent or received by an address, mails without a date left out."""
-        return Mailbox(inbox, [self._mail(email_id) for email_id in self._ids(inbox)])
-
-    def size(self, inbox: str) -> int:
-        """The number of mails that ``open`` gives."""
-        return len(self._ids(inbox))
-
-    def _ids(self, inbox: str) -> list[int]:
-        rows = self._connection.execute(
-            """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
-            UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
-            WHERE recipient_address = :inbox AND date > ''""",
-            {"inbox": inbox},
-        )
-        return [email_id for (email_id,) in rows]
+        ids = [
+            email_id
+            for (email_id,) in self._connection.execute(
+                """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
+                UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
+                WHERE recipient_address = :inbox AND date > ''""",
+                {"inbox": inbox},
+            )
+        ]
+        return Mailbox(inbox, [self._mail(email_id) for email_id in ids])
 
     def _mail(self, email_id: int) -> Mail:
         mail = self._mails.get(email_id)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
 
-from emailrl.scenarios.inbox.choice import assign_mails, choose_inboxes, open_inbox
+from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
 from emailrl.scenarios.inbox.mailbox import Mail, MailReader
+from emailrl.scenarios.splits import split_of_mail
 
 MAILS_A_PROMPT = 20
 QUESTIONS_A_PROMPT = 10
@@ -75,12 +76,13 @@ def read_batches(
     subject where ``allow_shared``. Raises UsageError for an inbox without mail.
     """
     chosen = choose_inboxes(reader, inboxes)
-    split_of = assign_mails(reader, chosen, allow_shared=allow_shared)
+    fitting = {inbox: list(filter(_fits, open_inbox(reader, inbox).mails)) for inbox in chosen}
+    sizes = {inbox: len(mails) for inbox, mails in fitting.items()}
+    split_of = split_of_mail(sizes, allow_shared=allow_shared)
     shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
-    for inbox in chosen:
-        for mail in open_inbox(reader, inbox).mails:
-            if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS:
-                shown[inbox, split_of(inbox, mail)].append(mail)
+    for inbox, mails in fitting.items():
+        for mail in mails:
+            shown[inbox, split_of(inbox, mail.topic.key or mail.message_id)].append(mail)
     owners: dict[str, str] = {}
     turns = []
     for inbox, split in _in_proportion(shown):
@@ -91,6 +93,10 @@ def read_batches(
         picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
         turns.append([Batch(inbox, split, run) for run in picked])
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
+
+
+def _fits(mail: Mail) -> bool:
+    return mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
 
 
 def _in_proportion(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

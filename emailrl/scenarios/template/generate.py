@@ -8,14 +8,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random
 
 from emailrl.errors import EmailRLError
-from emailrl.scenarios.inbox.choice import assign_mails, choose_inboxes, open_inbox
+from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
 from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, MailReader
-from emailrl.scenarios.splits import SPLITS
+from emailrl.scenarios.splits import MANY, SPLITS, split_of_mail
 from emailrl.scenarios.template.fact_kinds import FACT_KINDS
 from emailrl.scenarios.template.header_kinds import HEADER_KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
@@ -38,6 +38,8 @@ SPARE = 6
 class _Candidate:
     scenario: Scenario
     sources: frozenset[str]
+    subject: str
+    """What tells its mail's thread."""
 
 
 def generate(
@@ -71,24 +73,27 @@ def _generate(
     progress: Callable[[int, int], None] | None,
 ) -> list[Scenario]:
     chosen = choose_inboxes(reader, inboxes)
-    split_of = assign_mails(reader, chosen, allow_shared=allow_shared)
-    most = max(10, SPARE * limit // (len(chosen) * len(KINDS)))
+    # Where sizes decide on the splits, a smaller limit must not find less: its questions would be split otherwise.
+    wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
+    most = max(10, SPARE * wanted // (len(chosen) * len(KINDS)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     for done, inbox in enumerate(chosen, 1):
         box = open_inbox(reader, inbox)
-        for kind, candidates in _candidates(box, split_of, most, seed).items():
+        for kind, candidates in _candidates(box, most, seed).items():
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
+    sizes = Counter(scenario.inbox_address for scenario in _balanced(found, wanted))  # as if all were one split
+    split_of = split_of_mail({inbox: sizes[inbox] for inbox in chosen}, allow_shared=allow_shared)
+    for candidate in chain.from_iterable(chain.from_iterable(found.values())):
+        candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
     scenarios = _balanced(found, limit)
     if not scenarios:
         raise EmailRLError("No mail yields a question with one provable answer.", "The mailboxes may be too small.")
     return scenarios
 
 
-def _candidates(
-    box: Mailbox, split_of: Callable[[str, Mail], str], most: int, seed: int
-) -> dict[str, list[_Candidate]]:
+def _candidates(box: Mailbox, most: int, seed: int) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
@@ -99,13 +104,13 @@ def _candidates(
             if len(candidates) == most:
                 break
             finding = kind.find(box, mail, rng)
-            if finding is not None and (candidate := _candidate(box, kind, mail, finding, split_of(box.me, mail), rng)):
+            if finding is not None and (candidate := _candidate(box, kind, mail, finding, rng)):
                 candidates.append(candidate)
         found[kind.name] = candidates
     return found
 
 
-def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, split: str, rng: Random) -> _Candidate | None:
+def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
     """The question put into words, or None where the words give the answer away."""
     wording = rng.choice(kind.wordings)
     shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
@@ -121,10 +126,9 @@ def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, split: st
         inbox_address=box.me,
         query_date=finding.ask_day.isoformat(),
         how_realistic=realism_of(box, kind, mail),
-        split=split,
         kind=kind.name,
     )
-    return _Candidate(scenario, frozenset(sources))
+    return _Candidate(scenario, frozenset(sources), mail.topic.key or mail.message_id)
 
 
 def _words(text: str) -> set[str]:

@@ -190,6 +190,28 @@ def test_of_three_unequal_mailboxes_the_largest_is_trained_on(db: Path, tmp_path
     assert split_of == {"ana.roebuck@x.org": "train", "zoe@x.org": "test", "uma.kerr@x.org": "val"}
     counts = Counter(s.split for s in made)
     assert counts["train"] > counts["test"] > counts["val"] > 0
+    for limit, seed in ((9, 42), (6000, 7)):  # few questions of a set, or others, are split as all of them
+        others = generate(
+            database, inboxes=["uma.kerr@x.org", "zoe@x.org", "ana.roebuck@x.org"], limit=limit, seed=seed
+        )
+        assert {s.inbox_address: s.split for s in others}.items() <= split_of.items()
+
+
+def test_not_mails_but_questions_make_a_mailbox_large(tmp_path: Path) -> None:
+    day = datetime(2001, 3, 1, 9, tzinfo=UTC)
+    alike = [  # two hundred mails that cannot be told apart give next to no questions
+        RawEmail(f"<a{n}@x>", "Daily figures", "robot@x.org", ["ned@x.org"], [], [], day + timedelta(hours=n), "None.")
+        for n in range(200)
+    ]
+    pairs = enumerate(product(THINGS, ("uma.kerr@x.org", "vic.lund@x.org")))
+    told = [
+        RawEmail(
+            f"<b{n}@x>", f"{thing} {sender[:3]}", sender, ["zoe@x.org"], [], [], day + timedelta(hours=9 * n), "Yes."
+        )
+        for n, (thing, sender) in pairs
+    ]
+    made = generate(build_database([*alike, *told], tmp_path / "m.db").db, inboxes=["ned@x.org", "zoe@x.org"])
+    assert {s.inbox_address: s.split for s in made if s.split == "train"} == {"zoe@x.org": "train"}
 
 
 def test_one_mailbox_that_may_be_shared_is_split_by_subject(db: Path, tmp_path: Path) -> None:
