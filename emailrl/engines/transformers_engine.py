@@ -170,7 +170,7 @@ class TransformersEngine:
         """
         try:
             if self._schedule.make_room():
-                self._tell("The key-value cache is full: the latest trajectories wait and are read again (KV_CACHE_GIB).")
+                self._tell("The key-value cache is full: the latest wait, and are read anew (KV_CACHE_GIB).")
             self._read_prompts()
             return self._step()
         except torch.OutOfMemoryError:
@@ -192,7 +192,7 @@ class TransformersEngine:
         if device_of(self._weights.model).type == "cuda":
             torch.cuda.empty_cache()
         if not was_used:
-            report(f"Out of memory with {ran} trajectories: a key-value cache that many more had filled is given back.")
+            report("Out of memory: the part of the key-value cache that is no longer used is given back.")
             return
         if ran == 1:
             raise EmailRLError(

@@ -15,7 +15,7 @@ from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, token_bytes_of
 from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of, new_table
-from emailrl.engines.schedule import Conversation
+from emailrl.engines.schedule import Conversation, Schedule
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
 
@@ -91,6 +91,26 @@ def test_blocks_are_taken_shared_and_given_back() -> None:
     cache.release(other)
     assert not other and cache.users == [0, 1, 0, 0, 0]
     assert cache.extend(one, 128) and sorted(one) == [1, 2, 3, 4]
+
+
+def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
+    cache = BlockCache(1, 1)
+    cache.most = 7
+    schedule = Schedule(cache, 4)
+    first, second, third, fourth = (Conversation(request) for request in requests(30, 31, 32, 60))
+    assert all(schedule.admit(each) for each in (first, second, third))
+    assert not schedule.admit(fourth)  # of the four free blocks it needs two, and the others may soon need three
+    assert list(schedule.paused) == [fourth]
+    for each in (first, second, third):
+        each.tokens += [5] * 40  # three blocks
+    assert schedule.make_room() == 1
+    assert schedule.running == [first, second] and list(schedule.paused) == [third, fourth]
+    assert not third.blocks and cache.taken == 6
+    assert not schedule.admit(schedule.paused.popleft())
+    assert list(schedule.paused) == [third, fourth]
+    schedule.leave(first, keep=True)
+    assert schedule.admit(schedule.paused.popleft())  # in the place of what was only kept
+    assert schedule.running == [second, third] and not schedule.kept and not first.blocks
 
 
 def test_rows_of_about_one_length_are_gathered_together() -> None:
@@ -292,18 +312,42 @@ def test_out_of_memory_with_one_trajectory_is_an_error(
     assert caught.value.hint is not None and "MAX_MODEL_LEN" in caught.value.hint
 
 
+@pytest.fixture
+def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the steps of these numbers run out of memory when numbers have been drawn."""
+
+    def fail(*numbers: int) -> None:
+        sample, steps = module.sample, []
+
+        def failing(*args: object) -> object:
+            steps.append(1)
+            drawn = sample(*args)  # type: ignore[arg-type]
+            if len(steps) in numbers:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return drawn
+
+        monkeypatch.setattr(module, "sample", failing)
+
+    return fail
+
+
 def test_an_out_of_memory_later_on_loses_no_number(
-    model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch
+    model: Qwen3ForCausalLM, alone: list[Completion], fail_at: Callable[..., None]
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
-    sample, steps = module.sample, []
-
-    def failing(*args: object) -> object:
-        steps.append(1)
-        drawn = sample(*args)  # type: ignore[arg-type]
-        if len(steps) in (5, 9):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return drawn
-
-    monkeypatch.setattr(module, "sample", failing)
+    fail_at(5, 9)
     same(engine.generate(requests(*LENGTHS)), alone)
+    assert engine._schedule.limit < 4
+
+
+def test_a_cache_that_others_had_filled_is_given_back_first(
+    model: Qwen3ForCausalLM, fail_at: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*requests(*[90] * 7, max_tokens=3), Request("last", SamplingParams(30), prompt(0, 9), seed=1)]
+    expected = TransformersEngine(model, [], max_rows=8).generate(asked)
+    engine = TransformersEngine(model, [], max_rows=8)
+    fail_at(20)
+    same(engine.generate(asked), expected)
+    assert engine._schedule.limit == 8
+    assert "Out of memory: the part of the key-value cache" in capsys.readouterr().err
+    assert len(engine._cache.users) == 1 + 2  # block 0, and those of the last: 9 + 30 tokens
