@@ -24,8 +24,9 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import choose_dtype
 from emailrl.policy.resolve import resolve_model
-from emailrl.policy.size import load_config
+from emailrl.policy.size import check_fits, load_config
 from emailrl.settings import Settings
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -60,7 +61,8 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     """
     check_unsloth(settings)
     path = resolve_model(settings.model.name)
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    dtype = choose_dtype(settings.model.dtype, torch.device("cuda"))
+    check_fits(settings.model, path, torch.device("cuda"), dtype)
     config = load_config(settings.model.name, path)
     if config.model_type not in FAMILIES:
         raise EmailRLError(
@@ -75,7 +77,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
                 use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
                 # Beyond the model's context it would scale the positions, below it cut off what is longer.
                 max_seq_length=config.max_position_embeddings,
-                dtype=dtypes.get(settings.model.dtype),
+                dtype=dtype,
                 load_in_4bit=settings.model.load_in_4bit,
                 offload_embedding=False,
             )

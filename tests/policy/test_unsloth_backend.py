@@ -103,6 +103,7 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         load_unsloth(settings_for(tmp_path, device="cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: name)
+    monkeypatch.setattr(unsloth_backend, "check_fits", lambda *given: None)
     (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
     with pytest.raises(EmailRLError, match="Llama, Mistral, Qwen2 and Qwen3 models, not gemma"):
         load_unsloth(settings_for(tmp_path))
