@@ -165,7 +165,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
     grid = figure.add_gridspec(2, 2, height_ratios=[1 + 0.5 * len(steps), 1.6])
     timeline(figure.add_subplot(grid[0, :]), steps)
     assert run is not None
-    figure.suptitle(f"A GRPO step, {run['shape']} shape, {run['engine']}, {run['device']}", fontsize=11)
+    engine = {"vllm": "vLLM in process", "transformers": "the in-process engine"}[run["engine"]]
+    figure.suptitle(f"A GRPO step, {run['shape']} shape, {engine}, {run['device']}", fontsize=11)
     sampling = mean_of([part_of(step["own"], "sampling") for step in steps])
     bars(
         figure.add_subplot(grid[1, 0]),
