@@ -231,6 +231,34 @@ def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
     assert not any(engine._cache.users)
 
 
+@pytest.mark.parametrize("lengths", [(64, 70), (70, 64), (64, 64), (65, 96), (96, 65)])
+def test_what_is_shared_ends_before_the_last_token(model: Qwen3ForCausalLM, lengths: tuple[int, int]) -> None:
+    asked = [Request(str(n), SamplingParams(4), prompt(0, length), seed=n) for n, length in enumerate(lengths)]
+    engine = TransformersEngine(model, [39], max_rows=2)
+    same(engine.generate(asked), [TransformersEngine(model, [39], max_rows=1).generate([one])[0] for one in asked])
+    assert engine._cache.users.count(2) == (min(lengths) - 1) // BLOCK
+
+
+def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
+    first = Request("a", SamplingParams(2, 0.0), prompt(0, 20))
+    said = TransformersEngine(model, [], max_rows=1).generate([first])[0].token_ids
+    longer = Request("a", SamplingParams(4, 0.0), [*first.prompt_ids, *said, *prompt(1, 80)])
+    other = Request("b", SamplingParams(2, 0.0), prompt(2, 20))
+    late = Request("c", SamplingParams(4, 0.0), [*longer.prompt_ids, 9, 9])
+    turns = iter([longer, None, None, None])
+    engine = TransformersEngine(model, [], max_rows=2)
+    # b ends when the second turn of a begins, which has one block of the three that c could share.
+    done = {one.prompt_tokens: one for one in engine.generate([first, other, late], lambda _: next(turns))}
+    for request in (longer, late):
+        same([done[len(request.prompt_ids)]], TransformersEngine(model, [], max_rows=1).generate([request]))
+
+
+def test_no_more_conversations_are_kept_than_run(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [], max_rows=2)
+    engine.generate(requests(5, 6, 7, max_tokens=3))
+    assert list(engine._schedule.kept) == ["1", "2"]
+
+
 def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=4)
     first, second = (Request(name, SamplingParams(4), prompt(0, 70), seed=i) for i, name in enumerate("ab"))
