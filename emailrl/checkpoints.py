@@ -97,7 +97,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         metadata = Metadata(**{item.name: record[item.name] for item in fields(Metadata)})
     except KeyError as error:
         raise EmailRLError(f"{path / METADATA} lacks {error.args[0]!r}.", _REMEDY) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise EmailRLError(f"{path / METADATA} cannot be read ({error}).", _REMEDY) from None
     if metadata.schema_version != SCHEMA_VERSION:
         raise EmailRLError(

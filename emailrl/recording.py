@@ -63,7 +63,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
                 raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
@@ -113,7 +113,7 @@ def mend(path: Path) -> None:
     whole = content.rfind(b"\n") + 1
     try:
         json.loads(content[whole:])
-    except ValueError:
+    except (ValueError, RecursionError):
         with path.open("rb+") as file:
             file.truncate(whole)
     else:

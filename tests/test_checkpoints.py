@@ -136,6 +136,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         (json.dumps({name: value for name, value in record.items() if name != "seed"}), "lacks 'seed'.*" + remedy),
         (json.dumps(record)[:-9], "cannot be read.*" + remedy),
         ("[]", "cannot be read.*" + remedy),
+        ("[" * 100_000, "cannot be read.*" + remedy),
         (json.dumps(record | {"schema_version": 99}), "schema version 99; this emailrl reads 1"),
     ]:
         (path / "metadata.json").write_text(text)

@@ -148,7 +148,7 @@ def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("{broken", "not JSON"), ("[1]", "expected a JSON object, found list")],
+    [("{broken", "not JSON"), ("[" * 100_000, "not JSON"), ("[1]", "expected a JSON object, found list")],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "m.jsonl"

@@ -146,7 +146,7 @@ def _tool_result(content: str) -> str:
     """Indent a JSON result so that a mail's body reads as lines; anything else is shown as it is."""
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return plain(content)
     if isinstance(value, list):
         return "".join(f"\n• {_flat(item)}" for item in value) or "[] (nothing found)"

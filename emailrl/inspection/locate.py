@@ -120,7 +120,7 @@ def _before_last_line(file: Path) -> tuple[int, int]:
 def _object(file: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EmailRLError(f"{file}, line {number}: not JSON ({error}).") from None
     if not isinstance(record, dict):
         raise EmailRLError(f"{file}, line {number}: expected a JSON object, found {type(record).__name__}.")

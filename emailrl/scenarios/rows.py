@@ -89,7 +89,7 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
 def _json(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
 
 

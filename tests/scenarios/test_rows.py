@@ -72,6 +72,7 @@ def test_a_value_of_the_wrong_type_is_named_with_file_and_line(question_file: Wr
     ("content", "message"),
     [
         (b'{"id": 1\n', r":1: not JSON"),
+        (b"[" * 100_000 + b"\n", r":1: not JSON"),
         (b"\n\n[1]\n", r":3: not a JSON object"),
         (b"\xff\xfe\n", r":1: not JSON"),
         (b"", r"the question file is empty"),
