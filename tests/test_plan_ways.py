@@ -104,12 +104,13 @@ def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
     made = plan_on(tmp_path, "A100-80", **values)
     assert [way.text for way in made.ways] == [
         "MAX_MODEL_LEN=20480", "VLLM_GPU_MEMORY_UTILIZATION=0.5", "LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers",
-        "--gpu H200",
+        "--model Qwen/Qwen3-8B", "--gpu H200",
     ]  # fmt: skip
     for way, changed in (
         (made.ways[1], plan_on(tmp_path, "A100-80", **values, vllm_gpu_memory_utilization=0.5)),
         (made.ways[3], plan_on(tmp_path, "A100-80", **(values | {"engine": "transformers"}))),
-        (made.ways[4], plan_on(tmp_path, "H200", **values)),
+        (made.ways[4], plan_on(tmp_path, "A100-80", **(values | {"model_name": "Qwen/Qwen3-8B"}))),
+        (made.ways[5], plan_on(tmp_path, "H200", **values)),
     ):
         assert changed.memory.fits
         assert (way.peak, way.run_seconds) == (changed.memory.peak, changed.run_seconds)
@@ -117,7 +118,11 @@ def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
 
 def test_changes_that_only_together_make_it_fit(tmp_path: Path) -> None:
     made = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
-    assert [way.text for way in made.ways] == ["LOAD_IN_4BIT=true MAX_TOKENS_PER_MICRO_BATCH=8192", "--gpu L40S"]
+    assert [way.text for way in made.ways] == [
+        "LOAD_IN_4BIT=true MAX_TOKENS_PER_MICRO_BATCH=8192",
+        "--model Qwen/Qwen3-4B",
+        "--gpu L40S",
+    ]
     four = {"load_in_4bit": True, "max_tokens_per_micro_batch": 8192}
     turned = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **four)
     assert turned.memory.fits and made.ways[0].peak == turned.memory.peak
@@ -134,6 +139,7 @@ def test_other_gpus_are_for_servers(tmp_path: Path) -> None:
     served = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_urls="http://one:8000")
     assert made.servers is not None and made.servers.run_seconds == served.run_seconds < made.run_seconds / 3
     assert f"instead of {duration(made.run_seconds)}" in " ".join(made.notes)
+    assert "times were measured on an H200: H100 is taken by its data sheet" in made.notes
     assert served.servers is None and plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B").servers is None
 
 

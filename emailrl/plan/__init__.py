@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from emailrl.errors import UsageError
 from emailrl.plan.advice import Knob, advise, larger_device
-from emailrl.plan.gpus import GIB, Device, find_device, this_machine
+from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.obstacles import Obstacle, find_obstacles
 from emailrl.plan.time import Seconds, plan_seconds
@@ -102,6 +102,8 @@ class Plan:
     def notes(self) -> list[str]:
         """What the numbers rest on, and what they leave out."""
         notes = [*self.memory.notes, *([self.device.note] if self.device.note else [])]
+        if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
+            notes.append(f"times were measured on an {MEASURED}: {self.device.name} is taken by its data sheet")
         worst = self.worst
         if self.memory.fits and not worst.fits:
             longest = f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
@@ -111,9 +113,7 @@ class Plan:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
         if self.servers:
             then, now = self.servers.run_seconds, self.seconds.run
-            costs = (
-                "" if self.price is None else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
-            )
+            costs = "" if not self.price else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
             notes.append(
                 "one GPU trains and samples; with vLLM servers on the others (VLLM_URLS) the run would take "
                 f"{duration(then)} instead of {duration(now)}{costs}"
@@ -152,8 +152,9 @@ def make_plan(
         return plan_memory(shape, changed, other, tokens)
 
     def whole(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
-        needed = again(changed, other)
-        return needed, plan_seconds(shape, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
+        its = find_shape(changed.model.name)
+        needed = plan_memory(its, changed, other, tokens)
+        return needed, plan_seconds(its, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
 
     memory, seconds = whole(settings, device)
     knobs = [] if memory.fits else advise(settings, device, memory, again, tokens.longest)
@@ -170,7 +171,7 @@ def make_plan(
         price=price,
         knobs=knobs,
         larger=larger,
-        ways=ways_to_fit(settings, device, knobs, larger, whole),
+        ways=[] if memory.fits else ways_to_fit(settings, device, shape, knobs, larger, whole),
         servers=with_servers(settings, device, num_gpus, whole),
         obstacles=find_obstacles(settings, shape, device, here=here),
         measured=measured if here else None,

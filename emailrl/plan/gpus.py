@@ -14,6 +14,9 @@ GIB: Final = 2**30
 REACHED: Final = 0.8
 """Share of the data sheet's FLOP/s that large matrix products reach: 790 of 989 TFLOP/s, measured on an H200."""
 
+MEASURED: Final = "H200"
+"""The GPU that times were measured on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

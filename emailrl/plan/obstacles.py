@@ -40,7 +40,9 @@ def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[O
         yield Obstacle("LOAD_IN_4BIT needs a CUDA GPU", "unset it")
     if shape.parameters > GPU_SIZED and not device.is_gpu and model.device == "auto":
         billions = f"{shape.parameters / 1e9:.0f} billion parameters"
-        yield Obstacle(f"{billions} are not trained on a CPU unasked", "a GPU, or EMAILRL_DEVICE=cpu and patience")
+        yield Obstacle(
+            f"{billions} are not trained on a CPU unasked", "--model nano, a GPU, or EMAILRL_DEVICE=cpu and patience"
+        )
 
 
 def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:

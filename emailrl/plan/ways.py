@@ -9,8 +9,10 @@ from emailrl.plan.advice import Knob
 from emailrl.plan.gpus import Device
 from emailrl.plan.memory import Memory
 from emailrl.plan.time import Seconds
+from emailrl.policy.shape import KNOWN, Shape
 from emailrl.settings import Settings
 
+SIZES = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 Planned = Callable[[Settings, Device], tuple[Memory, Seconds]]
 
 
@@ -26,18 +28,31 @@ class Way:
 
 
 def ways_to_fit(
-    settings: Settings, device: Device, knobs: list[Knob], larger: Device | None, plan: Planned
+    settings: Settings, device: Device, shape: Shape, knobs: list[Knob], larger: Device | None, plan: Planned
 ) -> list[Way]:
-    """Each knob that is enough alone, or all of them together; last the larger GPU."""
+    """Each knob that is enough alone, or all of them together; then a smaller model, last the larger GPU."""
     found = []
     if knobs and not knobs[0].enough:
         text = " ".join(f"{knob.name}={knob.after}" for knob in knobs)
         found.append(_way(text, plan(knobs[-1].settings, device)))
     else:
         found += [_way(f"{knob.name}={knob.after}", plan(knob.settings, device)) for knob in knobs]
+    found += [way for way in [_smaller_model(settings, device, shape, plan)] if way]
     if larger is not None:
         found.append(_way(f"--gpu {larger.name}", plan(settings, larger)))
     return found
+
+
+def _smaller_model(settings: Settings, device: Device, shape: Shape, plan: Planned) -> Way | None:
+    """The largest smaller Qwen3 that fits with the settings as they are; None for other families."""
+    if shape.family != "qwen3":
+        return None
+    for size in SIZES:
+        name = f"Qwen/Qwen3-{size}"
+        changed = settings.model_copy(update={"model": settings.model.model_copy(update={"name": name})})
+        if KNOWN[f"qwen3-{size.lower()}"].parameters < shape.parameters and (planned := plan(changed, device))[0].fits:
+            return _way(f"--model {name}", planned)
+    return None
 
 
 def with_servers(settings: Settings, device: Device, num_gpus: int, plan: Planned) -> Way | None:
