@@ -103,8 +103,8 @@ def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
     if not memory.layout.shares:
         return 0.0
     alike = 1 - tokens.trainable_share if settings.training.mode == "simple" else PROMPT_SHARE
-    together = min(settings.training.num_generations, memory.micro_batch_tokens / tokens.per_trajectory)
-    return alike * max(1 - 1 / together, 0.0)
+    together = min(settings.training.num_generations, max(memory.micro_batch_tokens // tokens.per_trajectory, 1))
+    return alike * (1 - 1 / together)
 
 
 def training_flops(shape: Shape, layout: Layout, kept: Kept, tokens: Tokens) -> float:
