@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Env:
@@ -22,6 +22,13 @@ class Section(BaseModel):
     )
 
 
+def _greedy_or_warm(temperature: float) -> float:
+    if 0 < temperature < 1e-3:  # logits divided by it leave the range of float32
+        raise ValueError("0 (greedy) or at least 0.001")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]

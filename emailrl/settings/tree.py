@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
-from emailrl.settings.fields import Env, NonNegative, Positive, Section
+from emailrl.settings.fields import Env, NonNegative, Positive, Section, Temperature
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 
@@ -133,13 +133,13 @@ class AgentSettings(Section):
     """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096
     """Most tokens of one generation."""
-    temperature: Annotated[float, Field(ge=0), Env("TEMPERATURE")] = 0.7
+    temperature: Annotated[Temperature, Env("TEMPERATURE")] = 0.7
     """Sampling temperature of training rollouts."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
     """Sampling from the k likeliest tokens; 0 is off."""
-    eval_temperature: Annotated[float, Field(ge=0)] = 0.0
+    eval_temperature: Temperature = 0.0
     """Temperature of evaluation and benchmark; 0 is greedy."""
     search_order: Literal["newest", "relevance"] = "newest"
     """Which mails search_emails returns first, and so which ten; relevance is BM25, the subject counting five times."""

@@ -162,6 +162,7 @@ def test_dotenv_reads_what_shells_write(load: Load, tmp_path: Path) -> None:
         ({"SEED": "9" * 26}, "(environment): should be less than or equal to 9223372036854775807."),
         ({"SEED": "-1"}, "SEED='-1' (environment): should be greater than or equal to 0."),
         ({"TARGET_ACCURACY": "95"}, "TARGET_ACCURACY='95' (environment): should be less than or equal to 1."),
+        ({"TEMPERATURE": "1e-320"}, "TEMPERATURE='1e-320' (environment): should be 0 (greedy) or at least 0.001."),
         ({"LEARNING_RATE": "nan"}, "LEARNING_RATE='nan' (environment): should be a finite number."),
         ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),
         ({"VAL_SET_SIZE": "x"}, "VAL_SET_SIZE='x' (environment)"),
