@@ -270,6 +270,20 @@ def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausal
     same(engine.generate([again]), TransformersEngine(model, [39], max_rows=1).generate([again]))
 
 
+def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([bytes_for(101), bytes_for(50)])
+    monkeypatch.setattr(module, "default_budget", lambda device: next(free))
+    engine = TransformersEngine(model, [39], max_rows=4)
+    for _ in range(2):
+        engine.generate(requests(5))
+        assert engine._cache.most == 101
+    engine.release()
+    engine.generate(requests(5))
+    assert engine._cache.most == 50
+
+
 def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=4, cache_bytes=bytes_for(2))
     with pytest.raises(EmailRLError, match=r"prompt of 64 tokens .* 2.9e-05 GiB hold 64") as caught:
