@@ -62,3 +62,9 @@ def db(tmp_path: Path) -> Path:
     ]  # fmt: skip
     build_database(emails, path)
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test puts the file it reads."""
+    return tmp_path / "mail.bin"
