@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from engines.chat_server import Reply, StubServer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 STOP = 1
@@ -69,3 +70,17 @@ def qwen_thinking(shared_data: Path) -> PreTrainedTokenizerBase:
         "{{- " + plain, "{{- (" + stripped + ") if message.role == 'assistant' else " + plain
     )
     return tokenizer
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., StubServer]]:
+    """Starts a chat server that answers as told; it is closed after the test."""
+    servers: list[StubServer] = []
+
+    def start(reply: Reply, **changes: float) -> StubServer:
+        servers.append(StubServer(reply, **changes))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

@@ -1,0 +1,127 @@
+"""What a mistake in a setting is answered with, and what looks like one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.errors import UsageError
+from emailrl.settings import Settings, load_settings
+from emailrl.settings.names import leaves
+
+Load = Callable[..., Settings]
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"MAX_STEPS": "many"}, "MAX_STEPS='many' (environment): should be a valid integer"),
+        ({"MAX_STEPS": "0"}, "MAX_STEPS='0' (environment): should be greater than or equal to 1."),
+        ({"SEED": "9" * 26}, "(environment): should be less than or equal to 9223372036854775807."),
+        ({"SEED": "-1"}, "SEED='-1' (environment): should be greater than or equal to 0."),
+        ({"TARGET_ACCURACY": "95"}, "TARGET_ACCURACY='95' (environment): should be less than or equal to 1."),
+        ({"TEMPERATURE": "1e-320"}, "TEMPERATURE='1e-320' (environment): should be 0 (greedy) or at least 0.001."),
+        ({"LEARNING_RATE": "nan"}, "LEARNING_RATE='nan' (environment): should be a finite number."),
+        ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),
+        ({"VAL_SET_SIZE": "x"}, "VAL_SET_SIZE='x' (environment)"),
+        ({"WANDB_MODE": "ofline"}, "should be 'online', 'offline' or 'disabled'. Did you mean offline?"),
+        ({"SEED": "a", "MAX_STEPS": "b", "BETA": "c"}, "2 more to mend."),
+    ],
+)
+def test_unreadable_values(refused: Any, environ: dict[str, str], line: str) -> None:
+    assert line in refused(**environ)
+
+
+def test_two_aliases_that_differ_in_one_source(load: Load, refused: Any, tmp_path: Path) -> None:
+    assert load(NUM_GENERATIONS="6", TRAJECTORIES_PER_GROUP="6").training.num_generations == 6
+    line = refused(NUM_GENERATIONS="6", TRAJECTORIES_PER_GROUP="8")
+    assert line.startswith("NUM_GENERATIONS and TRAJECTORIES_PER_GROUP (environment) are the same setting")
+    (tmp_path / ".env").write_text("GROUPS_PER_STEP=2\nPER_DEVICE_TRAIN_BATCH_SIZE=3\n")
+    assert "(.env line 2)" in refused()
+
+
+def test_an_unreadable_line_of_dotenv(refused: Any, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SEED=1\n'oops\n")
+    assert refused().startswith(".env line 2 cannot be read.")
+    (tmp_path / ".env").write_bytes(b"SEED=\xff\n")
+    assert refused().startswith(".env cannot be read: it is not UTF-8 text.")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MAX_STEP", "MAX_STEPS"),
+        ("LEARNINGRATE", "LEARNING_RATE"),
+        ("max_turns", "MAX_TURNS"),
+        ("TRAJECTORY_PER_GROUP", "TRAJECTORIES_PER_GROUP"),
+        ("OPENROUTER_KEY", "OPENROUTER_API_KEY"),
+        ("MODE", "EMAILRL_MODE"),
+        ("EMAILRL_DATABASE", "EMAILRL_DB"),
+    ],
+)
+def test_near_misses_in_dotenv_are_warned_of(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, meant: str
+) -> None:
+    (tmp_path / ".env").write_text(f"SEED=1\n{name}=3\n")
+    assert load() == load(SEED="1")
+    assert f"warning: .env line 2: {name} is not a setting; did you mean {meant}?\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("GAMMA", "GAMMA in the environment is not read; the setting is EMAILRL_GAMMA."),
+        ("MODE", "MODE in the environment is not read; the setting is EMAILRL_MODE."),
+        ("EMAILRL_MAX_STEPS", "EMAILRL_MAX_STEPS in the environment is not a setting; did you mean MAX_STEPS?"),
+        ("EMAILRL_GAMA", "EMAILRL_GAMA in the environment is not a setting; did you mean EMAILRL_GAMMA?"),
+    ],
+)
+def test_a_variable_that_only_its_prefix_keeps_from_being_read_is_warned_of(
+    load: Load, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    assert load(**{name: "0.5"}) == load()
+    assert capsys.readouterr().err == f"warning: {told}\n"
+
+
+def test_every_single_word_that_is_not_read_is_warned_of(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [leaf.field.upper() for leaf in leaves() if leaf.env_names[0] == f"EMAILRL_{leaf.field.upper()}"]
+    assert len(words) >= 15
+    load(**dict.fromkeys(words, "x"))
+    warned = capsys.readouterr().err.splitlines()
+    assert sorted(warned) == sorted(
+        f"warning: {word} in the environment is not read; the setting is EMAILRL_{word}." for word in words
+    )
+    load(GAMMA="0.5", EMAILRL_GAMMA="0.9", MODE="")  # who sets the right one knows it; an empty one is not set
+    assert capsys.readouterr().err == ""
+
+
+def test_names_of_other_programs_in_the_environment_pass_in_silence(
+    load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(WANDB_API_KEY="x", HOME="/root", PATH="/bin", MAX_STEP="3", NAME="host", MODEL="x")
+    assert capsys.readouterr().err == ""
+
+
+def test_names_of_other_programs_pass_in_silence(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = (
+        "WANDB_API_KEY HF_TOKEN OPENAI_API_KEY CUDA_VISIBLE_DEVICES OMP_NUM_THREADS PATH HF_HOME WANDB_DIR PORT DEBUG"
+    )
+    (tmp_path / ".env").write_text("".join(f"{name}=x\n" for name in others.split()))
+    load()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("MAX_STEPS=many\n", 1), ("SEED=1\n\nMAX_STEPS=many\n", 3), ("\n\n# c\nMAX_STEPS=many", 4)]
+)
+def test_a_mistake_in_dotenv_names_its_line_whatever_blank_lines_stand_before(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    (tmp_path / ".env").write_text(text)
+    with pytest.raises(UsageError, match=rf"\.env line {line}\)"):
+        load_settings(cwd=tmp_path, environ={})
