@@ -1,35 +1,21 @@
-"""Whole runs on the CPU: what they leave, that only the adapter moves, and that a resumed run is the same run."""
+"""Whole runs on the CPU: what they leave, that only the adapter moves, and what bounds them."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from same_run import assert_same_run, everything, lines, same, state_of
 
-from emailrl.checkpoints import find_checkpoint, list_checkpoints, sha256_of, verify
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.checkpoints import list_checkpoints, sha256_of, verify
+from emailrl.errors import UsageError
 from emailrl.evaluation import wilson_interval
 from emailrl.recording import read_records, read_trajectories
 from emailrl.settings import Settings
-from emailrl.training import run as run_module
 from emailrl.training.assemble import open_run
 from emailrl.training.loop import TrainResult, loop, train
-from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
-
-
-# -- what a run leaves ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_best_final_and_numbered_checkpoints_that_verify(finished: TrainResult) -> None:
@@ -104,211 +90,11 @@ def test_only_the_adapter_moves(make_settings: MakeSettings) -> None:
     assert {name.partition("lora_")[2][0] for name in moved} == {"A", "B"}
 
 
-# -- a resumed run is the same run ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("moment", ["rollout", "update", "evaluation"])
-def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted(
-    moment: str, finished: TrainResult, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings()
-    said: list[str] = []
-    where: dict[str, tuple[Any, str]] = {
-        "rollout": (run_module.Run, "collect"),
-        "update": (Updater, "step"),
-        "evaluation": (run_module, "evaluate"),
-    }
-    owner, name = where[moment]
-    original = getattr(owner, name)
-    calls: list[None] = []
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(*args, **keywords)
-
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, interrupted)
-        train(settings, progress=said.append)
-    assert signal.getsignal(signal.SIGINT) is before
-    saved = {"rollout": 2, "update": 3, "evaluation": 4}[moment]
-    assert find_checkpoint("latest", settings.output.output_dir, "masked").metadata.step == saved
-    assert f"Stopped after step {saved}" in said[-1]
-    result = train(settings, resume="auto")
-    drop = result.run_dir / "checkpoint-3"  # one more than the uninterrupted run saved, pruned with the others
-    assert not drop.exists()
-    assert_same_run(result.run_dir, finished.run_dir)
-
-
-def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings(max_steps=1)
-    original = Updater.step
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(*args, **keywords)
-
-    monkeypatch.setattr(Updater, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(settings)
-    latest = find_checkpoint("latest", settings.output.output_dir).metadata
-    assert (latest.kind, latest.step) == ("final", 1)
-
-
-def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings(save_steps=50)
-    said: list[str] = []
-
-    def twice(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the second signal raises at once")
-
-    monkeypatch.setattr(Updater, "step", twice)
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, progress=said.append)
-    assert any("at the end of this step" in line for line in said)
-    assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
-
-
-def test_resuming_from_an_older_checkpoint_drops_what_came_after(
-    finished: TrainResult, make_settings: MakeSettings
-) -> None:
-    settings = make_settings(save_total_limit=9)
-    run = train(settings).run_dir
-    result = train(settings, resume=str(run / "checkpoint-2"))
-    assert result.run_dir == run
-    assert [line["step"] for line in read_records(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-    assert lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
-    assert str(find_checkpoint("latest", settings.output.output_dir).metadata.parent).endswith(":2")
-    assert same(state_of(run / "final"), state_of(finished.run_dir / "final"))
-    again = train(settings, resume="best")  # step 0
-    assert again.steps == 6 and lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
-
-
-def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_settings: MakeSettings) -> None:
-    first = train(make_settings(max_steps=2))
-    assert train(make_settings(max_steps=2), resume="latest") == first
-    more = train(make_settings(max_steps=4), resume="latest")
-    assert (more.run_dir, more.steps) == (first.run_dir, 4)
-    uninterrupted = train(make_settings(max_steps=4))
-    assert uninterrupted.run_dir.name == "grpo_masked-2"
-    assert lines(more.run_dir / "metrics.jsonl") == lines(uninterrupted.run_dir / "metrics.jsonl")
-
-
-# -- directories ----------------------------------------------------------------------------------------------------
-
-
-def test_a_new_run_takes_the_next_free_directory_unless_told_to_overwrite(make_settings: MakeSettings) -> None:
-    settings = make_settings(max_steps=1, eval_steps=9)
-    first, second = train(settings), train(settings)
-    assert (first.run_dir.name, second.run_dir.name) == ("grpo_masked", "grpo_masked-2")
-    assert find_checkpoint("latest", settings.output.output_dir, "masked").path.parent == second.run_dir
-    (first.run_dir / "notes.txt").write_text("mine")
-    before = find_checkpoint(str(first.run_dir / "final"), first.run_dir).metadata.run_id
-    third = train(settings, overwrite=True)
-    assert third.run_dir == first.run_dir
-    assert find_checkpoint(str(first.run_dir / "final"), first.run_dir).metadata.run_id != before
-    assert (first.run_dir / "notes.txt").read_text() == "mine"
-    with pytest.raises(UsageError, match="contradict"):
-        train(settings, resume="latest", overwrite=True)
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------
-
-
-def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
-    make_settings: MakeSettings, workplace: Path, tmp_path: Path
-) -> None:
-    settings = make_settings(max_steps=1)
-    run = train(settings).run_dir
-    kept = everything(run)
-    other_model = tmp_path / "model"
-    other_model.symlink_to(workplace / "model")
-    copied = tmp_path / "copied"
-    subprocess.run(["cp", "-r", str(workplace / "model"), str(copied)], check=True)
-    fewer = tmp_path / "questions.jsonl"
-    fewer.write_text("".join((workplace / "questions.jsonl").open().readlines()[1:]))
-    from emailrl.store.build import build_database
-    from emailrl.store.demo import make_world
-
-    build_database(
-        (mail for n, s in enumerate(["train", "train"]) for mail in make_world(7, s, n).emails), tmp_path / "o.db"
-    )
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"model_name": str(copied)}, r"was trained from .*, not from .*Resume with --model"),
-        ({"questions": fewer}, "another set of questions"),
-        ({"train_dataset_size": 4}, "another set of questions"),
-        ({"emailrl_db": tmp_path / "o.db"}, "another database"),
-        ({"lora_rank": 8}, "lora_rank 4, not 8.*LORA_RANK=4"),
-    ]
-    for changes, complaint in refused:
-        with pytest.raises(UsageError, match=complaint):
-            train(make_settings(max_steps=2, **changes), resume="latest")
-    with pytest.raises(UsageError, match="is of mode masked"):
-        train(make_settings(max_steps=2, mode="rollout"), resume=str(run / "final"))
-    with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_rollout"):
-        train(make_settings(mode="rollout"), resume="latest")
-    (run / "checkpoint-9").mkdir()
-    with pytest.raises(UsageError, match=r"checkpoint-9 has no metadata\.json"):
-        train(settings, resume=str(run / "checkpoint-9"))
-    (run / "checkpoint-9").rmdir()
-    weights = run / "final" / "adapter_model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(EmailRLError, match=r"adapter_model\.safetensors is damaged"):
-        train(settings, resume="latest")
-    weights.write_bytes(content)
-    assert everything(run) == kept
-    assert train(make_settings(max_steps=2, model_name=str(other_model)), resume="latest").steps == 2
-
-
-@pytest.mark.parametrize("wrong", [{"reward": "nope.py:x"}, {"engine": "vllm"}], ids=str)
-def test_wrong_settings_are_found_before_anything_on_disk_is_touched(
-    wrong: dict[str, Any], make_settings: MakeSettings
-) -> None:
-    run = train(make_settings(max_steps=2, save_steps=1)).run_dir
-    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    settings = make_settings(**wrong)
-    for how in ({"overwrite": True}, {"resume": str(run / "checkpoint-1")}, {}):
-        with pytest.raises(EmailRLError):
-            train(settings, **how)
-        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
-    assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
-
-
-def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_checkpoint(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings(max_steps=1)
-    run = train(settings).run_dir
-    kept = everything(run)
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    said: list[str] = []
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_module, "evaluate", interrupted)
-        train(settings, overwrite=True, progress=said.append)
-    assert said[-1].endswith("the run that was to be replaced is back in its place.")
-    assert everything(run) == kept and not (run / ".replaced").exists()
-
-
 def test_one_rollout_a_question_is_too_few_to_compare(make_settings: MakeSettings) -> None:
     settings = make_settings(num_generations=1)
     with pytest.raises(UsageError, match="NUM_GENERATIONS=1 is too few for grpo"):
         train(settings)
     assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()
-
-
-# -- modes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("simple", 3), ("rollout", 3), ("masked", 4)])
@@ -359,46 +145,3 @@ def test_simple_mode_completes_a_static_prompt_that_holds_the_source_mail(make_s
     evaluated = next(iter(read_trajectories(run / "trajectories/eval-000001.jsonl")))
     assert evaluated.messages[1].content == evaluated.scenario.question
     assert set(evaluated.reward_terms) != {"readable", "valid", "useful", "brevity"}
-
-
-# -- the command ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
-    """``emailrl train`` where its settings lie in ``emailrl.toml``."""
-    toml = [
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
-        for name, value in options(tmp_path).items()
-    ]
-    (tmp_path / "emailrl.toml").write_text("\n".join(toml))
-    return [sys.executable, "-c", "from emailrl.cli.app import main; main()", "train"]
-
-
-def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: list[str], tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, "--max-steps", "500"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    metrics = tmp_path / "grpo_masked" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Stopped after step" in errors and "interrupted" in errors and "Traceback" not in errors
-    done = find_checkpoint("latest", tmp_path / "grpo").metadata.step
-    finished = subprocess.run(
-        [*command, "--resume", "latest", "--max-steps", str(done + 1), "--json"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stderr
-    (line,) = finished.stdout.splitlines()
-    run = str((tmp_path / "grpo_masked").absolute())
-    assert json.loads(line) == {"run_dir": run, "best_accuracy": 0.0, "best_step": 0, "steps": done + 1}
-    assert f"Resuming at step {done} of {done + 1}" in finished.stderr

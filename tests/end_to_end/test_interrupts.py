@@ -1,0 +1,134 @@
+"""Ctrl-C in a run, and going on after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from same_run import assert_same_run
+
+from emailrl.checkpoints import find_checkpoint
+from emailrl.settings import Settings
+from emailrl.training import run as run_module
+from emailrl.training.loop import TrainResult, train
+from emailrl.training.update import Updater
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.mark.parametrize("moment", ["rollout", "update", "evaluation"])
+def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted(
+    moment: str, finished: TrainResult, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings()
+    said: list[str] = []
+    where: dict[str, tuple[Any, str]] = {
+        "rollout": (run_module.Run, "collect"),
+        "update": (Updater, "step"),
+        "evaluation": (run_module, "evaluate"),
+    }
+    owner, name = where[moment]
+    original = getattr(owner, name)
+    calls: list[None] = []
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **keywords)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, interrupted)
+        train(settings, progress=said.append)
+    assert signal.getsignal(signal.SIGINT) is before
+    saved = {"rollout": 2, "update": 3, "evaluation": 4}[moment]
+    assert find_checkpoint("latest", settings.output.output_dir, "masked").metadata.step == saved
+    assert f"Stopped after step {saved}" in said[-1]
+    result = train(settings, resume="auto")
+    drop = result.run_dir / "checkpoint-3"  # one more than the uninterrupted run saved, pruned with the others
+    assert not drop.exists()
+    assert_same_run(result.run_dir, finished.run_dir)
+
+
+def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(max_steps=1)
+    original = Updater.step
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(Updater, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings)
+    latest = find_checkpoint("latest", settings.output.output_dir).metadata
+    assert (latest.kind, latest.step) == ("final", 1)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(save_steps=50)
+    said: list[str] = []
+
+    def twice(*args: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second signal raises at once")
+
+    monkeypatch.setattr(Updater, "step", twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, progress=said.append)
+    assert any("at the end of this step" in line for line in said)
+    assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
+
+
+@pytest.fixture
+def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
+    """``emailrl train`` where its settings lie in ``emailrl.toml``."""
+    toml = [
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
+        for name, value in options(tmp_path).items()
+    ]
+    (tmp_path / "emailrl.toml").write_text("\n".join(toml))
+    return [sys.executable, "-c", "from emailrl.cli.app import main; main()", "train"]
+
+
+def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: list[str], tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--max-steps", "500"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "grpo_masked" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Stopped after step" in errors and "interrupted" in errors and "Traceback" not in errors
+    done = find_checkpoint("latest", tmp_path / "grpo").metadata.step
+    finished = subprocess.run(
+        [*command, "--resume", "latest", "--max-steps", str(done + 1), "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    (line,) = finished.stdout.splitlines()
+    run = str((tmp_path / "grpo_masked").absolute())
+    assert json.loads(line) == {"run_dir": run, "best_accuracy": 0.0, "best_step": 0, "steps": done + 1}
+    assert f"Resuming at step {done} of {done + 1}" in finished.stderr

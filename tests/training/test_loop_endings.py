@@ -1,0 +1,74 @@
+"""How a run ends: early stops, outages, the best model it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training.scripted import play
+
+from emailrl.recording import read_records
+
+
+def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(
+    tmp_path: Path,
+) -> None:
+    played = play(tmp_path, raises=2, eval_steps=9)
+    assert played.said[-1].startswith(
+        "error: Every rollout raised (step-000002); the first: OSError: the engine is gone"
+    )
+    assert played.saved == {"best_model": 0, "checkpoint-1": 1}
+    assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
+    assert [line["step"] for line in played.metrics] == [1]
+
+
+def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.25, 0.5, 0.5, 0.25), steps=3, eval_steps=1)
+    assert played.saved["best_model"] == 1
+    assert [line["accuracy_best"] for line in played.metrics] == [0.5, 0.5, 0.5]
+    assert sum("New best accuracy" in line for line in played.said) == 2
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "evaluation", "steps", "reason"),
+    [
+        ((1.0,), {}, 0, "target accuracy 95.0% reached"),
+        ((0.0, 0.5, 1.0), {"eval_steps": 1}, 2, "target accuracy 95.0% reached"),
+        ((0.5, 0.5, 0.25), {"eval_steps": 1, "patience": 2}, 2, "no better accuracy in 2 evaluations"),
+        ((0.5, 0.5, 0.75, 0.5), {"eval_steps": 1, "patience": 2}, 3, "all steps done"),
+    ],
+)
+def test_early_stops(
+    accuracies: tuple[float, ...], evaluation: dict[str, Any], steps: int, reason: str, tmp_path: Path
+) -> None:
+    played = play(tmp_path, accuracies=accuracies, **evaluation)
+    assert len(played.metrics) == steps and played.saved["final"] == steps
+    assert f"Done after step {steps}: {reason}." in played.said[-1]
+
+
+def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothing(tmp_path: Path) -> None:
+    # Of 4 answers the judge misses one: 75 % and, at step 0, 0 % would have been the best.
+    played = play(
+        tmp_path, accuracies=(0.0, 0.5, 1.0, 0.25), outages={0: 3, 2: 1}, eval_steps=1, patience=2, target_accuracy=0.7
+    )
+    assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 3}
+    state = played.run.state
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+    said = [line for line in played.said if "could not be scored" in line]
+    assert [line.partition(" answers")[0] for line in said] == ["3 of 4", "1 of 4"]
+    assert not any("Best accuracy so far: 0.0%" in line or "at step None" in line for line in played.said)
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (0.75, 1), (0.25, 0)]
+
+
+def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
+    assert played.saved == {"final": 1}
+    assert played.said[-1] == ("Done after step 1: all steps done. No evaluation was whole: there is no best_model.")
+
+
+def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={2: 4})
+    assert "the first: EmailRLError: the judge is away" in played.said[-1]
+    assert [line["step"] for line in played.metrics] == [1] and played.saved == {"best_model": 0}
