@@ -164,7 +164,7 @@ class RewardSettings(Section):
     reward_timeout: Annotated[float, Field(gt=0)] = 180
     """Seconds to wait for a reward's server."""
     reward_retries: NonNegative = 3
-    """Times a failed request to a reward's server is made again, waiting 1, 2, 4, … seconds between."""
+    """Times a failed request to a reward's server is made again, after 1, 2, 4, … seconds or as many as it says."""
     reward_api_key: SecretStr | None = None
     """The key of a reward's server, sent as a bearer token; kept out of logs, dumps and metadata."""
     judge: Literal["auto", "llm", "offline"] = "auto"
@@ -184,7 +184,7 @@ class RewardSettings(Section):
     judge_max_tokens: Positive = 16
     """Tokens of one verdict; give a model that thinks aloud more."""
     judge_retries: NonNegative = 3
-    """Times a failed verdict is asked for again, waiting 1, 2, 4, … seconds between."""
+    """Times a failed verdict is asked for again, after 1, 2, 4, … seconds or as many as the server says."""
 
 
 class RewardWeightSettings(Section):
