@@ -184,21 +184,21 @@ class TransformersEngine:
         ran = len(schedule.running)
         longest = max(len(conversation.tokens) for conversation in schedule.running)
         schedule.drop_kept()
-        was_used = 2 * cache.taken >= len(cache.users) - 1
+        used, unused = cache.taken, len(cache.users) - 1 - cache.taken
         for conversation in schedule.running:
             conversation.rewind()
         schedule.pause_all()
         cache.free()
         if device_of(self._weights.model).type == "cuda":
             torch.cuda.empty_cache()
-        if not was_used:
-            report("Out of memory: the part of the key-value cache that is no longer used is given back.")
-            return
-        if ran == 1:
+        if ran == 1 and not unused:
             raise EmailRLError(
                 f"Out of memory while sampling one trajectory of {longest} tokens.",
                 "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true.",
             )
+        if ran == 1 or unused > used:
+            self._tell("Out of memory: the part of the key-value cache that is not in use is given back.")
+            return
         schedule.limit = ran // 2
         report(
             f"Out of memory with {ran} trajectories at once: from now on {schedule.limit} are sampled together. "

@@ -344,6 +344,24 @@ def test_out_of_memory_samples_fewer_at_once_and_goes_on(
     assert capsys.readouterr().err == ""  # it stays at what fits
 
 
+@pytest.mark.parametrize("room", [30, 16, 9])
+def test_a_device_smaller_than_the_budget_ends_with_the_same_results(
+    model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    original = _BlockLayer._grown
+
+    def growing(self: _BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
+        if len(self.cache.users) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, tensor)
+
+    monkeypatch.setattr(_BlockLayer, "_grown", growing)
+    engine = TransformersEngine(model, [39], max_rows=8)
+    for _ in range(2):
+        same(engine.generate(requests(*LENGTHS)), alone)
+        engine.release()
+
+
 def test_out_of_memory_with_one_trajectory_is_an_error(
     model: Qwen3ForCausalLM, small_memory: Callable[[int], None]
 ) -> None:
