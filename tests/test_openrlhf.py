@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openrlhf_toml import settings_of, values_of
 
 from emailrl.cli.reference import openrlhf_reference
-from emailrl.errors import UsageError
-from emailrl.openrlhf import FLAGS, find_flag, parse, to_toml
+from emailrl.openrlhf import FLAGS, find_flag, to_toml
 from emailrl.openrlhf.flags import NAMES
 from emailrl.openrlhf.joint import BATCHES, JOINT
 from emailrl.openrlhf.special import SPECIAL
-from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
 SEED = ROOT.parent / "shared" / "seeds" / "openrlhf_options.zh.txt"
+
 
 # The flags OpenRLHF 0.9.2 documents for PPO: what each stands for is in emailrl/openrlhf/table.py.
 DOCUMENTED: list[str] = re.findall(
@@ -43,6 +44,7 @@ DOCUMENTED: list[str] = re.findall(
     """,
 )
 
+
 # What may stand without a setting: placement by role, weight sync, pairs, separate models, DeepSpeed's own.
 WITHOUT_A_SETTING = {
     *(f"{role}_num_{what}" for role in ("critic", "ref", "reward") for what in ("nodes", "gpus_per_node")),
@@ -50,23 +52,6 @@ WITHOUT_A_SETTING = {
     "normalize_reward",
     *("overlap_comm", "ds_tensor_parallel_size", "ring_attn_size", "ring_head_stride"),
 }
-
-
-def settings_of(text: str, folder: Path) -> Settings:
-    (folder / "emailrl.toml").write_text(to_toml(text), encoding="utf-8")
-    return load_settings(cwd=folder, environ={})
-
-
-def values_of(text: str) -> dict[str, Any]:
-    """Setting → value of the active lines."""
-    return {key: value for table in tomllib.loads(to_toml(text)).values() for key, value in table.items()}
-
-
-def comments_of(text: str) -> str:
-    return "\n".join(line for line in to_toml(text).splitlines() if line.startswith("#"))
-
-
-# -- the table
 
 
 def test_every_documented_flag_is_known() -> None:
@@ -116,6 +101,8 @@ NEEDS = {
     "dynamic_filtering_reward_range": "--dynamic_filtering",
     "overlong_penalty_factor": "--overlong_buffer_len 100",
 }
+
+
 VALUES = {
     "advantage_estimator": "gae",
     "attn_implementation": "sdpa",
@@ -134,242 +121,6 @@ VALUES = {
     "top_p": "0.9",
     "vllm_gpu_memory_utilization": "0.5",
 }
-
-
-# -- reading
-
-
-def test_a_shells_quoting_equals_signs_and_continuations() -> None:
-    text = (
-        "python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain 'a folder/model' \\\r\n --kl_estimator=k2"
-        " --use_kl_loss\\\n"
-        ' --eps_clip_low_high 0.2 0.28 \\ \n --input_template="Q: {}"  # a comment\n --save_steps -1 --use_wandb='
-    )
-    assert parse(text) == {
-        "pretrain": ["a folder/model"],
-        "kl_estimator": ["k2"],
-        "use_kl_loss": [],
-        "eps_clip_low_high": ["0.2", "0.28"],
-        "input_template": ["Q: {}"],
-        "save_steps": ["-1"],
-        "use_wandb": [""],
-    }
-
-
-def test_old_and_dotted_names_are_one_flag() -> None:
-    old = "--actor_learning_rate 3e-6 --n_samples_per_prompt 4 --lora_rank 8 --advantage_estimator group_norm"
-    new = "--actor.adam.lr 3e-6 --rollout.n_samples_per_prompt 4 --ds.lora.rank 8 --algo.advantage.estimator group_norm"
-    assert to_toml(old) == to_toml(new)
-
-
-def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
-    assert values_of("--max_steps 3 --max_steps 5")["max_steps"] == 5
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("--kl_estimater k3", "Unknown flag of OpenRLHF: --kl_estimater. Did you mean --kl_estimator?"),
-        ("--algo.kl.estimater k3", "Did you mean --algo.kl.estimator?"),
-        ("--quux 3", "docs/openrlhf.md lists those known"),
-        ("group_norm", "do not begin with a flag"),
-        ("--temperature", "--temperature takes one value, not 0"),
-        ("--temperature 1 2", "--temperature takes one value, not 2"),
-        ("--use_kl_loss true", "--use_kl_loss takes no value, not 1. Leave the flag out"),
-        ("--eps_clip_low_high 0.2", "--eps_clip_low_high takes two values, not 1"),
-        ("--target_modules", "--target_modules takes one value or more, not 0"),
-        ("--pretrain=", "--pretrain: the value is empty"),
-        ("--ckpt_path '' --max_steps 3", "--ckpt_path takes one value, not 0. An empty one does not count"),
-        ("--remote_rm_url=' '", "--remote_rm_url: the value is empty"),
-        ("--top_p nan", "--top_p takes a number"),
-        ("--max_norm inf", "--max_norm: max_grad_norm should be a finite number"),
-        ("--adam_betas a b", "--adam_betas takes numbers; this is none. OpenRLHF's default is 0.9 0.95"),
-        ("--n_samples_per_prompt 2.5", "--n_samples_per_prompt takes a whole number of at least 1"),
-        ("--vllm_num_engines -1", "--vllm_num_engines is less than 0"),
-        ("--pretrain 'open", "cannot be read: No closing quotation"),
-        ("--temperature hot", "--temperature takes a number; this is none. OpenRLHF's default is 1.0."),
-        ("--max_steps 2.5", "--max_steps: max_steps should be a valid integer"),
-        ("--save_steps soon", "--save_steps takes a whole number; this is none"),
-        ("--rollout_batch_size many", "--rollout_batch_size takes a whole number of at least 1"),
-        ("--train_batch_size 0", "--train_batch_size takes a whole number of at least 1"),
-        ("--kl_estimator k4", "kl_estimator should be 'k1', 'k2' or 'k3'"),
-        ("--temperature -1", "--temperature: temperature should be greater than or equal to 0"),
-        ("--advantage_estimator ppo", "should be one of gae, reinforce,"),
-        ("--policy_loss_type dpo", "should be ppo or gspo"),
-        ("--lr_scheduler polynomial", "lr_scheduler should be 'constant', 'linear' or 'cosine'"),
-        ("--lora_rank 0", "trains all weights"),
-        ("--input_template plain", r"question_template should be a text with one \{\} in it"),
-        ("--prompt_split test", "train_split should be a split that nothing is measured on"),
-        ("--remote_rm_url http://a/,http://b/", "names several servers"),
-        ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too few for rloo"),
-    ],
-)
-def test_what_cannot_be_converted(text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        to_toml(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--use_wandb sk-secret",
-        "--use_wandb=sk-secret",
-        "--logger.wandb.key sk-secret",
-        "--use_wandb sk-secret sk-secret",
-        "--use_wandb_key sk-secret",
-        "--use_wandb_key=sk-secret",
-        "--use_wandb 'sk-secret",
-        "sk-secret",
-    ],
-)
-def test_a_token_is_never_written(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        said = to_toml(text)
-    except UsageError as error:
-        said = str(error)
-    else:
-        assert 'wandb_mode = "online"' in said and "WANDB_API_KEY" in said
-    assert "secret" not in said
-
-
-# -- what comes out
-
-
-def test_reinforce_with_a_baseline(tmp_path: Path) -> None:
-    text = "--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --init_kl_coef 1e-5 --use_kl_loss"
-    assert values_of(text + " --kl_estimator k2") == {
-        "algorithm": "reinforce_pp_baseline",
-        "num_generations": 8,
-        "beta": 1e-5,
-        "kl_in": "loss",
-        "kl_estimator": "k2",
-        "whiten_advantages": True,
-        "ratio_level": "token",
-        "loss_aggregation": "token_mean",
-        "min_group_std": 0.0,
-        "reward_clip_low": -10.0,
-        "reward_clip_high": 10.0,
-    }
-
-
-def test_the_objective_is_openrlhfs_where_it_is_not_given() -> None:
-    nothing = values_of("")
-    assert nothing["algorithm"] == "ppo" and nothing["whiten_advantages"] is True
-    assert (nothing["kl_in"], nothing["kl_estimator"]) == ("reward", "k1")
-    grpo = values_of("--advantage_estimator group_norm")
-    assert (grpo["algorithm"], grpo["whiten_advantages"], grpo["kl_in"]) == ("grpo", False, "reward")
-    dr_grpo = values_of("--advantage_estimator dr_grpo --init_kl_coef 0")
-    assert (dr_grpo["loss_aggregation"], dr_grpo["beta"]) == ("token_mean", 0.0)
-    gspo = values_of("--advantage_estimator group_norm --policy_loss_type gspo")
-    assert (gspo["ratio_level"], gspo["loss_aggregation"], gspo["kl_in"]) == ("sequence", "sequence_mean", "loss")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # 16 questions x 4 rollouts = 64 trajectories, 32 to an update: two updates a step.
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 32", (16, 2)),
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", (16, 2)),
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 999", (16, 1)),
-        ("--train_batch_size 32 --n_samples_per_prompt 4", (8, None)),
-        ("--rollout_batch_size 16", (16, None)),
-    ],
-)
-def test_batches(text: str, expected: tuple[int, int | None]) -> None:
-    values = values_of(text)
-    assert (values["per_device_train_batch_size"], values.get("num_mini_batches")) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("--eps_clip 0.3", {"clip_low": 0.3, "clip_high": 0.3}),
-        ("--eps_clip 0.3 --eps_clip_low_high 0.2 0.28", {"clip_low": 0.2, "clip_high": 0.28}),
-        ("--lr_scheduler cosine_with_min_lr", {"lr_scheduler": "cosine", "min_lr_ratio": 0.1}),
-        ("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.2", {"lr_scheduler": "cosine", "min_lr_ratio": 0.2}),
-        ("--max_samples 1e3", {"train_dataset_size": 1000}),
-        ("--bf16 --flash_attn", {"dtype": "bf16", "attn_implementation": "flash_attention_2"}),
-        ("--bf16 --param_dtype fp32", {"dtype": "fp32"}),
-        ("--top_k -1", {"top_k": 0}),
-        ("--top_k 20", {"top_k": 20}),
-        ("--save_steps -1", {"save_steps": 1_000_000_000}),
-        ("--prompt_max_len 3000", {"max_model_len": 4024}),
-        ("--prompt_max_len 3000 --generate_max_len 500", {"max_model_len": 3500, "max_tokens": 500}),
-        ("--micro_train_batch_size 2", {"max_rows_per_micro_batch": 2}),
-        ("--remote_rm_url http://h:5000/get_reward", {"reward": "http://h:5000/get_reward"}),
-        ("--remote_rm_url my/r.py --dynamic_filtering", {"reward": "my/r.py:reward_func", "filter_on": "reward"}),
-        ("--dynamic_filtering", {"dynamic_filtering": True, "filter_on": "accuracy"}),
-        ("--agent_func_path a.py", {"environment": "a.py:Environment"}),
-        ("--enable_vllm_is_correction", {"importance_correction": "tis"}),
-        ("--enable_vllm_is_correction --use_icepop", {"importance_correction": "icepop"}),
-        (
-            "--enable_vllm_is_correction --is_correction_type seq-mask-tis --vllm_is_truncated_threshold 0.9 2",
-            {"importance_correction": "sequence_mask", "correction_low": 0.9, "correction_high": 2.0},
-        ),
-        ("--advantage_estimator reinforce --gamma 0.9", {"gamma": 0.9}),
-        ("--gamma 0.9 --lambd 0.8 --value_clip 0.3", {"gamma": 0.9, "gae_lambda": 0.8, "value_clip": 0.3}),
-        ("--init_kl_coef 0.1 --kl_target 0.2", {"beta": 0.1, "kl_target": 0.2}),
-        ("--reward_clip_range -inf 5", {"reward_clip_high": 5.0, "reward_clip_low": None}),
-        ("--use_wandb=", {"wandb_mode": "disabled"}),
-        ("--n_samples_per_prompt 8.0 --train_batch_size 16", {"per_device_train_batch_size": 2}),
-        ("--target_modules q_proj v_proj", {"target_modules": "q_proj,v_proj"}),
-        ("--vllm_num_engines 1", {"engine": "vllm"}),
-        ("--vllm_num_engines 0", {"engine": "transformers"}),
-        ("--load_checkpoint", {"resume": "auto"}),
-        ("--save_hf_ckpt", {"export_format": "merged", "export_dir": "./ckpt"}),
-        ("--save_hf_ckpt --save_path out", {"export_format": "merged", "export_dir": "out"}),
-        ("--use_tensorboard events", {"tensorboard": True, "tensorboard_dir": "events"}),
-        ("--gradient_checkpointing", {"gradient_checkpointing": "on"}),
-        ("--max_epochs 2 --num_episodes 3", {"update_epochs": 2, "num_train_epochs": 3}),
-    ],
-)
-def test_values(text: str, expected: dict[str, Any]) -> None:
-    values = values_of(text)
-    assert {key: values.get(key) for key in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "absent", "told"),
-    [
-        ("--use_icepop", "importance_correction", "--use_icepop: idle without --enable_vllm_is_correction"),
-        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "idle without --enable_vllm_is_correction"),
-        ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: idle, rloo has no critic"),
-        ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: idle, as in OpenRLHF"),
-        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: idle without a KL"),
-        (
-            "--micro_train_batch_size 2 --use_dynamic_batch",
-            "max_rows_per_micro_batch",
-            "--use_dynamic_batch: always on",
-        ),
-        ("--dynamic_filtering_reward_range 0 1", "filter_low", "idle without --dynamic_filtering"),
-        ("--overlong_penalty_factor 2", "overlong_penalty", "idle without --overlong_buffer_len"),
-        (
-            "--prompt_data corbt/enron_emails_sample_questions",
-            "questions",
-            "what is read where `questions` names no file",
-        ),
-        ("--zero_stage 3", "zero_stage", "--zero_stage: not built yet"),
-        ("--async_train", "async_train", "--async_train: not built yet"),
-        ("--ring_attn_size 2", "ring_attn_size", "--ring_attn_size: DeepSpeed's own"),
-        ("--vllm_num_engines 4", "vllm_urls", "start so many servers and name them"),
-        ("", "learning_rate", "# learning_rate = 1e-06  # --actor_learning_rate not given"),
-        ("", "lora_rank", "--lora_rank not given: OpenRLHF trains all weights"),
-        ("", "max_steps", "--max_steps not given: computed there from --num_episodes"),
-        ("--reward_clip_range -inf 5", "reward_clip_low", "--reward_clip_range: an endless bound is none"),
-    ],
-)
-def test_what_has_no_line_of_its_own_is_a_comment(text: str, absent: str, told: str) -> None:
-    assert absent not in values_of(text)
-    assert told in comments_of(text)
-
-
-def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
-    text = "--pretrain 'a\"b\\c \N{GRINNING FACE}\x7f' --input_template 'Frage: {}\n# not a comment'"
-    text += " --wandb_run_name 'x # y'"
-    settings = settings_of(text, tmp_path)
-    assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
-    assert settings.agent.question_template == "Frage: {}\n# not a comment"
-    assert settings.tracking.wandb_name == "x # y"
 
 
 def test_all_flags_at_once_load(tmp_path: Path) -> None:

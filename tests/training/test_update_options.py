@@ -1,4 +1,4 @@
-"""What the update adds to the surrogate and to the batch: sampler correction, entropy, splits, memory that runs out."""
+"""What the update adds to the surrogate and to the batch: sampler correction, entropy, splits."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training.updaters import LENGTHS, TEMPERATURE, make_updater, plain_logprobs, samples
+from training.updaters import LENGTHS, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
 
 from emailrl.engines.base import SamplingParams
 from emailrl.engines.sampling import Uniforms, sample
-from emailrl.errors import EmailRLError
-from emailrl.training import scoring
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.prepared import Prepared
 from emailrl.training.samples import TrainingSample
 from emailrl.training.update import Updater
 
@@ -32,10 +28,6 @@ def make(tiny_model: Path) -> Make:
     return partial(make_updater, tiny_model)
 
 
-def gradients(updater: Updater) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
-
-
 def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample]) -> dict[str, float]:
     """Compare a step's gradient with that of ``loss``, made before it; returns the step's metrics."""
     expected = torch.autograd.grad(loss, updater.parameters)
@@ -44,9 +36,6 @@ def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample])
     for parameter, gradient in zip(updater.parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
     return metrics
-
-
-# -- whatever the micro-batches -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -70,9 +59,6 @@ def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, n
         for actual, expected in zip(runs[count][1], runs[1][1], strict=True):
             torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
     assert max(part.abs().max() for part in runs[1][1]) > 1e-5
-
-
-# -- the sampler's policy is not the trainer's ----------------------------------------------------------------------
 
 
 def sampled_otherwise(updater: Updater, gaps: list[float]) -> list[TrainingSample]:
@@ -198,9 +184,6 @@ def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: fl
     assert metrics["correction_max"] == pytest.approx(1, abs=1e-4)
 
 
-# -- entropy --------------------------------------------------------------------------------------------------------
-
-
 def test_entropy_bonus(make: Make) -> None:
     updater = make(entropy_coef=0.2)
     rows = []
@@ -213,88 +196,3 @@ def test_entropy_bonus(make: Make) -> None:
     metrics = assert_gradients(updater, -0.2 * entropy, samples([0.0] * 4))
     assert metrics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
     assert metrics["loss"] == pytest.approx(-0.2 * entropy.item(), abs=1e-5) and metrics["policy_loss"] == 0
-
-
-# -- memory that runs out -------------------------------------------------------------------------------------------
-
-
-class Memory:
-    """Stands in for ``token_logprobs`` on a device that holds so many rows (of padded tokens) at once."""
-
-    def __init__(self, most: int, *, only_training: bool = False) -> None:
-        self.most, self.only_training, self.refused = most, only_training, 0
-        self.honest = scoring.token_logprobs
-
-    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
-        if token_ids.numel() > self.most and (torch.is_grad_enabled() or not self.only_training):
-            self.refused += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 byte.")
-        return self.honest(model, token_ids, *arguments, **options)
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo"])
-@pytest.mark.parametrize("only_training", [False, True])
-def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
-    make: Make, name: str, only_training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"algorithm": name, "beta": 0.1 if name != "gspo" else 0.0, "update_epochs": 2}
-    rich, poor = make(**options), make(**options)
-    expected = rich.step(samples(), step=1)
-    memory = Memory(20, only_training=only_training)
-    monkeypatch.setattr(scoring, "token_logprobs", memory)
-    metrics = poor.step(samples(), step=1)
-    assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
-    assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
-    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
-    refused = memory.refused
-    poor.step(samples(), step=2)
-    assert memory.refused == refused  # it has learned what fits
-
-
-def test_half_a_gradient_is_thrown_away(make: Make) -> None:
-    """Memory may run out in the middle of a backward pass, with some parameters' gradients already added."""
-    rich, poor = make(), make()
-    rich.step(samples(), step=1)
-    refused: list[int] = []
-
-    def refuse(gradient: Tensor) -> None:
-        if not refused:
-            refused.append(1)
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    handle = poor.parameters[0].register_hook(refuse)  # the first layer's: backward reaches it last
-    metrics = poor.step(samples(), step=1)
-    handle.remove()
-    assert metrics["micro_batches_halved"] == 1
-    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
-
-
-def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    updater = make()
-    monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
-    with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
-        updater.step(samples(), step=1)
-    assert "GRADIENT_CHECKPOINTING" in caught.value.hint
-
-
-def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
-    made = samples()
-    large, small = (
-        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
-        for batch in make(max_tokens_per_micro_batch=30, prefix_sharing=False).scorer.micro_batches(made)
-    )
-    assert [len(item.samples) for item in (large, small)] == [2, 2]
-    assert large.batch.token_ids.numel() > small.batch.token_ids.numel()
-    assert small.halves_like(large) == [small]
-    assert [len(half.samples) for half in large.halves_like(small)] == [1, 1]
-    halves = small.halves_like(small)
-    for half, one in zip(halves, small.samples, strict=True):
-        length = len(one.token_ids)
-        assert half.samples == [one] and half.batch.indices == (made.index(one),)
-        assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
-        assert half.advantages.tolist() == [[one.advantage * on for on in one.loss_mask]]
-    assert halves[0].halves_like(halves[0]) == [halves[0]]  # one row is not halved

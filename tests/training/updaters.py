@@ -66,3 +66,8 @@ def plain_values(updater: Updater, sample: TrainingSample) -> Tensor:
     hidden = updater.policy.model(input_ids=torch.tensor([sample.token_ids]), output_hidden_states=True).hidden_states
     weight, bias = updater.critic
     return hidden[-1][0, trained_positions(sample) - 1] @ weight + bias
+
+
+def gradients(updater: Updater) -> list[Tensor]:
+    """The gradients that stand in the parameters, critic included."""
+    return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
