@@ -160,7 +160,8 @@ class Schedule:
                 same, source = longer, other
         if source is not None:
             self.cache.share(source.blocks[:same], conversation.blocks)
-            conversation.held, conversation.source = same * BLOCK, source
+            conversation.held = same * BLOCK
+            conversation.source = source if source in self.running else None  # what is over has been read
 
     def _extend(self, conversation: Conversation, spare: int = 0) -> bool:
         while not self.cache.extend(conversation.blocks, len(conversation.tokens), spare):

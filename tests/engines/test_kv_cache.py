@@ -253,6 +253,14 @@ def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalL
         same([done[len(request.prompt_ids)]], TransformersEngine(model, [], max_rows=1).generate([request]))
 
 
+def test_a_source_may_go_when_its_blocks_are_shared(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [], max_rows=4, cache_bytes=bytes_for(5))
+    engine.generate([Request("a", SamplingParams(2), prompt(0, 100))])  # four blocks are kept, three of them whole
+    longer = Request("b", SamplingParams(20), [*prompt(0, 100), *prompt(1, 30)], seed=1)  # takes two more than those
+    same(engine.generate([longer]), TransformersEngine(model, [], max_rows=1).generate([longer]))
+    assert list(engine._schedule.kept) == ["b"]
+
+
 def test_no_more_conversations_are_kept_than_run(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [], max_rows=2)
     engine.generate(requests(5, 6, 7, max_tokens=3))
