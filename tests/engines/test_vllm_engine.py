@@ -1,7 +1,6 @@
 """vLLM in process without vLLM: its arguments, and sleep, wake and proof over a stand-in with a tiny real model.
 
-What only vLLM itself can show is in ``test_vllm_real``.
-"""
+What only vLLM itself can show is in ``test_vllm_real``."""
 
 from __future__ import annotations
 
@@ -16,157 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines.vllm_stand_in import Params, StandIn, settings_for
 from tiny import make_model
 
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
 from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.vllm_arguments import engine_arguments, lora_rank_limit
 from emailrl.engines.vllm_engine import VllmEngine
-from emailrl.engines.weights import sampling_weights
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
-from emailrl.policy.logprobs import token_logprobs
-from emailrl.settings import Settings, load_settings
-
-
-def settings_for(folder: Path, **overrides: Any) -> Settings:
-    given = {"engine": "vllm", "model_name": str(folder), "temperature": 1.0, "lora_rank": 4}
-    return load_settings(given | overrides, environ={}, cwd=folder)
-
-
-def test_arguments_follow_the_settings(tmp_path: Path) -> None:
-    settings = settings_for(
-        tmp_path, vllm_tensor_parallel_size=2, vllm_gpu_memory_utilization=0.3, vllm_enforce_eager=True,
-        vllm_enable_prefix_caching=False, vllm_max_loras=2, max_model_len=8192, max_batch_trajectories=48, seed=7,
-    )  # fmt: skip
-    made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, can_sleep=True)
-    assert made == {
-        "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
-        "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
-        "enable_prefix_caching": False, "enable_sleep_mode": True, "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True, "enable_lora": True, "max_loras": 2, "max_lora_rank": 32,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("overrides", "can_sleep", "expected"),
-    [
-        ({"vllm_enable_sleep": False}, True, {"enable_sleep_mode": False}),
-        ({}, False, {"enable_sleep_mode": False, "enable_chunked_prefill": False}),
-        ({"top_p": 0.9}, True, {"logprobs_mode": "raw_logprobs"}),
-        ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
-        ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
-        ({"seed": 2**40 + 3}, True, {"seed": 3}),
-    ],
-)
-def test_arguments_depend_on_what_is_possible(
-    tmp_path: Path, overrides: dict[str, Any], can_sleep: bool, expected: dict[str, Any]
-) -> None:
-    made = engine_arguments(
-        settings_for(tmp_path, **overrides), model="x", dtype="float32", lora_rank=8, can_sleep=can_sleep
-    )
-    assert made | expected == made
-
-
-def test_ranks_are_those_vllm_takes() -> None:
-    assert [lora_rank_limit(rank) for rank in (1, 2, 8, 9, 129, 257, 512)] == [1, 8, 8, 16, 256, 320, 512]
-    with pytest.raises(UsageError, match="up to rank 512, not 513"):
-        lora_rank_limit(513)
-
-
-# -- a stand-in for vLLM
-
-
-class Params(SimpleNamespace):
-    """``vllm.SamplingParams``."""
-
-
-class StandIn:
-    """An ``LLMEngine`` over a tiny model that ends one request a step.
-
-    ``log`` keeps what was asked of it; once it ``ignores`` adapters it samples from the base model.
-    """
-
-    policy: Policy
-    started: list[StandIn] = []  # noqa: RUF012
-
-    def __init__(self, arguments: SimpleNamespace) -> None:
-        random.seed(0)  # as vLLM does
-        np.random.seed(0)
-        torch.manual_seed(0)
-        self.arguments = arguments
-        self.model_config = SimpleNamespace(
-            max_model_len=arguments.max_model_len or 2048, enable_sleep_mode=arguments.enable_sleep_mode
-        )
-        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=arguments.max_lora_rank))
-        self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"))
-        self.log: list[Any] = []
-        self.ignores = False
-        self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
-        self.largest_batch = 0
-        self._weights = sampling_weights(self.policy.model)
-        self._sampler = TransformersEngine(self.policy.model, [1], max_rows=8)
-        self._asleep = False
-        StandIn.started.append(self)
-
-    @classmethod
-    def from_engine_args(cls, arguments: Any, *, usage_context: str) -> StandIn:
-        assert usage_context == "offline"  # what gives vLLM's own defaults of vllm.LLM
-        return cls(arguments)
-
-    def add_lora(self, request: Any) -> bool:
-        self.log.append(("add_lora", request.lora_int_id, Path(request.lora_path).name))
-        return True
-
-    def remove_lora(self, number: int) -> None:
-        self.log.append(("remove_lora", number))
-
-    def reset_prefix_cache(self) -> None:
-        self.log.append("reset_prefix_cache")
-
-    def sleep(self, level: int) -> None:
-        self._asleep = True
-        self.log.append(("sleep", level))
-
-    def wake_up(self) -> None:
-        self._asleep = False
-        self.log.append("wake_up")
-
-    def is_sleeping(self) -> bool:
-        return self._asleep
-
-    def abort_request(self, names: list[str]) -> None:
-        self.log.append(("abort", names))
-        for name in names:
-            self.waiting.pop(name, None)
-
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: Params, lora_request: Any) -> None:
-        assert not self._asleep
-        self.waiting[name] = prompt["prompt_token_ids"], params, lora_request
-
-    def step(self) -> list[Any]:
-        self.largest_batch = max(self.largest_batch, len(self.waiting))
-        name, (ids, params, lora) = next(iter(self.waiting.items()))
-        del self.waiting[name]
-        path = None if lora is None or self.ignores else Path(lora.lora_path)
-        self._sampler.load_adapter(path, "x")
-        self._weights.load(path)
-        sampling = SamplingParams(params.max_tokens, params.temperature)
-        [said] = self._sampler.generate([Request("x", sampling, ids, seed=params.seed)])
-        logprobs = self._entries([*ids, *said.token_ids], len(ids), params.temperature)
-        output = SimpleNamespace(token_ids=said.token_ids, logprobs=logprobs, finish_reason=said.finish_reason)
-        prompt = [None, *self._entries(ids, 1, 1.0)]
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[output], prompt_logprobs=prompt)]
-
-    def _entries(self, ids: list[int], start: int, temperature: float) -> list[dict[int, Any]]:
-        tokens = torch.tensor([ids])
-        mask = torch.zeros_like(tokens)
-        mask[:, start:] = 1
-        with torch.inference_mode(), self._weights.active():
-            scored = token_logprobs(self._weights.model, tokens, mask, temperature=temperature).logprobs[0, start:]
-        return [{i: SimpleNamespace(logprob=v)} for i, v in zip(ids[start:], scored.tolist(), strict=True)]
+from emailrl.settings import load_settings
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
-from random import Random
 
 import pytest
+from scenarios.template.seven_mailboxes import PLACES, THINGS, mails_of_seven
 from scenarios.template.world import ANA, BO, box, mail
 from typer.testing import CliRunner
 
@@ -24,59 +24,10 @@ from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
 from emailrl.trajectory import Scenario
 
-NAMES = ["ana.roebuck", "bo.lindqvist", "cy.marshall", "dee.orchard", "eli.novak", "fay.tremaine", "gil.castor"]
-THINGS = [
-    "anchor",
-    "buoy",
-    "crane",
-    "diver",
-    "engine",
-    "ferry",
-    "gantry",
-    "harbour",
-    "island",
-    "jetty",
-    "keel",
-    "lantern",
-    "mooring",
-    "net",
-    "oar",
-    "pier",
-]
-MATTERS = ["order", "survey", "budget", "permit", "repair", "invoice", "schedule", "contract", "delivery", "inspection"]
-PLACES = ["north", "south", "east", "west", "upper", "lower", "inner", "outer"]
-
-
-def _mails() -> list[RawEmail]:
-    """Six hundred mails among seven people, each subject used once, some with a fact, some answered."""
-    rng = Random(5)
-    people = [f"{name}@x.org" for name in NAMES]
-    subjects = [f"{place} {thing} {matter}" for place in PLACES for thing in THINGS for matter in MATTERS]
-    mails: list[RawEmail] = []
-    for number, subject in enumerate(rng.sample(subjects, 450)):
-        sender, *others = rng.sample(people, 4)
-        sent_at = datetime(2001, 1, 1, 8, tzinfo=UTC) + timedelta(hours=11 * number)
-        body = rng.choice(
-            [
-                f"The price is ${rng.randint(10, 99)},000.",
-                f"Call 713-555-{rng.randint(1000, 9999)}.",
-                f"We meet at {rng.randint(1, 11)} pm.",
-                f"It is set for March {rng.randint(1, 28)}.",
-                f"We are {rng.randint(2, 90)}% done.",
-                "No news.",
-            ]
-        )
-        to, cc = others[: rng.randint(1, 2)], others[2:] if rng.random() < 0.4 else []
-        mails.append(RawEmail(f"<{number}@x.org>", subject, sender, to, cc, [], sent_at, body))
-        if rng.random() < 0.33:
-            later = sent_at + timedelta(hours=rng.randint(1, 50))
-            mails.append(RawEmail(f"<r{number}@x.org>", f"Re: {subject}", to[0], [sender], [], [], later, "Thanks."))
-    return mails
-
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_database(_mails(), tmp_path_factory.mktemp("db") / "mail.db").db
+    return build_database(mails_of_seven(), tmp_path_factory.mktemp("db") / "mail.db").db
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +135,7 @@ def test_of_three_unequal_mailboxes_the_largest_is_trained_on(db: Path, tmp_path
         RawEmail(f"<z{n}@x>", f"window {place}", sender, ["zoe@x.org"], [], [], day + timedelta(n), "Yes.")
         for n, (place, sender) in pairs
     ]
-    database = build_database([*_mails(), *alone], tmp_path / "unequal.db").db
+    database = build_database([*mails_of_seven(), *alone], tmp_path / "unequal.db").db
     made = generate(database, inboxes=["uma.kerr@x.org", "zoe@x.org", "ana.roebuck@x.org"])
     split_of = {s.inbox_address: s.split for s in made}
     assert split_of == {"ana.roebuck@x.org": "train", "zoe@x.org": "test", "uma.kerr@x.org": "val"}

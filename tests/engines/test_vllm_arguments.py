@@ -1,0 +1,52 @@
+"""What vLLM in this process is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.vllm_stand_in import settings_for
+
+from emailrl.engines.vllm_arguments import engine_arguments, lora_rank_limit
+from emailrl.errors import UsageError
+
+
+def test_arguments_follow_the_settings(tmp_path: Path) -> None:
+    settings = settings_for(
+        tmp_path, vllm_tensor_parallel_size=2, vllm_gpu_memory_utilization=0.3, vllm_enforce_eager=True,
+        vllm_enable_prefix_caching=False, vllm_max_loras=2, max_model_len=8192, max_batch_trajectories=48, seed=7,
+    )  # fmt: skip
+    made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, can_sleep=True)
+    assert made == {
+        "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
+        "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
+        "enable_prefix_caching": False, "enable_sleep_mode": True, "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True, "enable_lora": True, "max_loras": 2, "max_lora_rank": 32,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "can_sleep", "expected"),
+    [
+        ({"vllm_enable_sleep": False}, True, {"enable_sleep_mode": False}),
+        ({}, False, {"enable_sleep_mode": False, "enable_chunked_prefill": False}),
+        ({"top_p": 0.9}, True, {"logprobs_mode": "raw_logprobs"}),
+        ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
+        ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
+        ({"seed": 2**40 + 3}, True, {"seed": 3}),
+    ],
+)
+def test_arguments_depend_on_what_is_possible(
+    tmp_path: Path, overrides: dict[str, Any], can_sleep: bool, expected: dict[str, Any]
+) -> None:
+    made = engine_arguments(
+        settings_for(tmp_path, **overrides), model="x", dtype="float32", lora_rank=8, can_sleep=can_sleep
+    )
+    assert made | expected == made
+
+
+def test_ranks_are_those_vllm_takes() -> None:
+    assert [lora_rank_limit(rank) for rank in (1, 2, 8, 9, 129, 257, 512)] == [1, 8, 8, 16, 256, 320, 512]
+    with pytest.raises(UsageError, match="up to rank 512, not 513"):
+        lora_rank_limit(513)
