@@ -223,8 +223,8 @@ class TransformersEngine:
         """Fill the cache with all tokens but the last, what conversations have in common before it is needed."""
         unread = [each for each in self._schedule.running if each.unread]
         while unread:
-            # Sources come before those who share with them, so the first is always ready.
             ready = [each for each in unread if each.source is None or each.source.held >= each.held]
+            assert ready, "sources run, and come before those who share with them"
             waiting = [each for each in unread if each not in ready]
             while ready:
                 self._read_chunk(ready)
