@@ -179,10 +179,16 @@ def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int
         "runtime": WORKSPACES if layout.on_gpu else PROCESS,
     }
     if _transformers_here(settings):
-        merged = shape.parameters <= MERGE_LIMIT and not four_bit
         matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
-        weights["sampler's copy"] = shape.layers * matrices * layout.itemsize if merged else 4 * adapter
+        weights["sampler's copy"] = (
+            shape.layers * matrices * layout.itemsize if merges(shape, settings) else 4 * adapter
+        )
     return weights
+
+
+def merges(shape: Shape, settings: Settings) -> bool:
+    """Whether the in-process engine samples from merged weights of its own, as ``engines.weights`` decides."""
+    return shape.parameters <= MERGE_LIMIT and not settings.model.load_in_4bit
 
 
 def _sampling(

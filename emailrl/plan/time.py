@@ -12,7 +12,7 @@ from typing import Final
 
 from emailrl.plan.activations import Kept, Layout
 from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory
+from emailrl.plan.memory import Memory, merges
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
@@ -35,10 +35,13 @@ LAUNCH: Final = 4e-3
 """Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
 READ: Final = 0.3
 """Share of FLOP/s that reading prompts reaches. Assumed."""
-PER_LAYER: Final = {"vllm": 0.33e-3, "eager": 1.4e-3, "transformers": 1.5e-3}
-"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU, LoRA included: vLLM with and
-without CUDA graphs as in ``tests/gpu/bench_sampling.py`` with the 0.6B shape, waits between turns included;
-transformers assumed."""
+PER_LAYER: Final = {"vllm": 0.33e-3, "eager": 1.4e-3, "merged": 0.8e-3, "beside": 1.5e-3}
+"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU: vLLM with and without CUDA
+graphs as in ``tests/gpu/bench_sampling.py`` with the 0.6B shape, waits between turns included; transformers with merged
+weights as in ``docs/experiments.md``, with the adapter beside them assumed."""
+GATHERED: Final = 2
+"""Times that the in-process engine moves its cache: blocks are gathered, then read. With it the decode steps
+of ``docs/experiments.md`` (48 trajectories of 1,000 to 8,000 tokens) are planned within a sixth."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7
 """Share of the bandwidth that reading weights and cache reaches. Assumed."""
@@ -163,18 +166,20 @@ def _sampling_seconds(
     steps = trajectories * sampled / slots
     weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
     cache = slots * tokens.per_trajectory / 2 * shape.cache_bytes(layout.itemsize)
+    if device.is_gpu and settings.agent.engine != "vllm":
+        cache *= GATHERED
     moving = (weights + cache) / (device.bandwidth * BANDWIDTH)
     computing = slots * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12)
-    return (reading + steps * (shape.layers * _per_layer(settings, device) + max(moving, computing))) / samplers
+    return (reading + steps * (shape.layers * _per_layer(shape, settings, device) + max(moving, computing))) / samplers
 
 
 TYPICAL_SAMPLED: Final = 0.25
 """Share of a trajectory that is sampled, where more of it is trained."""
 
 
-def _per_layer(settings: Settings, device: Device) -> float:
+def _per_layer(shape: Shape, settings: Settings, device: Device) -> float:
     if not device.is_gpu:
         return ON_CPU_PER_LAYER
     if settings.agent.engine != "vllm":
-        return PER_LAYER["transformers"]
+        return PER_LAYER["merged" if merges(shape, settings) else "beside"]
     return PER_LAYER["eager" if settings.vllm.vllm_enforce_eager else "vllm"]
