@@ -11,10 +11,14 @@ from pathlib import Path
 def replace_bytes(path: Path, content: bytes) -> None:
     """Put ``content`` in place of the file in one step, on disk before the name points to it.
 
-    OSError, with the path as its ``filename``, where that cannot be done; nothing is then left beside it.
+    A device or a pipe is written to and never replaced. OSError, with the path as its ``filename``, where the content
+    cannot be put there; nothing is then left beside it.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with naming(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             beside.write_bytes(content)

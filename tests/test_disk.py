@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -43,3 +44,12 @@ def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: P
     with JsonlWriter(path) as writer:
         writer.write({"step": 2})
     assert [record["step"] for record in read_records(path)] == [1, 2]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    replace_bytes(pipe, b"questions")
+    assert os.read(reader, 100) == b"questions" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    os.close(reader)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, path_option
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import out_file, print_json, progress_console
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def gen_questions(
         "generator_base_url": generator_base_url,
     })  # fmt: skip
     database = settings.store.db
-    target = _target(out, database, may_exist=overwrite or dry_run)
+    target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
     started = time.perf_counter()
     if generator == "template":
         scenarios = _by_template(settings, inbox or [], limit)
@@ -87,13 +87,6 @@ def gen_questions(
     _print_summary(scenarios, target, seconds)
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
-
-
-def _target(out: Path | None, database: Path, *, may_exist: bool) -> Path:
-    target = out or database.with_name(f"{database.stem}_questions.jsonl")
-    if target.exists() and not may_exist:
-        raise UsageError(f"{target} exists.", "Give another --out, or --overwrite.")
-    return target
 
 
 def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:

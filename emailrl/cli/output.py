@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +30,20 @@ def progress_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def out_file(out: Path, *, may_exist: bool) -> Path:
+    """The file that ``--out`` means, links followed; a device or a pipe is written to and so may always be there.
+
+    Raises UsageError for a folder, and for a file that is there and may not be.
+    """
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder.", "Give --out a file name.")
+    if not out.is_file():
+        return out
+    if not may_exist:
+        raise UsageError(f"{out} exists.", "Give another --out, or --overwrite.")
+    return Path(os.path.realpath(out))
 
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:

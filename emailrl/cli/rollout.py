@@ -21,7 +21,7 @@ from emailrl.cli.options import (
     Seed,
     path_option,
 )
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import out_file, print_json, progress_console
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
@@ -110,10 +110,7 @@ def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
         while (folder / f"rollout-{number:03d}.jsonl").exists():
             number += 1
         out = folder / f"rollout-{number:03d}.jsonl"
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder.", "Give --out a file name.")
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists.", "Give another --out, or --overwrite.")
+    out = out_file(out, may_exist=overwrite)
     place = next(parent for parent in out.absolute().parents if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise UsageError(f"{place} cannot be written to.", "Give another --out.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.splits import SPLITS
 from emailrl.trajectory import Scenario
@@ -126,22 +126,14 @@ def _day(value: str | date, where: str) -> str:
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
-    """Write one question a line, beside the target and renamed; returns the absolute path.
+    """Write one question a line, as ``replace_bytes`` does; returns the absolute path.
 
     Raises EmailRLError where the path cannot be written.
     """
     path = Path(path).absolute()
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    rows = ({name: value for name, value in asdict(scenario).items() if value is not None} for scenario in scenarios)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with beside.open("w", encoding="utf-8") as handle:
-                for scenario in scenarios:
-                    row = {name: value for name, value in asdict(scenario).items() if value is not None}
-                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        replace_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     except OSError as error:
         raise EmailRLError(f"Cannot write {path}: {error.strerror or error}.") from error
     return path

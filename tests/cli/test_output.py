@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from emailrl.cli.output import one_line, print_json
+from emailrl.cli.output import one_line, out_file, print_json
+from emailrl.errors import UsageError
 
 
 @dataclass
@@ -44,3 +46,18 @@ def test_what_json_cannot_hold_is_an_error() -> None:
 
 def test_one_line_drops_control_characters() -> None:
     assert one_line("a\r\nb\x1b]0;title\x07\tc  \u202e d") == "a b ]0;title c d"
+
+
+def test_the_file_that_out_means(tmp_path: Path) -> None:
+    there, link, pipe = tmp_path / "there.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
+    there.write_text("old")
+    link.symlink_to(there)
+    os.mkfifo(pipe)
+    assert out_file(tmp_path / "new.jsonl", may_exist=False) == tmp_path / "new.jsonl"
+    assert out_file(there, may_exist=True) == out_file(link, may_exist=True) == there
+    assert out_file(pipe, may_exist=False) == pipe
+    for taken in (there, link):
+        with pytest.raises(UsageError, match=r"exists\. Give another --out, or --overwrite"):
+            out_file(taken, may_exist=False)
+    with pytest.raises(UsageError, match="is a folder"):
+        out_file(tmp_path, may_exist=True)
