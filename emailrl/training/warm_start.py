@@ -222,10 +222,7 @@ def warm_start(
 
     rate = learning_rate or (2e-3 if from_scratch else 2e-4)
     fit(model, examples, steps=steps, batch_size=batch_size, learning_rate=rate, report=note)
-    from emailrl.policy.tensors import writing_tensors
-
-    with writing_tensors(partial):
-        save()
+    save()
     share_files(partial)
     partial.rename(out)
     tail = losses[-max(1, len(losses) // 10) :]
@@ -242,13 +239,19 @@ def _demo_examples(tokenizer_path: Path, count: int, seed: int, workers: int | N
 def _new(folder: Path, seed: int) -> tuple[PreTrainedModel, Callable[[], None]]:
     import torch
 
+    from emailrl.policy.tensors import writing_tensors
     from emailrl.training.small_model import new_model, train_tokenizer
 
     tokenizer = train_tokenizer(corpus(CORPUS_WORLDS, seed=seed))
     tokenizer.save_pretrained(folder)
     model: Any = new_model(tokenizer, seed)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return model, lambda: model.to(torch.bfloat16).save_pretrained(folder)
+
+    def save() -> None:
+        with writing_tensors(folder):
+            model.to(torch.bfloat16).save_pretrained(folder)
+
+    return model, save
 
 
 def _adapter(settings: Settings, folder: Path) -> tuple[PreTrainedModel, Callable[[], None]]:
