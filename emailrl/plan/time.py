@@ -33,15 +33,14 @@ GAIN: Final = 0.55
 """Share of such tokens' time that computing them once spares; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
 LAUNCH: Final = 4e-3
 """Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
-READ: Final = 0.3
-"""Share of FLOP/s that reading prompts reaches. Assumed."""
-PER_LAYER: Final = {"vllm": 0.33e-3, "eager": 1.4e-3, "merged": 0.8e-3, "beside": 1.5e-3}
-"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU: vLLM with and without CUDA
-graphs as in ``tests/gpu/bench_sampling.py`` with the 0.6B shape, waits between turns included; transformers with merged
-weights as in ``docs/experiments.md``, with the adapter beside them assumed."""
+READ: Final = 0.5
+"""Share of FLOP/s that reading prompts reaches: with it the 0.6B and the 4B shape agree about ``PER_LAYER``."""
+PER_LAYER: Final = {"vllm": 0.37e-3, "eager": 1.5e-3, "merged": 2.0e-3, "beside": 3.5e-3}
+"""Seconds that a layer takes for one token of every running trajectory, on a GPU, beside what memory moves: vLLM with
+and without CUDA graphs and transformers with merged weights as in ``tests/gpu/bench_sampling.py``, waits for others'
+turns and prompts included; transformers with the adapter beside the weights assumed."""
 GATHERED: Final = 2
-"""Times that the in-process engine moves its cache: blocks are gathered, then read. With it the decode steps
-of ``docs/experiments.md`` (48 trajectories of 1,000 to 8,000 tokens) are planned within a sixth."""
+"""Times that the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7
 """Share of the bandwidth that reading weights and cache reaches. Assumed."""

@@ -23,7 +23,13 @@ from emailrl.settings import load_settings
 from emailrl.training.batches import micro_batches
 from emailrl.training.samples import TrainingSample
 
-SECONDS = 240
+SECONDS = 150
+COMMAND = f"""
+import faulthandler
+faulthandler.dump_traceback_later({SECONDS}, exit=True)
+from emailrl.cli.app import main
+main()
+"""
 
 
 def make_workplace(folder: Path) -> Path:
@@ -38,8 +44,8 @@ def make_workplace(folder: Path) -> Path:
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Begin ``emailrl train`` in ``folder``."""
-    command = [sys.executable, "-m", "emailrl", "train", "--mode", "masked", *arguments]
+    """Begin ``emailrl train`` in ``folder``; one that is stuck says where, and ends."""
+    command = [sys.executable, "-c", COMMAND, "train", "--mode", "masked", *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -47,7 +53,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 def finish(process: subprocess.Popen[str]) -> str:
     """Wait for it; AssertionError with the end of what it said where it failed."""
-    said, _ = process.communicate(timeout=SECONDS)
+    said, _ = process.communicate(timeout=SECONDS + 30)
     assert process.returncode == 0, said[-4000:]
     return said
 

@@ -33,32 +33,6 @@ def runs(needs: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -
     return {name: RunLeft(folder / "outputs" / f"{name}_masked") for name in BACKENDS}
 
 
-@pytest.mark.parametrize(
-    ("packages", "engine", "environment"),
-    [
-        (("bitsandbytes",), "transformers", {"LOAD_IN_4BIT": "true"}),
-        (("vllm",), "vllm", {"VLLM_ENFORCE_EAGER": "true", "VLLM_GPU_MEMORY_UTILIZATION": "0.2"}),
-    ],
-    ids=["in four bits", "with vLLM"],
-)
-def test_the_loop(
-    tmp_path: Path,
-    needs: Callable[..., None],
-    report: Report,
-    packages: tuple[str, ...],
-    engine: str,
-    environment: dict[str, str],
-) -> None:
-    """Two steps from a base in 4 bits, which sampling cannot merge; and two sampled by vLLM in the same process."""
-    needs("unsloth", *packages)
-    folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--backend", "unsloth", "--engine", engine, "--max-steps", "2", **environment))
-    metrics = RunLeft(folder / "outputs" / "grpo_masked").metrics
-    report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
-    assert [one["step"] for one in metrics] == [1, 2]
-    assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
-
-
 def test_the_first_step_is_the_same(runs: dict[str, RunLeft], report: Report) -> None:
     """Same adapter, same sampling; log-probabilities, gradient norm and updated weights within bf16's rounding."""
     plain, fast = (runs[name] for name in BACKENDS)
@@ -123,3 +97,29 @@ def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
     report(f"step 4: gap to the sampler {run.metrics[3]['sampler_gap_mean']:.4f}")
     assert run.metrics[3]["sampler_gap_mean"] < 0.05
     assert alike(run.adapter("final"), before) < 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("packages", "engine", "environment"),
+    [
+        (("bitsandbytes",), "transformers", {"LOAD_IN_4BIT": "true"}),
+        (("vllm",), "vllm", {"VLLM_ENFORCE_EAGER": "true", "VLLM_GPU_MEMORY_UTILIZATION": "0.2"}),
+    ],
+    ids=["in four bits", "with vLLM"],
+)
+def test_the_loop(
+    tmp_path: Path,
+    needs: Callable[..., None],
+    report: Report,
+    packages: tuple[str, ...],
+    engine: str,
+    environment: dict[str, str],
+) -> None:
+    """Two steps from a base in 4 bits, which sampling cannot merge; and two sampled by vLLM in the same process."""
+    needs("unsloth", *packages)
+    folder = make_workplace(tmp_path / "work")
+    finish(start(folder, "--backend", "unsloth", "--engine", engine, "--max-steps", "2", **environment))
+    metrics = RunLeft(folder / "outputs" / "grpo_masked").metrics
+    report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
+    assert [one["step"] for one in metrics] == [1, 2]
+    assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
