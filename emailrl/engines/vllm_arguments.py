@@ -20,8 +20,8 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
     """The fields of ``vllm.EngineArgs``.
 
     ``lora_rank`` is the largest rank to make room for; ``dtype`` a torch type's name; ``can_sleep`` says whether there
-    is a GPU. Log-probs are those after temperature, save where top-p or top-k would change them too (``check_sampling``).
-    The tokenizer stays out: ids go in, ids come out.
+    is a GPU. Log-probs are those after temperature, save where top-p or top-k would change them too
+    (``check_sampling``). The tokenizer stays out: ids go in, ids come out.
     """
     vllm, agent = settings.vllm, settings.agent
     arguments: dict[str, Any] = {
@@ -43,7 +43,7 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
     if not can_sleep:
-        # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (vLLM 0.31).
+        # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
         arguments["enable_chunked_prefill"] = False
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
