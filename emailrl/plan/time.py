@@ -33,12 +33,10 @@ GAIN: Final = 0.55
 """Share of such tokens' time that computing them once spares; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
 LAUNCH: Final = 4e-3
 """Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
-READ: Final = 0.5
-"""Share of FLOP/s that reading prompts reaches: with it the 0.6B and the 4B shape agree about ``PER_LAYER``."""
-PER_LAYER: Final = {"vllm": 0.37e-3, "eager": 1.5e-3, "merged": 2.0e-3, "beside": 3.5e-3}
-"""Seconds that a layer takes for one token of every running trajectory, on a GPU, beside what memory moves: vLLM with
-and without CUDA graphs and transformers with merged weights as in ``tests/gpu/bench_sampling.py``, waits for others'
-turns and prompts included; transformers with the adapter beside the weights assumed."""
+PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}
+"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU: vLLM with and without CUDA
+graphs and transformers with merged weights as in ``tests/gpu/bench_sampling.py`` and ``bench_grpo_step.py``, waits for
+others' turns included; transformers with the adapter beside the weights assumed."""
 GATHERED: Final = 2
 """Times that the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
@@ -82,8 +80,9 @@ def plan_seconds(
         train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
     samplers = samplers_of(settings, num_gpus)
-    rollout = _sampling_seconds(shape, settings, device, tokens, memory, tokens.trajectories, samplers)
-    evaluation = _sampling_seconds(shape, settings, device, tokens, memory, tokens.eval_trajectories, samplers)
+    sampling = Sampling(shape, settings, device, tokens, memory)
+    rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations) / samplers
+    evaluation = sampling.seconds(tokens.eval_trajectories, members=1) / samplers
     train *= settings.training.update_epochs
     run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
     return Seconds(rollout, score, train, evaluation, run, share)
@@ -154,31 +153,44 @@ def samplers_of(settings: Settings, num_gpus: int) -> int:
     return max(num_gpus - 1, 1) if settings.vllm.vllm_urls else settings.vllm.vllm_tensor_parallel_size
 
 
-def _sampling_seconds(
-    shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, trajectories: int, samplers: int
-) -> float:
-    """Reading what is not sampled at the speed of products, and one token after the other at that of memory."""
-    slots, layout = min(memory.at_once, trajectories), memory.layout
-    sampled = tokens.per_trajectory * min(tokens.trainable_share, TYPICAL_SAMPLED)
-    read = (tokens.per_trajectory - sampled) * trajectories
-    reading = read * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12 * READ)
-    steps = trajectories * sampled / slots
-    weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
-    cache = slots * tokens.per_trajectory / 2 * shape.cache_bytes(layout.itemsize)
-    if device.is_gpu and settings.agent.engine != "vllm":
-        cache *= GATHERED
-    moving = (weights + cache) / (device.bandwidth * BANDWIDTH)
-    computing = slots * 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12)
-    return (reading + steps * (shape.layers * _per_layer(shape, settings, device) + max(moving, computing))) / samplers
-
-
 TYPICAL_SAMPLED: Final = 0.25
-"""Share of a trajectory that is sampled, where more of it is trained."""
+"""Share of a trajectory that is sampled, where all but its prompt is trained."""
 
 
-def _per_layer(shape: Shape, settings: Settings, device: Device) -> float:
-    if not device.is_gpu:
-        return ON_CPU_PER_LAYER
-    if settings.agent.engine != "vllm":
-        return PER_LAYER["merged" if merges(shape, settings) else "beside"]
-    return PER_LAYER["eager" if settings.vllm.vllm_enforce_eager else "vllm"]
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What playing trajectories takes on one device."""
+
+    shape: Shape
+    settings: Settings
+    device: Device
+    tokens: Tokens
+    memory: Memory
+
+    def seconds(self, trajectories: int, *, members: int) -> float:
+        """Reading what is not sampled, a group's prompt once for its ``members``; then token after token.
+
+        A step of a GPU takes what its kernels need to be started or what they move or compute, whichever is longest.
+        """
+        shape, tokens = self.shape, self.tokens
+        rollout_mode = self.settings.training.mode == "rollout"
+        sampled = tokens.per_trajectory * (TYPICAL_SAMPLED if rollout_mode else tokens.trainable_share)
+        flops = 2 * shape.layers * shape.layer_matrix / (self.device.tflops * 1e12)
+        read = (tokens.per_trajectory - sampled) * trajectories * (1 - PROMPT_SHARE * (1 - 1 / members))
+        slots = min(self.memory.at_once, trajectories)
+        itemsize = self.memory.layout.itemsize
+        weights = shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit)
+        cache = slots * tokens.per_trajectory / 2 * shape.cache_bytes(itemsize)
+        if self.device.is_gpu and self.settings.agent.engine != "vllm":
+            cache *= GATHERED
+        working = max((weights + cache) / (self.device.bandwidth * BANDWIDTH), slots * flops)
+        starting = shape.layers * self._per_layer()
+        step = max(starting, working) if self.device.is_gpu else starting + working
+        return read * flops + trajectories * sampled / slots * step
+
+    def _per_layer(self) -> float:
+        if not self.device.is_gpu:
+            return ON_CPU_PER_LAYER
+        if self.settings.agent.engine != "vllm":
+            return PER_LAYER["merged" if merges(self.shape, self.settings) else "beside"]
+        return PER_LAYER["eager" if self.settings.vllm.vllm_enforce_eager else "vllm"]
