@@ -159,7 +159,7 @@ def run_benchmark(
         if result.evaluation.exceptions == result.evaluation.num_questions:
             first = result.evaluation.trajectories[0].exception
             raise EmailRLError(
-                f"{result.subject.label}: every question raised: {first}",
+                f"{result.subject.label}: every question raised: {str(first).rstrip('.')}.",
                 f"Check the server or model; all of them are in {result.trajectories}.",
             )
     return report

@@ -205,7 +205,10 @@ def results_table(report: Report) -> RenderableType:
         f"p = {each.p_value:.3g} (exact McNemar)"
         for each in report.comparisons
     ]
-    lines.append("tokens counts a conversation once, prompt_tokens its beginning anew at every turn: docs/benchmark.md")
+    lines.append(
+        "tokens counts a conversation once, prompt_tokens its beginning anew at every turn; a chat server's tokens are "
+        "prompt_tokens + completion_tokens: docs/benchmark.md"
+    )
     lines += [f"note: {note}" for note in report.notes]
     if report.interrupted:
         lines.append("interrupted: only the questions finished by then are counted")

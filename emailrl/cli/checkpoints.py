@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 checkpoints = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Run = Annotated[Path | None, typer.Argument(help="A run's folder; none: every run under OUTPUT_DIR.")]
+Run = Annotated[Path | None, typer.Argument(help="A run's folder; none: all whose folder begins with OUTPUT_DIR.")]
 
 
 @checkpoints.callback()
@@ -34,7 +34,7 @@ def checkpoints_command() -> None:
 
 @checkpoints.command("list")
 def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = None, json: Json = False) -> None:
-    """List the checkpoints of a run, or of every run under OUTPUT_DIR.
+    """List the checkpoints of a run, or of every run whose folder begins with OUTPUT_DIR.
 
     Examples:
 

@@ -172,7 +172,7 @@ class VllmServers:
 
     def _nobody(self, why: str) -> EmailRLError:
         return EmailRLError(
-            f"None of the {len(self._replicas)} vLLM servers can be used: {why}.", "Start one, then --resume latest."
+            f"No vLLM server is left, of {len(self._replicas)}: {why}.", "Start one, then --resume latest."
         )
 
     # -- completions

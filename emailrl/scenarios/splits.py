@@ -48,7 +48,7 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
     if allow_shared:
         return f"splits share an inbox ({inbox}{others}): not a test on unseen mailboxes"
     raise UsageError(
-        f"{source}: inbox {inbox}{others} stands in the splits {' and '.join(splits)}.",
+        f"{source}: inbox {inbox}{others} stands in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
         "Splits must share no inbox; --allow-shared-inbox accepts it (tables then say so).",
     )
 

@@ -225,14 +225,16 @@ class Run:
         """Save the last whole step of a run that ends before its end, where its weights are still there."""
         step = self.snapshot.state["step"]
         if self.saved_step == step:
-            self.tracker.say(f"Stopped after step {step}, which is saved.")
+            self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest goes on.")
         elif not step and (self.directory / REPLACED).exists():
             self.tracker.say("Stopped before the first step; the run that was to be replaced is back in its place.")
         elif self._half_done or self.interrupts.impatient:
             saved = "there is no checkpoint yet" if self.saved_step is None else f"saved up to step {self.saved_step}"
             self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
         else:
-            self.tracker.say(f"Stopped after step {step}, saved in {self.save('checkpoint').path}.")
+            self.tracker.say(
+                f"Stopped after step {step}, saved in {self.save('checkpoint').path}; --resume latest goes on."
+            )
 
     def finish(self, reason: str) -> None:
         """Write ``final`` and say why the run ended."""

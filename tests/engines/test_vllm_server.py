@@ -218,9 +218,9 @@ def test_all_dead_is_one_clear_error(
     engine = connect(one, other)
     engine.load_adapter(adapters[0], "v-1")
     one.dies_after = other.dies_after = 0
-    with pytest.raises(EmailRLError, match="None of the 2 vLLM servers can be used"):
+    with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
         ask(engine)
-    with pytest.raises(EmailRLError, match="None of the 2 vLLM servers can be used"):
+    with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
         engine.load_adapter(adapters[1], "v-2")
 
 
