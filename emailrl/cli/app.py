@@ -71,17 +71,17 @@ def emailrl_command(
 
 # In the order of a policy's life, which is the order --help lists them in.
 app.command("gen-db")(gen_db)
-app.command("gen-questions")(gen_questions)
-app.command("warm-start")(warm_start)
-app.command("rollout")(rollout)
-app.command("train")(train)
-app.command("benchmark")(benchmark)
-app.command("inspect-trajectory")(inspect_trajectory)
-app.command("export")(export)
+app.command("gen-questions", short_help="Make questions with known answers from a database.")(gen_questions)
+app.command("warm-start", short_help="Teach a policy the form of the work from experts.")(warm_start)
+app.command("rollout", short_help="Play questions with a policy and record all of it.")(rollout)
+app.command("train", short_help="Train a policy's LoRA adapter on its own rollouts.")(train)
+app.command("benchmark", short_help="Measure policies on the test questions.")(benchmark)
+app.command("inspect-trajectory", short_help="Show a trajectory turn by turn, token by token.")(inspect_trajectory)
+app.command("export", short_help="Write a checkpoint as an adapter or merged weights.")(export)
 app.add_typer(checkpoints, name="checkpoints")
-app.command("doctor")(doctor)
-app.command("plan")(plan)
-app.command("quickstart")(quickstart)
+app.command("doctor", short_help="Show what is installed, what is missing, what to do.")(doctor)
+app.command("plan", short_help="Say what memory, tokens, time and money a run takes.")(plan)
+app.command("quickstart", short_help="Run the whole cycle on a demo mailbox, in minutes.")(quickstart)
 
 
 def _prepare_streams() -> None:

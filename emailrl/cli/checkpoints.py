@@ -32,7 +32,7 @@ def checkpoints_command() -> None:
     """
 
 
-@checkpoints.command("list")
+@checkpoints.command("list", short_help="List the checkpoints of a run, or of all.")
 def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = None, json: Json = False) -> None:
     """List the checkpoints of a run, or of every run whose folder begins with OUTPUT_DIR.
 
@@ -59,7 +59,7 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
         _print_table(found)
 
 
-@checkpoints.command("show")
+@checkpoints.command("show", short_help="Show a checkpoint's metadata; check its files.")
 def show_command(
     which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
     output_dir: OutputDir = None,
@@ -112,7 +112,7 @@ def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
     return {section: values for section, values in differing.items() if values}
 
 
-@checkpoints.command("prune")
+@checkpoints.command("prune", short_help="Remove the oldest checkpoints of each run.")
 def prune_command(
     run: Run = None,
     keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep so many; none: SAVE_TOTAL_LIMIT.")] = None,
