@@ -153,7 +153,8 @@ class Run:
         write_trajectories(path, trajectories)
         if (reason := first_exception(trajectories)) is not None:
             raise EmailRLError(
-                f"Every rollout raised ({path.stem}); the first: {reason}", "Mend it, then --resume latest."
+                f"Every rollout raised ({path.stem}); the first: {reason.rstrip('.')}.",
+                "Mend it, then --resume latest.",
             )
 
     # -- state
