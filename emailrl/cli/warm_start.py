@@ -51,4 +51,4 @@ def warm_start(
             batch_size=batch_size, learning_rate=learning_rate, workers=workers,
             report=lambda step, value: progress.update(task, completed=step, loss=value),
         )  # fmt: skip
-    print_json({"out": out, "steps": steps, "loss": loss}) if json else print(f"{out}  loss {loss:.4f}")
+    print_json({"out": out, "steps": steps, "loss": loss}) if json else print(f"Wrote {out}: loss {loss:.4f}")

@@ -110,7 +110,7 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
 def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int) -> str:
     """The lines a run begins with."""
     training = settings.training
-    begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} steps"
+    begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} step{'s' if total != 1 else ''}"
     return "\n".join(
         (
             RULE,
@@ -134,10 +134,10 @@ def step_line(metrics: Mapping[str, Any], total: int) -> str:
 
     parts = [
         f"Step {metrics['step']}/{total}",
-        f"Loss {shown('loss', '.4f')}",
-        f"Policy {shown('policy_loss', '.4f')}",
-        f"KL {shown('kl', '.4f')}",
-        f"Reward {shown('reward_mean', '.3f')}",
+        f"Loss {shown('loss', 'z.4f')}",
+        f"Policy {shown('policy_loss', 'z.4f')}",
+        f"KL {shown('kl', 'z.4f')}",
+        f"Reward {shown('reward_mean', 'z.3f')}",
         f"Acc {shown('accuracy', '.1%')}",
         f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
         f" ({shown('trainable_share', '.1%')})",

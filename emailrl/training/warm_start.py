@@ -238,10 +238,12 @@ def _demo_examples(tokenizer_path: Path, count: int, seed: int, workers: int | N
 
 def _new(folder: Path, seed: int) -> tuple[PreTrainedModel, Callable[[], None]]:
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from emailrl.policy.tensors import writing_tensors
     from emailrl.training.small_model import new_model, train_tokenizer
 
+    disable_progress_bar()  # one over a single file, across ours
     tokenizer = train_tokenizer(corpus(CORPUS_WORLDS, seed=seed))
     tokenizer.save_pretrained(folder)
     model: Any = new_model(tokenizer, seed)
