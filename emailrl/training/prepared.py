@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,9 +29,9 @@ class Prepared:
     """None without a critic; so are ``returns``."""
     returns: Tensor | None = None
 
-    def halves_like(self, failed: Prepared) -> list[Prepared]:
+    def halves_like(self, failed: MicroBatch, size: Callable[[MicroBatch], int]) -> list[Prepared]:
         """Two micro-batches of half as many rows, where this is no smaller than one that did not fit; else itself."""
-        if self.batch.token_ids.numel() < failed.batch.token_ids.numel() or len(self.samples) == 1:
+        if size(self.batch) < size(failed) or len(self.samples) == 1:
             return [self]
         return [self._rows(part, batch) for part, batch in _halves(self.batch)]
 

@@ -13,6 +13,7 @@ from emailrl.policy.logprobs import TokenLogprobs, token_logprobs
 from emailrl.policy.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
 from emailrl.training.batches import MicroBatch, micro_batches
+from emailrl.training.prepared import halves_of
 from emailrl.training.samples import TrainingSample
 
 
@@ -56,17 +57,25 @@ class Scorer:
         with self.policy.reference():
             return self._score(batch, critic=False).logprobs
 
+    def size(self, batch: MicroBatch) -> int:
+        """Tokens of a micro-batch that take memory: those to compute where it is packed, padding too where not."""
+        return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
+
     def ran_out(self, batch: MicroBatch) -> None:
-        """Note that a micro-batch did not fit: later ones are half as large. A single sample raises EmailRLError."""
+        """Note that a micro-batch did not fit: later ones are no larger than its halves.
+
+        Raises EmailRLError for a single sample.
+        """
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(batch.indices) == 1:
             raise EmailRLError(
                 f"Out of memory on one sample of {batch.num_tokens} tokens.",
-                "Set GRADIENT_CHECKPOINTING=true, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
+                "Set GRADIENT_CHECKPOINTING=on, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
             )
-        tokens = batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
-        self.max_tokens = min(self.max_tokens, max(tokens // 2, 1))
+        # Where prefixes are shared a half is more than half: a lower cap would tear apart what would have fitted.
+        halves = max(map(self.size, halves_of(batch)))
+        self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
 
     def _score(
         self,

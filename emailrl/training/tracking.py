@@ -110,7 +110,7 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
 def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int) -> str:
     """The lines a run begins with."""
     training = settings.training
-    begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} step{'s' if total != 1 else ''}"
+    begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} steps"
     return "\n".join(
         (
             RULE,

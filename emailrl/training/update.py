@@ -233,7 +233,7 @@ class Updater:
                 pass  # handled below, where the traceback holds no tensors any more
             self.scorer.ran_out(item.batch)
             tally.counts["micro_batches_halved"] += 1
-            prepared[:] = [part for other in prepared for part in other.halves_like(item)]
+            prepared[:] = [part for other in prepared for part in other.halves_like(item.batch, self.scorer.size)]
 
     def _backward(
         self, item: Prepared, whole: Denominators, seen: Tally, *, first_pass: bool, critic_only: bool

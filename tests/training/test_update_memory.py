@@ -15,6 +15,7 @@ from training.updaters import LENGTHS, gradients, make_updater, samples
 from emailrl.errors import EmailRLError
 from emailrl.training import scoring
 from emailrl.training.prepared import Prepared
+from emailrl.training.samples import TrainingSample
 from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
@@ -91,18 +92,49 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
 
 def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
     made = samples()
+    scorer = make(max_tokens_per_micro_batch=30, packing=False).scorer
     large, small = (
         Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
-        for batch in make(max_tokens_per_micro_batch=30, prefix_sharing=False).scorer.micro_batches(made)
+        for batch in scorer.micro_batches(made)
     )
     assert [len(item.samples) for item in (large, small)] == [2, 2]
     assert large.batch.token_ids.numel() > small.batch.token_ids.numel()
-    assert small.halves_like(large) == [small]
-    assert [len(half.samples) for half in large.halves_like(small)] == [1, 1]
-    halves = small.halves_like(small)
+    assert small.halves_like(large.batch, scorer.size) == [small]
+    assert [len(half.samples) for half in large.halves_like(small.batch, scorer.size)] == [1, 1]
+    halves = small.halves_like(small.batch, scorer.size)
     for half, one in zip(halves, small.samples, strict=True):
         length = len(one.token_ids)
         assert half.samples == [one] and half.batch.indices == (made.index(one),)
         assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
         assert half.advantages.tolist() == [[one.advantage * on for on in one.loss_mask]]
-    assert halves[0].halves_like(halves[0]) == [halves[0]]  # one row is not halved
+    assert halves[0].halves_like(halves[0].batch, scorer.size) == [halves[0]]  # one row is not halved
+
+
+def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
+    def alike(first_of_own: list[int]) -> list[TrainingSample]:
+        """Samples of ten common tokens and four of their own."""
+        rows = [[*range(5, 15), first, 3, 4, 5] for first in first_of_own]
+        return [
+            TrainingSample(str(n), "group", row, [0] * 10 + [1] * 4, [None] * 10 + [-1.0] * 4, 1.0)
+            for n, row in enumerate(rows)
+        ]
+
+    scorer = make(max_tokens_per_micro_batch=100).scorer
+    (batch,) = scorer.micro_batches(alike([20, 21, 22, 23]))
+    assert scorer.size(batch) == 26
+    scorer.ran_out(batch)
+    assert scorer.max_tokens == 18  # twice ten and eight, where half of 26 would share nothing
+    assert [scorer.size(one) for one in scorer.micro_batches(alike([20, 21, 22, 23]))] == [18, 18]
+    scorer = make(max_tokens_per_micro_batch=100).scorer
+    (same,) = scorer.micro_batches(alike([20, 20]))
+    assert scorer.size(same) == 14
+    scorer.ran_out(same)
+    assert scorer.max_tokens == 13  # its halves are as large, and come alone
+
+
+def test_a_batch_counts_as_it_is_computed(make: Make) -> None:
+    packed = make(max_tokens_per_micro_batch=1000, prefix_sharing=False).scorer
+    padded = make(max_tokens_per_micro_batch=1000, packing=False).scorer
+    made = samples()
+    (row,), (rectangle,) = packed.micro_batches(made), padded.micro_batches(made)
+    assert packed.size(row) == sum(LENGTHS) and padded.size(rectangle) == len(LENGTHS) * max(LENGTHS)
