@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plan import Plan, find_device, make_plan, measure_run, this_machine
@@ -428,8 +429,35 @@ def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
 def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
     made = plan_for(tmp_path, "A100-80", engine="vllm")
     assert not made.memory.fits and made.memory.peak < made.memory.usable
-    assert "tokens of 40,960; turn MAX_MODEL_LEN from 40960 to 20480" in made.verdict
-    assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=20480).memory.fits
+    assert "has room for 40,185 tokens of 40,960; turn MAX_MODEL_LEN from 40960 to 39936, or" in made.verdict
+    assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=39936).memory.fits
+    # 0.45 of 23.5 GiB, less weights of 8,044,936,192 bytes and 2 GiB, at 147,456 bytes a token: 7,883 tokens.
+    small = make_plan(settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B"), find_device("4090"))
+    assert small.memory.cache_tokens == 7883 and small.ways[0].text == "MAX_MODEL_LEN=7168"
+    # The longest of 5,120 tokens on average is 1.4 times as long, 7,168; of 5,121 it is 7,169.
+    settings = small.settings
+    for tokens, offered in ((5120, True), (5121, False)):
+        knobs = make_plan(settings, find_device("4090"), tokens_per_trajectory=tokens).knobs
+        assert ("MAX_MODEL_LEN" in [knob.name for knob in knobs]) is offered
+
+
+def test_vllm_in_the_same_process_is_noted_where_it_is_faster(tmp_path: Path) -> None:
+    made = plan_for(tmp_path)
+    other = plan_for(tmp_path, engine="vllm")
+    assert made.vllm is not None and made.vllm.text == "--engine vllm"
+    assert made.vllm.run_seconds == other.run_seconds < made.run_seconds / 4
+    assert made.vllm.peak == other.memory.peak
+    [note] = [one for one in made.notes if "--engine vllm" in one]
+    assert note.endswith("would take 111 min instead of 9.1 h")
+    paid = make_plan(made.settings, H200, num_gpus=4, price=3.0)
+    assert any("--engine vllm" in one and "and cost 22." in one for one in paid.notes) and paid.servers is not None
+    narrow = plan_for(tmp_path, "H100")
+    assert narrow.vllm is not None and narrow.vllm.text == "MAX_MODEL_LEN=38912 and --engine vllm"
+    narrowed = plan_for(tmp_path, "H100", engine="vllm", max_model_len=38912)
+    assert narrowed.memory.fits and narrow.vllm.run_seconds == narrowed.run_seconds
+    slower = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-4B")  # few trajectories at once beside the weights
+    assert slower.memory.fits and slower.vllm is None
+    assert other.vllm is None and plan_for(tmp_path, "CPU", model_name="nano").vllm is None
 
 
 def test_the_knobs_named_are_enough(tmp_path: Path) -> None:
@@ -452,7 +480,7 @@ def test_knobs_that_only_together_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_setting_makes_fit(tmp_path: Path) -> None:
-    made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B")
+    made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
     assert made.knobs == [] and made.verdict.endswith("choose a smaller model")
 
 
@@ -595,6 +623,40 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
         measure_run(tmp_path)
 
 
+def write_checkpoint(run: Path, base_model: str) -> None:
+    """A checkpoint that names its base model, and holds nothing else."""
+    record = dict.fromkeys((item.name for item in fields(Metadata)), "")
+    named = record | {"kind": "final", "step": 3, "base_model": base_model, "files": {}, "schema_version": 1}
+    (run / "final").mkdir()
+    (run / "final" / "metadata.json").write_text(json.dumps(named))
+
+
+def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    def said(*arguments: str, **environment: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["plan", "--run", "run", "--json", *arguments], env=environment)
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no GPU
+    write_metrics(tmp_path / "run")
+    bare = said("--max-steps", "30")
+    assert bare["model"]["name"] == "OpenPipe/Qwen3-14B-Instruct"
+    assert bare["notes"][0] == "no checkpoint of the run names its model: it is taken to be of " + bare["model"]["name"]
+    write_checkpoint(tmp_path / "run", "nano")
+    own = said("--max-steps", "30")
+    assert own["model"]["name"] == "nano" and own["seconds"]["run"] == 300
+    assert not any("the run is of" in note for note in own["notes"])
+    for other in (said("--model", "Qwen/Qwen3-0.6B"), said(MODEL_NAME="Qwen/Qwen3-0.6B")):
+        assert other["model"]["name"] == "Qwen/Qwen3-0.6B" and other["tokens"]["per_trajectory"] == 429
+        assert other["seconds"]["measured"] is None  # they were nano's
+        assert other["notes"][0] == (
+            "the run is of nano, not of Qwen/Qwen3-0.6B: its tokens are taken, its seconds are not"
+        )
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
@@ -622,8 +684,47 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
         find_device("H20")
-    assert "Did you mean H200?" in raised.value.hint
-    assert isinstance(find_device("a100 80GB"), Device) and find_device("A100").gib > 70
+    assert "Known are B200, H200, H100, " in raised.value.hint and "did you mean" not in raised.value.hint.lower()
+    assert "describe another: --gpu '24 GiB, 125 TFLOP/s, 0.6 TB/s'" in raised.value.hint
+    for other in ("A10G", "GH200", "RTX 6000 Ada", "RTX 3090 Ti", "RTX 4090 48GB", "A100-20", ""):
+        with pytest.raises(UsageError, match="Unknown GPU"):
+            find_device(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100 80GB PCIe", "A100-80"),
+        ("a100 80 GB", "A100-80"),
+        ("A100", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("RTX4090", "4090"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_cards_are_known_by_the_names_that_nvidia_smi_prints(name: str, kind: str) -> None:
+    assert find_device(name).name == kind
+
+
+def test_a_card_can_be_described() -> None:
+    card = find_device("24 GiB, 125 TFLOP/s, 0.6 TB/s")
+    # Of the data sheet's FLOP/s large products reach four fifths.
+    assert card == Device("a card of 24 GiB", 24.0, pytest.approx(100.0), pytest.approx(0.6e12))
+    other = find_device("600 GB/s,0.125 PFLOPS, 24GB")
+    assert (other.gib, other.tflops, other.bandwidth) == pytest.approx((24e9 / 2**30, 100.0, 0.6e12))
+    for wrong in ("24 GiB, 125 TFLOP/s", "24 GiB, 125 TFLOP/s, 0 TB/s", "24, 125, 0.6", "24 GiB, 24 GiB, 0.6 TB/s"):
+        with pytest.raises(UsageError, match="Unknown GPU"):
+            find_device(wrong)
 
 
 @pytest.mark.parametrize(
@@ -660,6 +761,10 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(UsageError, match="Banana 9000 is not in the table"):
         this_machine()
+    odd.write_text("#!/bin/sh\necho 'NVIDIA H200 NVL, 143771'\n")
+    kin = this_machine()
+    assert (kin.name, kin.gib, kin.tflops) == ("NVIDIA H200 NVL", 143_771 / 1024, H200.tflops)
+    assert kin.note == "NVIDIA H200 NVL is not in the table: its times are those of H200"
 
 
 def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -29,7 +29,11 @@ def plan(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a rollout.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one generation.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="H200, H100, A100-80, A100-40, L40S, 4090, 3090, T4 or CPU; bare: this machine.")
+        str | None,
+        typer.Option(
+            help="B200, H200, H100, A100-80, L40S, 4090, …, as nvidia-smi names it, or CPU; another card as "
+            "'24 GiB, 125 TFLOP/s, 0.6 TB/s'; bare: this machine."
+        ),
     ] = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="GPUs that are paid for; one of them trains.")] = 1,
     price: Annotated[float | None, typer.Option(min=0, help="Of one GPU for an hour.")] = None,
@@ -40,7 +44,8 @@ def plan(
         float | None, typer.Option(min=0, max=1, help="Share of those tokens that is trained.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Take tokens, and without --gpu seconds, from this run's metrics.jsonl.")
+        Path | None,
+        typer.Option(help="Take tokens, without --gpu seconds, and without --model the model, from this run's folder."),
     ] = None,
     mfu: Annotated[
         float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches; bare: as measured.")
@@ -63,7 +68,7 @@ def plan(
       emailrl plan --run outputs/grpo_masked --max-steps 400
       emailrl plan --model nano --gpu CPU --json
     """
-    from emailrl.plan import find_device, make_plan, measure_run, this_machine
+    from emailrl.plan import base_of, find_device, make_plan, measure_run, this_machine
     from emailrl.plan.report import plan_json
     from emailrl.settings import load_settings
 
@@ -82,6 +87,9 @@ def plan(
         },
         preset,
     )
+    measured = None if run is None else measure_run(run)
+    if measured is not None:
+        settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     made = make_plan(
         settings,
@@ -91,7 +99,7 @@ def plan(
         tokens_per_trajectory=tokens_per_trajectory,
         trainable_share=trainable_share,
         utilization=mfu,
-        measured=None if run is None else measure_run(run),
+        measured=measured,
         here=gpu is None,
     )
     if json:

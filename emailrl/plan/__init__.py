@@ -14,12 +14,12 @@ from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.obstacles import Obstacle, find_obstacles
 from emailrl.plan.time import Seconds, plan_seconds
-from emailrl.plan.tokens import Measured, Tokens, count_tokens, measure_run
-from emailrl.plan.ways import Way, ways_to_fit, with_servers
+from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
+from emailrl.plan.ways import Way, ways_to_fit, with_servers, with_vllm
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
 
-__all__ = ["Measured", "Plan", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
+__all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,14 @@ class Plan:
     """What makes it fit, each planned whole."""
     servers: Way | None
     """The run with vLLM servers on the GPUs that do not train."""
+    vllm: Way | None
+    """The run with vLLM in the process that trains, where it fits and is clearly faster."""
     obstacles: list[Obstacle] = field(default_factory=list)
     """What keeps the run from starting, whatever its memory."""
     measured: Measured | None = None
+    """Of a run of this model on this machine."""
+    remarks: list[str] = field(default_factory=list)
+    """On what was measured."""
 
     @property
     def runs(self) -> bool:
@@ -101,7 +106,7 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What the numbers rest on, and what they leave out."""
-        notes = [*self.memory.notes, *([self.device.note] if self.device.note else [])]
+        notes = [*self.remarks, *self.memory.notes, *([self.device.note] if self.device.note else [])]
         if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
             notes.append(f"times were measured on an {MEASURED}: {self.device.name} is taken by its data sheet")
         worst = self.worst
@@ -111,15 +116,18 @@ class Plan:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
+        if self.vllm:
+            notes.append(f"with vLLM in the same process ({self.vllm.text}) {self._instead(self.vllm)}")
         if self.servers:
-            then, now = self.servers.run_seconds, self.seconds.run
-            costs = "" if not self.price else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
-            notes.append(
-                "one GPU trains and samples; with vLLM servers on the others (VLLM_URLS) the run would take "
-                f"{duration(then)} instead of {duration(now)}{costs}"
-            )
+            servers = "one GPU trains and samples; with vLLM servers on the others (VLLM_URLS)"
+            notes.append(f"{servers} {self._instead(self.servers)}")
         notes.append("the mailbox, the judge and saving are not in the times")
         return notes
+
+    def _instead(self, way: Way) -> str:
+        then, now = way.run_seconds, self.seconds.run
+        costs = "" if not self.price else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
+        return f"the run would take {duration(then)} instead of {duration(now)}{costs}"
 
 
 def make_plan(
@@ -159,6 +167,7 @@ def make_plan(
     memory, seconds = whole(settings, device)
     knobs = [] if memory.fits else advise(settings, device, memory, again, tokens.longest)
     larger = None if memory.fits else larger_device(settings, device, again)
+    alike = measured is None or measured.is_of(settings.model.name)
     return Plan(
         settings=settings,
         shape=shape,
@@ -173,8 +182,10 @@ def make_plan(
         larger=larger,
         ways=[] if memory.fits else ways_to_fit(settings, device, shape, knobs, larger, whole),
         servers=with_servers(settings, device, num_gpus, whole),
+        vllm=with_vllm(settings, device, tokens.longest, whole) if memory.fits else None,
         obstacles=find_obstacles(settings, shape, device, here=here),
-        measured=measured if here else None,
+        measured=measured if here and alike else None,
+        remarks=[] if measured is None else measured.remarks_on(settings.model.name),
     )
 
 

@@ -12,6 +12,7 @@ from emailrl.settings import Settings
 SMALLEST_BATCH = 1024
 SMALLEST_SHARE = 0.2
 SMALLEST_PASS = 256
+WINDOW_STEP = 1024
 Plan = Callable[[Settings, Device], Memory]
 
 
@@ -106,7 +107,7 @@ def _candidates(settings: Settings, memory: Memory, longest: int) -> Iterator[tu
             yield "VLLM_ENABLE_SLEEP", "vllm", False, [True]
         share = vllm.vllm_gpu_memory_utilization
         steps = [round(share + change / 20, 2) for change in (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6, -7, 7, -8, 8)]
-        yield "MAX_MODEL_LEN", "model", memory.cache_needs, _halves(memory.cache_needs, 2 * longest)
+        yield "MAX_MODEL_LEN", "model", memory.cache_needs, list(windows(memory, longest))
         yield "VLLM_GPU_MEMORY_UTILIZATION", "vllm", share, [one for one in steps if SMALLEST_SHARE <= one <= 0.9]
     elif agent.engine in ("auto", "transformers"):
         tokens = rollout_pass(settings, memory.layout)
@@ -120,6 +121,13 @@ def _candidates(settings: Settings, memory: Memory, longest: int) -> Iterator[tu
         yield "LOAD_IN_4BIT", "model", False, [True]
     if agent.engine == "vllm" and not vllm.vllm_urls:
         yield "EMAILRL_ENGINE", "agent", "vllm", ["transformers"]  # one copy of the weights instead of two
+
+
+def windows(memory: Memory, longest: int) -> Iterator[int]:
+    """The largest context window that vLLM's cache holds, where one is needed and no typical trajectory outgrows it."""
+    window = (memory.cache_tokens or 0) // WINDOW_STEP * WINDOW_STEP
+    if longest <= window < memory.cache_needs:
+        yield window
 
 
 def _halves(value: int, least: int) -> list[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -40,11 +40,17 @@ def _gpu(name: str, gib: float, sheet_tflops: float, terabytes: float, note: str
 DEVICES: Final = {
     device.name.lower(): device
     for device in (
+        _gpu("B200", 178.4, 2250, 8.0),
         _gpu("H200", 139.8, 989, 4.8),
         _gpu("H100", 79.1, 989, 3.35),
+        _gpu("H100-PCIe", 79.1, 756, 2.0),
+        _gpu("H100-NVL", 93.1, 835, 3.9),
         _gpu("A100-80", 79.2, 312, 2.0),
         _gpu("A100-40", 39.4, 312, 1.55),
         _gpu("L40S", 44.4, 362, 0.86),
+        _gpu("L4", 22.0, 121, 0.3),
+        _gpu("A6000", 47.4, 155, 0.77),
+        _gpu("A10", 22.0, 125, 0.6),
         _gpu("4090", 23.5, 165, 1.0),
         _gpu("3090", 23.6, 71, 0.94),
         _gpu("T4", 14.6, 65, 0.3, "a T4 has neither bf16 nor FlashAttention: slower, and more memory, than planned"),
@@ -53,24 +59,57 @@ DEVICES: Final = {
     )
 }
 """By lower-case name; memory as the driver states it, FLOP/s and bandwidth from NVIDIA's data sheets."""
-_ALIASES: Final = {
-    **{"a100": "a100-80", "a10080": "a100-80", "a10040": "a100-40", "h10080": "h100", "h200141": "h200"},
-    **{"rtx4090": "4090", "rtx3090": "3090"},
-}
+EXAMPLE: Final = "24 GiB, 125 TFLOP/s, 0.6 TB/s"
+_BYTES: Final = {"g": 1e9, "gi": 2**30, "t": 1e12, "ti": 2**40}
+_ADORNMENTS: Final = re.compile(r"nvidia|geforce|tesla|quadro|rtx|sxm\d*|hbm\d*e?|gb|gib")
+_SIZE: Final = re.compile(r"(\d{2,3})(?:gb|gib)?")
 
 
 def find_device(name: str) -> Device:
-    """The machine named; UsageError for one that is not in the table."""
-    key = name.lower().replace(" ", "").replace("gb", "")
-    key = _ALIASES.get(key, key)
-    if key == "cpu":
+    """The machine named, as in the table or as nvidia-smi names it, or described as in ``EXAMPLE``; else UsageError."""
+    if name.strip().lower() == "cpu":
         return this_cpu()
-    if key not in DEVICES:
-        near = difflib.get_close_matches(key, DEVICES, n=1)
-        hint = f"Did you mean {DEVICES[near[0]].name}? " if near else ""
+    found = _described(name) or _named(name)
+    if found is None:
         known = ", ".join(device.name for device in DEVICES.values())
-        raise UsageError(f"Unknown GPU '{name}'.", f"{hint}Known are {known}.")
-    return DEVICES[key]
+        raise UsageError(f"Unknown GPU '{name}'.", f"Known are {known}; describe another: --gpu '{EXAMPLE}'.")
+    return found
+
+
+def _described(text: str) -> Device | None:
+    """A card given by memory, dense half-precision FLOP/s and bandwidth, in any order; None where one is missing."""
+    given: dict[str, float] = {}
+    for part in text.lower().split(","):
+        amount = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([gt]i?)b|([tp])flops?)(?:/s)?", part.strip())
+        if amount is None:
+            return None
+        number, memory, operations = float(amount[1]), amount[2], amount[3]
+        if operations:
+            given["tflops"] = number * (1000 if operations == "p" else 1)
+        else:
+            given["bandwidth" if part.endswith("/s") else "memory"] = number * _BYTES[memory]
+    if len(given) < 3 or not all(given.values()):
+        return None
+    gib = given["memory"] / GIB
+    return _gpu(f"a card of {gib:.4g} GiB", gib, given["tflops"], given["bandwidth"] / 1e12)
+
+
+def _named(name: str, gib: float | None = None) -> Device | None:
+    """The card of this name, of several that have it the one of the memory stated; None for one not in the table."""
+    words = [word.removeprefix("rtx") for word in re.findall(r"[a-z0-9]+", name.lower())]
+    sizes = [float(found[1]) for word in words if (found := _SIZE.fullmatch(word))]
+    kind = "-".join(word for word in words if word and not _SIZE.fullmatch(word) and not _ADORNMENTS.fullmatch(word))
+    for wanted in (kind, kind.removesuffix("-pcie")):
+        cards = [card for key, card in DEVICES.items() if card.is_gpu and re.sub(r"-\d+$", "", key) == wanted]
+        if gib is None and sizes:  # another memory is another card
+            cards = [card for card in cards if abs(card.gib - sizes[0]) < sizes[0] / 10]
+        if cards:
+            return cards[0] if not (size := gib or max(sizes, default=0.0)) else _nearest(cards, size)
+    return None
+
+
+def _nearest(cards: list[Device], gib: float) -> Device:
+    return min(cards, key=lambda card: abs(card.gib - gib))
 
 
 def this_cpu() -> Device:
@@ -81,17 +120,20 @@ def this_cpu() -> Device:
 
 
 def this_machine() -> Device:
-    """The first GPU here, with its own memory, else the CPU; UsageError for a GPU that is not in the table."""
+    """The first GPU here, with its own memory, else the CPU; UsageError for a GPU of no kind in the table."""
     found = _gpus()
     if not found:
         return this_cpu()
     name, gib = found[0]
-    compact = name.lower().replace(" ", "")
-    kinds = [device for key, device in DEVICES.items() if device.is_gpu and key.split("-")[0] in compact]
-    if not kinds:
-        raise UsageError(f"This machine's {name} is not in the table.", "Name a similar one with --gpu.")
-    nearest = min(kinds, key=lambda device: abs(device.gib - gib))
-    return replace(nearest, gib=gib)
+    card = _named(name, gib)
+    if card is not None:
+        return replace(card, gib=gib)
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    kin = [device for key, device in DEVICES.items() if device.is_gpu and key.split("-")[0] in words]
+    if not kin:
+        raise UsageError(f"This machine's {name} is not in the table.", f"Describe it: --gpu '{EXAMPLE}'.")
+    card = _nearest(kin, gib)
+    return replace(card, name=name, gib=gib, note=f"{name} is not in the table: its times are those of {card.name}")
 
 
 def count_gpus() -> int:

@@ -33,6 +33,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "change": [_change(knob) for knob in plan.knobs],
         "larger_gpu": plan.larger.name if plan.larger else None,
         "ways": [_way(way) for way in plan.ways],
+        "with_vllm": _way(plan.vllm) if plan.vllm else None,
         "with_servers": _way(plan.servers) if plan.servers else None,
         "notes": plan.notes,
     }

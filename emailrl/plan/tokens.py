@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import UsageError
-from emailrl.policy.resolve import NANO
+from emailrl.policy.resolve import NANO, same_base
 from emailrl.policy.shape import Shape
 from emailrl.recording import read_records
 from emailrl.settings import Settings
@@ -36,6 +37,20 @@ class Measured:
     seconds: dict[str, float]
     """Of a step, by phase, and ``total``."""
     steps: int
+    base_model: str | None = None
+    """As the run's checkpoints name it; None where it has none."""
+
+    def is_of(self, model: str) -> bool:
+        """Whether the run may have been of this model: it does not say that it was of another."""
+        return self.base_model is None or same_base(self.base_model, model)
+
+    def remarks_on(self, model: str) -> list[str]:
+        """What a plan of ``model`` must say of the run."""
+        if self.base_model is None:
+            return [f"no checkpoint of the run names its model: it is taken to be of {model}"]
+        if self.is_of(model):
+            return []
+        return [f"the run is of {self.base_model}, not of {model}: its tokens are taken, its seconds are not"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +153,15 @@ def measure_run(run: Path) -> Measured:
         trainable_share=sum(record["trainable_tokens"] for record in trained) / tokens,
         seconds={phase: sum(one["seconds"].get(phase, 0.0) for one in trained) / len(trained) for phase in phases},
         steps=len(trained),
+        base_model=next((one.metadata.base_model for one in reversed(list_checkpoints(run))), None),
     )
+
+
+def base_of(settings: Settings, measured: Measured) -> Settings:
+    """The settings with the model of the measured run, where none was named and the run's checkpoints say which."""
+    if "name" in settings.model.model_fields_set or measured.base_model is None:
+        return settings
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"name": measured.base_model})})
 
 
 def _trained_trajectories(record: Mapping[str, Any]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emailrl.plan.advice import Knob
+from emailrl.plan.advice import Knob, windows
 from emailrl.plan.gpus import Device
 from emailrl.plan.memory import Memory
 from emailrl.plan.time import Seconds
@@ -13,6 +13,8 @@ from emailrl.policy.shape import KNOWN, Shape
 from emailrl.settings import Settings
 
 SIZES = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
+CLEARLY = 0.8
+"""Of the time as planned: what takes more of it is not worth another engine."""
 Planned = Callable[[Settings, Device], tuple[Memory, Seconds]]
 
 
@@ -62,6 +64,25 @@ def with_servers(settings: Settings, device: Device, num_gpus: int, plan: Planne
     agent = settings.agent.model_copy(update={"engine": "vllm"})
     vllm = settings.vllm.model_copy(update={"vllm_urls": "http://other-gpus"})
     return _way("VLLM_URLS", plan(settings.model_copy(update={"agent": agent, "vllm": vllm}), device))
+
+
+def with_vllm(settings: Settings, device: Device, longest: int, plan: Planned) -> Way | None:
+    """vLLM in the same process, in the window that its cache holds; None where it does not fit or gains little.
+
+    ``longest``: tokens of the longest typical trajectory, which the window must hold.
+    """
+    if not device.is_gpu or settings.agent.engine not in ("auto", "transformers"):
+        return None
+    agent = settings.agent.model_copy(update={"engine": "vllm"})
+    vllm = settings.vllm.model_copy(update={"vllm_urls": ""})
+    changed, text = settings.model_copy(update={"agent": agent, "vllm": vllm}), "--engine vllm"
+    now, planned = plan(settings, device), plan(changed, device)
+    for window in windows(planned[0], longest):
+        model = settings.model.model_copy(update={"max_model_len": window})
+        text = f"MAX_MODEL_LEN={window} and {text}"
+        planned = plan(changed.model_copy(update={"model": model}), device)
+    faster = planned[1].run < CLEARLY * now[1].run
+    return _way(text, planned) if planned[0].fits and faster else None
 
 
 def _way(text: str, planned: tuple[Memory, Seconds]) -> Way:
