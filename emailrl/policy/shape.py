@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,7 +170,7 @@ def read_shape(config: Path) -> Shape:
     """Read a ``config.json``; EmailRLError for one that cannot be read, or is of another kind of model."""
     try:
         fields = json.loads(config.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EmailRLError(f"{config} cannot be read: {error}.", "Mend it, or name another --model.") from error
     if not isinstance(fields, dict) or fields.get("model_type") not in _FAMILIES:
         kind = fields.get("model_type") if isinstance(fields, dict) else None
@@ -186,7 +186,7 @@ def _shape_of(fields: Mapping[str, Any]) -> Shape:
     windows = set(fields.get("layer_types") or ["full_attention"]) != {"full_attention"}
     windowed = fields.get("sliding_window") is not None and fields.get("use_sliding_window", True)
     family = str(fields["model_type"])
-    return Shape(
+    shape = Shape(
         family=family,
         hidden=hidden,
         ffn=int(fields["intermediate_size"]),
@@ -201,6 +201,12 @@ def _shape_of(fields: Mapping[str, Any]) -> Shape:
         plain_attention=not (windows or (windowed and "layer_types" not in fields)),
         activation=str(fields.get("hidden_act", "silu")),
     )
+    sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}
+    if small := [name for name, size in sizes.items() if size < 1]:
+        raise ValueError(f"{small[0]} is {sizes[small[0]]}")
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
+    return shape
 
 
 def with_context(shape: Shape, limit: int | None) -> Shape:
