@@ -7,6 +7,7 @@ No torch, no weights and, for the shapes that are built in, no network. What the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from emailrl.errors import UsageError
 from emailrl.plan.advice import Knob, advise, larger_device
@@ -156,8 +157,7 @@ def make_plan(
         shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
     )
 
-    def again(changed: Settings, other: Device) -> Memory:
-        return plan_memory(shape, changed, other, tokens)
+    again = partial(plan_memory, shape, tokens=tokens)
 
     def whole(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
         its = find_shape(changed.model.name)
@@ -167,7 +167,6 @@ def make_plan(
     memory, seconds = whole(settings, device)
     knobs = [] if memory.fits else advise(settings, device, memory, again, tokens.longest)
     larger = None if memory.fits else larger_device(settings, device, again)
-    alike = measured is None or measured.is_of(settings.model.name)
     return Plan(
         settings=settings,
         shape=shape,
@@ -184,8 +183,8 @@ def make_plan(
         servers=with_servers(settings, device, num_gpus, whole),
         vllm=with_vllm(settings, device, tokens.longest, whole) if memory.fits else None,
         obstacles=find_obstacles(settings, shape, device, here=here),
-        measured=measured if here and alike else None,
-        remarks=[] if measured is None else measured.remarks_on(settings.model.name),
+        measured=measured if here and measured and measured.is_of(settings.model.name) else None,
+        remarks=measured.remarks_on(settings.model.name) if measured else [],
     )
 
 
