@@ -10,15 +10,12 @@ import httpx
 
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, Probe
+from emailrl.engines.vllm_answers import ModelList, ReplicaDown, prompt_logprobs, read_answer, read_choice, refusal
 from emailrl.errors import EmailRLError
 from emailrl.settings import without_credentials
 
 HEALTH_TIMEOUT = 10.0
 """Seconds a server has to say that it is well."""
-
-
-class ReplicaDown(Exception):
-    """The server cannot be reached, or says that it is not well."""
 
 
 @dataclass(eq=False)
@@ -46,12 +43,13 @@ class Replica:
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
         """The models it lists now; its base model and context window are noted on the way."""
-        data = _json(await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)).get("data") or []
-        bases = [model for model in data if not model.get("parent")]
+        response = await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)
+        data = read_answer(ModelList, str(self), response).data
+        bases = [model for model in data if not model.parent]
         if not bases:
             raise EmailRLError(f"{self} lists no base model.", "Check that it is a vLLM server.")
-        self.base, self.max_model_len = bases[0]["id"], bases[0].get("max_model_len")
-        return [model["id"] for model in data]
+        self.base, self.max_model_len = bases[0].id, bases[0].max_model_len
+        return [model.id for model in data]
 
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
         """Load an adapter under a new name and see it listed."""
@@ -61,7 +59,7 @@ class Replica:
             )
             if name not in await self.models(client):
                 raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {_reason(response)}, and does not list it.",
+                    f"{self} did not load the adapter {path}: {refusal(response)}, and does not list it.",
                     "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
                     "folder (VLLM_ADAPTER_PATH_MAP).",
                 )
@@ -76,9 +74,9 @@ class Replica:
     async def probe(self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any]) -> None:
         """Compare what it thinks of the probe's text with the trainer's opinion; ProbeError where they differ."""
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "prompt_logprobs": 0, "seed": 0}
-        choice = read_choice(self, await self._call(client, "POST", "/v1/completions", body), name)
-        prompt = [entry[str(token)]["logprob"] for token, entry in pairs(self, probe.ids, choice)]
-        probe.check(str(self), prompt, choice["token_ids"], choice["logprobs"]["token_logprobs"])
+        choice = read_choice(str(self), await self._call(client, "POST", "/v1/completions", body), name)
+        prompt = prompt_logprobs(str(self), probe.ids, choice)
+        probe.check(str(self), prompt, choice.token_ids, choice.logprobs.token_logprobs)
 
     async def _call(
         self,
@@ -94,12 +92,12 @@ class Replica:
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
             response = await client.request(method, self.url + path, json=body, timeout=limit)
-        except httpx.TransportError as error:
-            raise ReplicaDown(f"{type(error).__name__} {error}".strip()) from error
+        except httpx.RequestError as error:
+            raise ReplicaDown(cause(error)) from error
         if response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
-            raise EmailRLError(f"{self} refused {path}: {_reason(response)}", "Check VLLM_URLS and VLLM_API_KEY.")
+            raise EmailRLError(f"{self} refused {path}: {refusal(response)}", "Check VLLM_URLS and VLLM_API_KEY.")
         return response
 
 
@@ -134,40 +132,22 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
     }
 
 
-def read_choice(replica: Replica, response: httpx.Response, name: str) -> dict[str, Any]:
-    """The one completion of a response, with its ids and log-probabilities; EmailRLError for anything else."""
-    body = _json(response)
-    if body.get("model") != name:
-        raise EmailRLError(f"{replica} answered with {body.get('model')!r}, asked for {name!r}.", "Restart it.")
-    choice = (body.get("choices") or [{}])[0]
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
-        raise EmailRLError(
-            f"{replica} returns no token ids with their log-probabilities.", "It must be vLLM 0.26 or newer."
-        )
-    return choice
-
-
 def read_completion(replica: Replica, request: Request, response: httpx.Response, name: str) -> Completion:
-    """The completion in a response; EmailRLError where it does not belong to the prompt's ids."""
-    choice = read_choice(replica, response, name)
-    if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
+    """The completion in a response; EmailRLError where it does not belong to the prompt's ids, or has another shape."""
+    choice = read_choice(str(replica), response, name)
+    if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
-    reason = choice.get("finish_reason")
-    completion = Completion(
-        request.trajectory_id, choice["token_ids"], choice["logprobs"]["token_logprobs"], str(reason)
-    )
+    reason = choice.finish_reason
+    completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
     return completion
 
 
-def pairs(replica: Replica, ids: list[int], choice: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Each prompt token but the first with its entry of ``prompt_logprobs``."""
-    entries = choice.get("prompt_logprobs") or []
-    if len(entries) != len(ids) or any(str(t) not in (e or {}) for t, e in zip(ids[1:], entries[1:], strict=True)):
-        raise EmailRLError(f"{replica} returns no log-probabilities of the prompt.", "It must be vLLM 0.26 or newer.")
-    return list(zip(ids[1:], entries[1:], strict=True))
+def cause(error: httpx.RequestError | ReplicaDown) -> str:
+    """Why a server did not answer, for a sentence that goes on."""
+    text = str(error) if isinstance(error, ReplicaDown) else f"{type(error).__name__} {error}"
+    return " ".join(text.split()).rstrip(".")
 
 
 def retry_after(response: httpx.Response) -> float | None:
@@ -176,17 +156,3 @@ def retry_after(response: httpx.Response) -> float | None:
         return max(float(response.headers.get("Retry-After", "")), 0.0)
     except ValueError:
         return None
-
-
-def _json(response: httpx.Response) -> dict[str, Any]:
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    return body if isinstance(body, dict) else {}
-
-
-def _reason(response: httpx.Response) -> str:
-    error = _json(response).get("error")
-    text = error.get("message") if isinstance(error, dict) else error
-    return f"HTTP {response.status_code} {' '.join(str(text or '').split())[:200]}".strip()

@@ -22,8 +22,9 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.probe import Probe
-from emailrl.engines.replicas import Replica, ReplicaDown, completion_body, read_completion, retry_after, sampling_body
+from emailrl.engines.replicas import Replica, cause, completion_body, read_completion, retry_after, sampling_body
 from emailrl.engines.report import report
+from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
@@ -116,7 +117,7 @@ class VllmServers:
             if failure is None and replica in returning:
                 report(f"{replica} takes part again.")
             elif failure is not None and replica not in returning:
-                report(f"{replica} is left out: {failure}.")
+                report(f"{replica} is left out: {failure.rstrip('.')}.")
         if not self.alive:
             raise self._nobody(next(filter(None, failures), "no replica"))
         await self._unload_stale(client, kept=KEPT_ADAPTERS)
@@ -148,9 +149,13 @@ class VllmServers:
                         self._leave_out(replica, str(error))
 
     async def _examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
-        """After a failed request: leave the replica out unless it says that it is well."""
+        """After a failed request: leave the replica out unless it says that it is well and lists its models.
+
+        A proxy may answer ``/health`` with a page of its own.
+        """
         try:
             await replica.check_health(client)
+            await replica.models(client)
         except (ReplicaDown, EmailRLError):
             self._leave_out(replica, failure)
 
@@ -168,11 +173,12 @@ class VllmServers:
     def _leave_out(self, replica: Replica, why: str) -> None:
         if replica.alive:
             replica.alive = False
-            report(f"{replica} is left out: {why}. {len(self.alive)} of {len(self._replicas)} go on.")
+            report(f"{replica} is left out: {why.rstrip('.')}. {len(self.alive)} of {len(self._replicas)} go on.")
 
     def _nobody(self, why: str) -> EmailRLError:
         return EmailRLError(
-            f"No vLLM server is left, of {len(self._replicas)}: {why}.", "Start one, then --resume latest."
+            f"No vLLM server is left, of {len(self._replicas)}: {why.rstrip('.') or 'all were left out'}.",
+            "Start one and run the command again; emailrl train goes on with --resume auto.",
         )
 
     # -- completions
@@ -199,15 +205,15 @@ class VllmServers:
             replica.in_flight[name] += 1
             try:
                 response = await client.post(f"{replica.url}/v1/completions", json=body)
-            except httpx.TransportError as error:
-                failure, shunned = f"{type(error).__name__} {error}".strip(), replica
+                if response.status_code == 200:
+                    return read_completion(replica, request, response, name)
+            except (httpx.RequestError, ReplicaDown) as error:
+                failure, shunned = cause(error), replica
                 pause = 0.0 if len(self.alive) > 1 else 2.0 ** (attempt - 1)
                 await self._examine(client, replica, failure)
                 continue
             finally:
                 replica.in_flight[name] -= 1
-            if response.status_code == 200:
-                return read_completion(replica, request, response, name)
             failure, shunned = f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}", replica
             asked = retry_after(response)
             pause = 2.0 ** (attempt - 1) if asked is None else asked

@@ -1,0 +1,132 @@
+"""What a vLLM server answers, read strictly: whatever has another shape is an error that names the server.
+
+Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic_core import from_json
+
+from emailrl.errors import EmailRLError
+
+LONGEST = 200
+"""Characters of a server's own words that are passed on."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ReplicaDown(Exception):
+    """The server cannot be reached, or says that it is not well, or something else answers in its place."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ListedModel(_Answer):
+    """A model of ``/v1/models``: a base model (no ``parent``) or an adapter."""
+
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(_Answer):
+    """``/v1/models``."""
+
+    data: list[ListedModel]
+
+
+class SampledLogprobs(_Answer):
+    """Log-probabilities of the sampled tokens, in nats."""
+
+    token_logprobs: list[FiniteFloat]
+
+
+class PromptLogprob(_Answer):
+    """One token's entry at one place of the prompt."""
+
+    logprob: FiniteFloat
+
+
+class Choice(_Answer):
+    """One completion; ``prompt_logprobs`` holds a mapping by token id for each place, None for the first."""
+
+    token_ids: list[TokenId]
+    logprobs: SampledLogprobs
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class CompletionAnswer(_Answer):
+    """``/v1/completions``."""
+
+    model: str
+    choices: Annotated[list[Choice], Field(min_length=1)]
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
+    """A response's body as ``shape``.
+
+    Raises ReplicaDown for what is no JSON (the page of a proxy before a dead server), EmailRLError naming ``who`` and
+    the place for JSON of another shape.
+    """
+    try:
+        return shape.model_validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        raise ReplicaDown(f"HTTP {response.status_code}, and no JSON in it")
+    place = _short(".".join(str(step) for step in first["loc"])) or "the whole"
+    raise EmailRLError(
+        f"{who} answers {response.request.url.path} in another shape than vLLM's ({place}: {_short(first['msg'])}).",
+        "Check VLLM_URLS; it must be vLLM 0.26 or newer.",
+    )
+
+
+def read_choice(who: str, response: httpx.Response, name: str) -> Choice:
+    """The one completion of a response, by the model ``name``; raises as ``read_answer`` does."""
+    answer = read_answer(CompletionAnswer, who, response)
+    if answer.model != name:
+        raise EmailRLError(f"{who} answered with {_short(answer.model)!r}, asked for {name!r}.", "Restart it.")
+    choice = answer.choices[0]
+    if len(choice.token_ids) != len(choice.logprobs.token_logprobs):
+        raise EmailRLError(
+            f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
+            "log-probabilities.",
+            "It must be vLLM 0.26 or newer.",
+        )
+    return choice
+
+
+def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:
+    """The log-probabilities of ``ids[1:]``; EmailRLError where one is missing."""
+    entries = choice.prompt_logprobs or []
+    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
+    values = [one.logprob for one in found if one is not None]
+    if len(entries) != len(ids) or len(values) != len(ids) - 1:
+        raise EmailRLError(f"{who} returns no log-probabilities of the prompt.", "It must be vLLM 0.26 or newer.")
+    return values
+
+
+def refusal(response: httpx.Response) -> str:
+    """The status of a response and the server's own reason, on one line."""
+    try:
+        body: Any = from_json(response.content)
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return f"HTTP {response.status_code} {_short(str(text or ''))}".strip()
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:LONGEST]
