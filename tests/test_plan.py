@@ -681,6 +681,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not fit: " in table.stdout and "KV cache (sampling)" in table.stdout
 
 
+@pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
+def test_a_price_is_a_number(tmp_path: Path, price: float) -> None:
+    with pytest.raises(UsageError, match="--price"):
+        make_plan(settings_with(tmp_path), H200, price=price)
+
+
 def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
         find_device("H20")

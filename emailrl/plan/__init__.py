@@ -6,6 +6,7 @@ No torch, no weights and, for the shapes that are built in, no network. What the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -152,6 +153,8 @@ def make_plan(
     """
     if utilization is not None and not 0 < utilization <= 1:
         raise UsageError("--mfu is a share of the device's FLOP/s.", "Name one above 0, at most 1.")
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError("--price is that of one GPU for an hour.", "Name a number.")
     shape = find_shape(settings.model.name)
     tokens = count_tokens(
         shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
