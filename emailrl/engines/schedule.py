@@ -189,6 +189,9 @@ def _blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int
     Whole ones, which the other writes to no more once it has read its tokens.
     """
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
-    while least < most and new.tokens[: (least + 1) * BLOCK] == other.tokens[: (least + 1) * BLOCK]:
-        least += 1
-    return least
+    if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:
+        return least
+    for start in range(least * BLOCK, most * BLOCK, BLOCK):
+        if new.tokens[start : start + BLOCK] != other.tokens[start : start + BLOCK]:
+            return start // BLOCK
+    return most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, token_bytes_of
 from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of, new_table
-from emailrl.engines.schedule import Conversation, Schedule
+from emailrl.engines.schedule import Conversation, Schedule, _blocks_alike
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
 
@@ -111,6 +112,27 @@ def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
     schedule.leave(first, keep=True)
     assert schedule.admit(schedule.paused.popleft())  # in the place of what was only kept
     assert schedule.running == [second, third] and not schedule.kept and not first.blocks
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are looked at."""
+
+    seen = 0
+
+    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
+        found = super().__getitem__(part)
+        self.seen += len(found)
+        return found
+
+
+@pytest.mark.parametrize(("changed", "least", "same"), [(9_999, 0, 312), (5_000, 0, 156), (5_000, 156, 156), (9, 3, 3)])
+def test_looking_for_a_common_beginning_reads_it_once(changed: int, least: int, same: int) -> None:
+    ids = prompt(0, 10_000)
+    one, other = (Conversation(Request(name, SamplingParams(1), ids)) for name in "ab")
+    one.tokens = Counted([*ids[:changed], ids[changed] + 1, *ids[changed + 1 :]])
+    other.blocks = array("q", range(1, 314))
+    assert _blocks_alike(one, other, least) == same
+    assert one.tokens.seen <= 10_000
 
 
 def test_rows_of_about_one_length_are_gathered_together() -> None:
