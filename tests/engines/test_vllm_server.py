@@ -198,7 +198,9 @@ def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
     completions = ask(engine, 8)
     assert [completion.error for completion in completions] == [None] * 8
     assert [completion.token_ids for completion in completions] == alone  # the seeds are the requests'
-    assert f"127.0.0.1:{one.http.port} is left out" in capsys.readouterr().err and len(engine.alive) == 1
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{one.http.port} is left out: RemoteProtocolError Server disconnected" in told
+    assert "without sending a response. 1 of 2 go on.\n" in told and len(engine.alive) == 1
     engine.resume()
     assert len(engine.alive) == 1  # still dead, and told once
     assert capsys.readouterr().err == ""
@@ -218,8 +220,9 @@ def test_all_dead_is_one_clear_error(
     engine = connect(one, other)
     engine.load_adapter(adapters[0], "v-1")
     one.dies_after = other.dies_after = 0
-    with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
+    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 2: .* sending a response\. Start one") as raised:
         ask(engine)
+    assert raised.value.hint == "Start one and run the command again; emailrl train goes on with --resume auto."
     with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
         engine.load_adapter(adapters[1], "v-2")
 

@@ -1,0 +1,269 @@
+"""Answers that no vLLM server gives: one line that names the server, or another server; never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from engines.vllm_stub import VllmStub
+from tiny import make_model
+
+from emailrl.engines import build_engine
+from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.vllm_server import VllmServers
+from emailrl.errors import EmailRLError
+from emailrl.policy.load import Policy, load_policy
+from emailrl.settings import load_settings
+
+Answers = Callable[[str, dict[str, Any]], bytes]
+"""From a path and a request's body to the bytes of a 200."""
+PAGE = b"<html>the site is being mended</html>"
+DEEP = b"[" * 200_000
+GARBLED = b"not gzip"
+"""Sent as if it were."""
+
+
+def good(path: str, body: dict[str, Any]) -> Any:
+    """What a server of the base model says, of a kind that passes for an answer though not for a proof."""
+    if path == "/v1/models":
+        return {"data": [{"id": "base", "parent": None, "max_model_len": 4096}]}
+    if path == "/health":
+        return {}
+    ids = body["prompt"]
+    choice = {
+        "token_ids": [5],
+        "logprobs": {"token_logprobs": [-1.0]},
+        "prompt_logprobs": [None, *({str(token): {"logprob": -1.0}} for token in ids[1:])],
+        "finish_reason": "length",
+    }
+    return {"model": body["model"], "choices": [choice]}
+
+
+class Server:
+    """Answers as ``answers`` says; what it is asked for by POST, with ``status``."""
+
+    def __init__(self, answers: Answers, status: int = 200) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(200, b"{}")
+
+            def do_POST(self) -> None:
+                self.answer(status, self.rfile.read(int(self.headers["Content-Length"])))
+
+            def answer(self, status: int, body: bytes) -> None:
+                payload = answers(self.path, json.loads(body))
+                self.send_response(status)
+                if payload is GARBLED:
+                    self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.name = f"127.0.0.1:{self._server.server_port}"
+        Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder = make_model(tmp_path_factory.mktemp("answers") / "model")
+    return load_policy(load_settings({"model_name": str(folder)}, environ={}, cwd=folder))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(answers: Answers, status: int = 200) -> Server:
+        servers.append(Server(answers, status))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def connect(policy: Policy, *names: str) -> VllmServers:
+    urls = ",".join(f"http://{name}" for name in names)
+    given = {"model_name": "nano", "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 1}
+    engine = build_engine(load_settings(given, environ={}, cwd=Path.cwd()), policy)
+    assert isinstance(engine, VllmServers)
+    return engine
+
+
+def answer(wrong_path: str, wrong: Any) -> Answers:
+    """Good answers, but for one path; ``wrong`` is a body, or a function that changes the good one or its choice."""
+
+    def answers(path: str, body: dict[str, Any]) -> bytes:
+        reply = good(path, body)
+        if path == wrong_path:
+            reply = wrong(copy.deepcopy(reply)) if callable(wrong) else wrong
+        return reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+
+    return answers
+
+
+def choice(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda reply: reply | {"choices": [reply["choices"][0] | changes]}
+
+
+def prompt_entries(entry: Callable[[str], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Other entries of ``prompt_logprobs``, from the token id that each is for."""
+
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        tokens = [next(iter(one)) for one in reply["choices"][0]["prompt_logprobs"][1:]]
+        return choice(prompt_logprobs=[None, *(entry(token) for token in tokens)])(reply)
+
+    return change
+
+
+MODELS = [
+    ({"data": ["a"]}, "data.0: Input should be an object"),
+    ({"data": {"a": 1}}, "data: Input should be a valid array"),
+    ({"data": [{}]}, "data.0.id: Field required"),
+    ({"data": [{"id": 3}]}, "data.0.id: Input should be a valid string"),
+    ({"data": [{"id": "base", "max_model_len": "4096"}]}, "data.0.max_model_len: Input should be a valid integer"),
+    ({"data": None}, "data: Input should be a valid array"),
+    (["a"], "the whole: Input should be an object"),
+]
+COMPLETIONS = [
+    (lambda reply: reply | {"choices": ["x"]}, "choices.0: Input should be an object"),
+    (lambda reply: reply | {"choices": {"0": reply["choices"][0]}}, "choices: Input should be a valid array"),
+    (lambda reply: reply | {"choices": []}, "choices: List should have at least 1 item"),
+    (lambda reply: reply | {"model": 3}, "model: Input should be a valid string"),
+    (choice(logprobs=[-1.0]), "choices.0.logprobs: Input should be an object"),
+    (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
+    (choice(logprobs={"token_logprobs": [None]}), "token_logprobs.0: Input should be a valid number"),
+    (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
+    (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
+    (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
+    (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
+    (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
+]
+PROOFS = [
+    (prompt_entries(lambda token: {token: {"logprob": None}}), "logprob: Input should be a valid number"),
+    (prompt_entries(lambda token: {token: {"logprob": float("nan")}}), "logprob: Input should be a finite number"),
+    (prompt_entries(lambda token: {token: {}}), "logprob: Field required"),
+    (prompt_entries(lambda token: {token: None}), "Input should be an object"),
+    (prompt_entries(lambda token: {token: -1.0}), "Input should be an object"),
+    (prompt_entries(lambda _: -1.0), "prompt_logprobs.1: Input should be an object"),
+    (prompt_entries(lambda _: None), "no log-probabilities of the prompt"),
+    (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no log-probabilities of the prompt"),
+    (choice(prompt_logprobs=[None]), "no log-probabilities of the prompt"),
+    (choice(prompt_logprobs="none"), "prompt_logprobs: Input should be a valid array"),
+    (choice(token_ids=[2**30]), "does not sample from the adapter"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "place"), MODELS)
+def test_a_list_of_models_of_another_shape(
+    policy: Policy, serve: Callable[..., Server], wrong: Any, place: str
+) -> None:
+    refused(policy, serve(answer("/v1/models", wrong)), place)
+
+
+@pytest.mark.parametrize(("wrong", "place"), COMPLETIONS + PROOFS)
+def test_a_proof_of_another_shape(policy: Policy, serve: Callable[..., Server], wrong: Any, place: str) -> None:
+    refused(policy, serve(answer("/v1/completions", wrong)), place)
+
+
+@pytest.mark.parametrize(("wrong", "place"), COMPLETIONS)
+def test_a_completion_of_another_shape(
+    policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, wrong: Any, place: str
+) -> None:
+    broken = [False]
+
+    def answers(path: str, body: dict[str, Any]) -> bytes:
+        return answer("/v1/completions" if broken[0] else "", wrong)(path, body)
+
+    server = serve(answers)
+    engine = connect(policy, server.name)
+    monkeypatch.setattr(engine._probe, "check", lambda *_: 0.0)  # the server has no model to prove
+    engine.load_adapter(None, "base")
+    assert ask(engine).token_ids == [5]
+    broken[0] = True
+    with pytest.raises(EmailRLError) as raised:
+        ask(engine)
+    assert server.name in raised.value.message and place in raised.value.message
+
+
+def refused(policy: Policy, server: Server, place: str) -> None:
+    with pytest.raises(EmailRLError) as raised:
+        connect(policy, server.name).load_adapter(None, "base")
+    assert server.name in raised.value.message and place in raised.value.message
+    assert "\n" not in raised.value.message and len(raised.value.message) < 500
+
+
+def ask(engine: VllmServers) -> Any:
+    [completion] = engine.generate([Request("t", SamplingParams(4, 1.0), [5, 6, 7])])
+    return completion
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+@pytest.mark.parametrize("body", [PAGE, DEEP, b"", b"\xff\xfe", GARBLED])
+def test_what_is_no_json_counts_as_no_server(
+    policy: Policy,
+    serve: Callable[..., Server],
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    body: bytes,
+) -> None:
+    server, well = serve(answer(path, body)), VllmStub(policy)
+    try:
+        engine = connect(policy, server.name, f"127.0.0.1:{well.http.port}")
+        engine.load_adapter(None, "base")
+        assert f"http://{server.name} is left out: " in capsys.readouterr().err
+        assert [replica.url for replica in engine.alive] == [f"http://127.0.0.1:{well.http.port}"]
+        assert ask(engine).error is None
+    finally:
+        well.close()
+    with pytest.raises(EmailRLError, match=r"^No vLLM server is left, of 1: .*[^.]\.$") as raised:
+        connect(policy, server.name).load_adapter(None, "base")
+    assert "--resume auto" in raised.value.hint and "train" in raised.value.hint
+
+
+def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
+    policy: Policy, serve: Callable[..., Server], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    mended = [False]
+    one, other = (
+        serve(lambda path, body: PAGE if mended[0] else json.dumps(good(path, body)).encode()),
+        serve(lambda path, body: json.dumps(good(path, body)).encode()),
+    )
+    engine = connect(policy, one.name, other.name)
+    monkeypatch.setattr(engine._probe, "check", lambda *_: 0.0)
+    engine.load_adapter(None, "base")
+    mended[0] = True  # its proxy answers everything with a page now, /health too
+    requests = [Request(f"t{n}", SamplingParams(4, 1.0), [5, 6, 7]) for n in range(4)]
+    assert [completion.error for completion in engine.generate(requests)] == [None] * 4
+    told = capsys.readouterr().err
+    assert told.count("is left out") == 1
+    assert f"{one.name} is left out: HTTP 200, and no JSON in it. 1 of 2 go on." in told
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (DEEP, "HTTP 400 Check"),
+        (PAGE, "HTTP 400 Check"),
+        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, "HTTP 400 no such token x{186} Check"),
+        ({"error": ["a"]}, r"HTTP 400 \['a'\] Check"),
+    ],
+)
+def test_a_refusal_is_one_line(policy: Policy, serve: Callable[..., Server], body: Any, reason: str) -> None:
+    server = serve(answer("/v1/completions", body), 400)
+    with pytest.raises(EmailRLError, match=f"{server.name} refused /v1/completions: {reason}"):
+        connect(policy, server.name).load_adapter(None, "base")
