@@ -33,7 +33,8 @@ MERGE_LIMIT = 1_000_000_000
 """Models of more parameters are not copied for sampling."""
 
 ADAPTER_FILE = "adapter_model.safetensors"
-SAMPLER_ADAPTER = "sampler"
+SAMPLER_ADAPTERS = ("sampler-0", "sampler-1")
+"""Names beside the trainer's: a version is read under one while the other still holds the last."""
 
 
 class Weights(Protocol):
@@ -42,7 +43,7 @@ class Weights(Protocol):
     model: PreTrainedModel
 
     def load(self, path: Path | None) -> None:
-        """Take the adapter in ``path``, or None: the bare base model."""
+        """Take the adapter in ``path``, or None: the bare base model. What fails leaves the weights as they were."""
         ...
 
     def active(self) -> AbstractContextManager[None]:
@@ -81,20 +82,19 @@ class MergedWeights:
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones, in float32 then rounded once."""
         deltas = {} if path is None else read_deltas(path)
-        for name in self._frozen.keys() - deltas.keys():
-            self._set(name, self._frozen[name])
+        frozen = {name: self._linear(name).weight.detach() for name in deltas} | self._frozen
+        merged = dict(frozen)
         for name, (lora_a, lora_b, scale) in deltas.items():
-            frozen = self._frozen.setdefault(name, self._linear(name).weight.detach())
-            delta = scale * (lora_b.to(frozen.device).float() @ lora_a.to(frozen.device).float())
-            merged = (frozen.float() + delta).to(frozen.dtype)
-            self._set(name, merged)
+            weight = frozen[name]
+            delta = scale * (lora_b.to(weight.device).float() @ lora_a.to(weight.device).float())
+            merged[name] = (weight.float() + delta).to(weight.dtype)
+        self._frozen = frozen
+        for name, weight in merged.items():
+            self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
 
     def active(self) -> AbstractContextManager[None]:
         """Nothing to switch: the model is the engine's own."""
         return nullcontext()
-
-    def _set(self, name: str, weight: Tensor) -> None:
-        self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
 
     def _linear(self, name: str) -> nn.Linear:
         try:
@@ -111,22 +111,31 @@ class SharedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self.model: PreTrainedModel = model  # type: ignore[assignment]
-        self._bare = True
+        self._adapter: str | None = None
 
     def load(self, path: Path | None) -> None:
         """Read the version's adapter under a name of its own; the trainer's stays untouched."""
-        self._bare = path is None
         if path is None:
+            self._adapter = None
             return
-        if not isinstance(self.model, PeftModel):
-            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER_ADAPTER)
+        name = next(name for name in SAMPLER_ADAPTERS if name != self._adapter)
+        if isinstance(self.model, PeftModel):
+            self._read(self.model, path, name)
+        else:
+            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=name)
             self.model = wrapped  # type: ignore[assignment]
-            return
-        training = self.model.training  # PEFT switches to evaluation when it loads
-        if SAMPLER_ADAPTER in self.model.peft_config:
-            self.model.delete_adapter(SAMPLER_ADAPTER)
-        self.model.load_adapter(str(path), adapter_name=SAMPLER_ADAPTER)
-        self.model.train(training)
+        self._adapter = name
+
+    def _read(self, model: PeftModel, path: Path, name: str) -> None:
+        training = model.training  # PEFT switches to evaluation when it loads
+        stale = name
+        try:
+            _delete(model, name)  # of a version before a bare one
+            model.load_adapter(str(path), adapter_name=name)
+            stale = next(other for other in SAMPLER_ADAPTERS if other != name)
+        finally:
+            _delete(model, stale)
+            model.train(training)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -136,18 +145,23 @@ class SharedWeights:
         try:
             if not isinstance(self.model, PeftModel):
                 yield
-            elif self._bare:
+            elif self._adapter is None:
                 with self.model.disable_adapter():
                     yield
             else:
                 before = self.model.active_adapter
-                self.model.set_adapter(SAMPLER_ADAPTER, inference_mode=True)
+                self.model.set_adapter(self._adapter, inference_mode=True)
                 try:
                     yield
                 finally:
                     self.model.set_adapter(before)
         finally:
             self.model.train(training)
+
+
+def _delete(model: PeftModel, adapter: str) -> None:
+    if adapter in model.peft_config:
+        model.delete_adapter(adapter)
 
 
 def read_deltas(path: Path) -> dict[str, tuple[Tensor, Tensor, float]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import weights
@@ -55,8 +56,6 @@ def save(peft: PeftModel, path: Path) -> Path:
 
 
 def test_a_delta_is_scale_times_b_times_a(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     prefix = "base_model.model.model.layers.0.mlp.up_proj.lora_"
     save_file(
         {prefix + "A.weight": torch.tensor([[1.0, 2.0]]), prefix + "B.weight": torch.tensor([[3.0], [-1.0]])},
@@ -181,3 +180,38 @@ def test_what_cannot_be_merged_is_refused(trainer: PeftModel, tmp_path: Path, ke
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EmailRLError, match="is not an adapter"):
         weights.read_deltas(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [weights.MergedWeights, weights.SharedWeights])
+def test_an_adapter_that_fails_leaves_the_version_before_it(
+    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    first = save(trainer, tmp_path / "1")
+    monkeypatch.setattr(weights, "MERGE_LIMIT", 0 if kind is weights.SharedWeights else 10**9)
+    engine = TransformersEngine(trainer, [1], max_rows=4)
+    request = [Request("a", SamplingParams(8), [5, 9, 11])]
+    engine.load_adapter(first, "v1")
+    assert isinstance(engine._weights, kind)
+    before = engine.generate(request)[0]
+    shake(trainer)
+    second = save(trainer, tmp_path / "2")
+    tensors = load_file(second / weights.ADAPTER_FILE)
+    last = max(key for key in tensors if "lora_A" in key)
+    save_file(tensors | {last: torch.ones(3, 7)}, second / weights.ADAPTER_FILE)
+    trainer.train()
+    with pytest.raises(RuntimeError, match="7"):
+        engine.load_adapter(second, "v2")
+    assert trainer.training and trainer.active_adapter == "default"
+    after = engine.generate(request)[0]
+    assert (after.policy_version, after.adapter_sha256) == ("v1", before.adapter_sha256)
+    assert after.logprobs == before.logprobs
+    engine.load_adapter(save(trainer, tmp_path / "3"), "v3")
+    assert engine.generate(request)[0].logprobs == _fresh(trainer, tmp_path / "3", request)
+
+
+def test_a_large_model_holds_one_version_beside_the_trainers(trainer: PeftModel, tmp_path: Path) -> None:
+    shared = weights.SharedWeights(trainer)
+    path = save(trainer, tmp_path / "1")
+    for version in (path, path, None, path, path, None, path):
+        shared.load(version)
+        assert len(trainer.peft_config) == 2 and trainer.active_adapter == "default"
