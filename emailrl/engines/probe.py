@@ -55,6 +55,11 @@ class Probe:
         self._answers: dict[str, list[float]] = {}
         self._answers_before: dict[str, list[float]] = {}
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids of the trainer's model: those from 0 up to this."""
+        return int(self._weights.model.get_input_embeddings().num_embeddings)
+
     def load(self, path: Path | None) -> None:
         """Take the adapter in ``path`` (None: the bare base model) as what engines must sample from now on."""
         self._weights.load(path)

@@ -74,7 +74,8 @@ class Replica:
     async def probe(self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any]) -> None:
         """Compare what it thinks of the probe's text with the trainer's opinion; ProbeError where they differ."""
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "prompt_logprobs": 0, "seed": 0}
-        choice = read_choice(str(self), await self._call(client, "POST", "/v1/completions", body), name)
+        response = await self._call(client, "POST", "/v1/completions", body)
+        choice = read_choice(str(self), response, name, probe.vocabulary)
         prompt = prompt_logprobs(str(self), probe.ids, choice)
         probe.check(str(self), prompt, choice.token_ids, choice.logprobs.token_logprobs)
 
@@ -132,9 +133,11 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
     }
 
 
-def read_completion(replica: Replica, request: Request, response: httpx.Response, name: str) -> Completion:
+def read_completion(
+    replica: Replica, request: Request, response: httpx.Response, name: str, vocabulary: int
+) -> Completion:
     """The completion in a response; EmailRLError where it does not belong to the prompt's ids, or has another shape."""
-    choice = read_choice(str(replica), response, name)
+    choice = read_choice(str(replica), response, name, vocabulary)
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
     reason = choice.finish_reason

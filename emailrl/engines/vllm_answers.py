@@ -92,8 +92,8 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     )
 
 
-def read_choice(who: str, response: httpx.Response, name: str) -> Choice:
-    """The one completion of a response, by the model ``name``; raises as ``read_answer`` does."""
+def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) -> Choice:
+    """The one completion of a response, by the model ``name``, ids below ``vocabulary``; raises as ``read_answer``."""
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r}, asked for {name!r}.", "Restart it.")
@@ -103,6 +103,10 @@ def read_choice(who: str, response: httpx.Response, name: str) -> Choice:
             f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
             "log-probabilities.",
             "It must be vLLM 0.26 or newer.",
+        )
+    if max(choice.token_ids, default=0) >= vocabulary:  # the trainer's embedding has no row for it
+        raise EmailRLError(
+            f"{who} returns the token {max(choice.token_ids)} of a model with {vocabulary}.", "Check its base model."
         )
     return choice
 

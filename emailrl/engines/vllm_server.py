@@ -206,7 +206,7 @@ class VllmServers:
             try:
                 response = await client.post(f"{replica.url}/v1/completions", json=body)
                 if response.status_code == 200:
-                    return read_completion(replica, request, response, name)
+                    return read_completion(replica, request, response, name, self._probe.vocabulary)
             except (httpx.RequestError, ReplicaDown) as error:
                 failure, shunned = cause(error), replica
                 pause = 0.0 if len(self.alive) > 1 else 2.0 ** (attempt - 1)

@@ -150,6 +150,8 @@ COMPLETIONS = [
     (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
     (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
+    (choice(token_ids=[10**9]), "the token 1000000000 of a model with"),
+    (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
     (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
 ]
@@ -164,7 +166,6 @@ PROOFS = [
     (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no log-probabilities of the prompt"),
     (choice(prompt_logprobs=[None]), "no log-probabilities of the prompt"),
     (choice(prompt_logprobs="none"), "prompt_logprobs: Input should be a valid array"),
-    (choice(token_ids=[2**30]), "does not sample from the adapter"),
 ]
 
 
