@@ -58,7 +58,9 @@ class Probe:
     @property
     def vocabulary(self) -> int:
         """Token ids of the trainer's model: those from 0 up to this."""
-        return int(self._weights.model.get_input_embeddings().num_embeddings)
+        rows = self._weights.model.get_input_embeddings().num_embeddings
+        assert isinstance(rows, int)
+        return rows
 
     def load(self, path: Path | None) -> None:
         """Take the adapter in ``path`` (None: the bare base model) as what engines must sample from now on."""
