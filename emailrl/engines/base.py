@@ -12,12 +12,16 @@ from emailrl.trajectory import Message
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. ``temperature=0`` is greedy. ``top_p=1`` and ``top_k=0`` are off."""
+    """How to sample. ``temperature=0`` is greedy. ``top_p=1`` and ``top_k=0`` are off. ``max_tokens`` is 1 or more."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}: a completion has at least one token")
 
 
 @dataclass(slots=True)

@@ -32,6 +32,13 @@ def blocks_within(budget: float, layers: int, token_bytes: int) -> int:
     return max(int(budget * tensors / ((tensors + 1) * BLOCK * token_bytes)) - 1, 0)
 
 
+def gib_for(blocks: int, layers: int, token_bytes: int) -> str:
+    """KV_CACHE_GIB for so many blocks, the inverse of ``blocks_within``: a little more, in three digits."""
+    tensors = 2 * layers
+    budget = (blocks + 1) * (tensors + 1) * BLOCK * token_bytes / tensors
+    return f"{1.01 * budget / GIB:.3g}"
+
+
 def token_bytes_of(config: Any, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers, by a model's config."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -81,8 +81,8 @@ class BlockCache(Cache):
             return False
         if missing > len(self._free):
             grown = min(self.most + 1, max(blocks + missing - len(self._free), int(blocks * GROWTH)))
-            self._free[:0] = range(grown - 1, blocks - 1, -1)
             self.users += [0] * (grown - blocks)
+            self._free[:0] = range(grown - 1, blocks - 1, -1)
         self.share([self._free.pop() for _ in range(missing)], table)
         return True
 
@@ -128,8 +128,8 @@ class BlockCache(Cache):
 
     def free(self) -> None:
         """Drop all tensors; every table is void afterwards."""
-        self.users = [0]
         self._free.clear()
+        self.users = [0]
         for layer in self._block_layers():
             layer.free()
 

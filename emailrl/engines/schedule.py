@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from emailrl.engines.base import Completion, Request
-from emailrl.engines.budget import BLOCK
+from emailrl.engines.budget import BLOCK, blocks_of
 from emailrl.engines.kv_cache import BlockCache, Table, new_table
 from emailrl.engines.sampling import Uniforms
 
@@ -17,6 +17,8 @@ class Conversation:
     """One trajectory in the engine: its tokens, and how many of them the cache holds."""
 
     request: Request
+    place: int = 0
+    """Which of the requests that ``generate`` was given it began with."""
     tokens: list[int] = field(init=False)
     """Prompt and sampled tokens; the last one has yet to be read by the model."""
     blocks: Table = field(default_factory=new_table)
@@ -85,6 +87,8 @@ class Schedule:
             self._take_over(conversation, before)
         else:
             self._share_beginning(conversation)
+        if not self.running:
+            self._let_alone(conversation)
         if not self._extend(conversation, spare=len(self.running)):
             self._forget(conversation)
             self.paused.appendleft(conversation)
@@ -97,9 +101,11 @@ class Schedule:
     def make_room(self) -> int:
         """Give every running conversation blocks for all its tokens; where there are too few, the latest ones pause.
 
-        Returns how many do. The first always goes on, for it needs no more than the cache holds.
+        Returns how many do. The first always goes on.
         """
         place = pauses = 0
+        if self.running:
+            self._let_alone(self.running[0])
         while place < len(self.running):
             if self._extend(self.running[place]):
                 place += 1
@@ -136,9 +142,15 @@ class Schedule:
         self.kept[identity] = conversation
 
     def clear(self) -> None:
-        """Forget every conversation."""
-        self.pause_all()
+        """Forget every conversation and free the cache, in whatever state an interrupted step left them."""
+        self.running.clear()
         self.paused.clear()
+        self.kept.clear()
+        self.cache.free()
+
+    def _let_alone(self, first: Conversation) -> None:
+        """A bound that was lowered after running out of memory is no bound to one conversation by itself."""
+        self.cache.most = max(self.cache.most, blocks_of(len(first.tokens)))
 
     def _take_over(self, conversation: Conversation, before: Conversation) -> None:
         """Go on in an earlier turn's blocks; where history changed, from the first block that is not as it was.

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from emailrl.engines.attention import block_attention_in, causal_mask
 from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.budget import BLOCK, GIB, blocks_within, default_budget, kv_heads_of, token_bytes_of
+from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, kv_heads_of, token_bytes_of
 from emailrl.engines.kv_cache import BlockCache, Filled
 from emailrl.engines.report import report
 from emailrl.engines.sampling import sample
@@ -41,6 +41,9 @@ keeps it busy."""
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """So many tokens cost as much as one more pass: less padding is borne."""
+
+Ended: TypeAlias = list[tuple[int, Completion]]
+"""What was sampled, and the place among the requests of the one that it began with."""
 
 
 class TransformersEngine:
@@ -73,7 +76,9 @@ class TransformersEngine:
         self.adapter_sha256: str | None = None
         self._cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
-        self._budget = 0
+        self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self._weights.model.dtype))
+        self._blocks = 0
+        """What the budget holds; the cache's own bound is lowered where memory runs out before."""
         self._schedule = Schedule(self._cache, max_rows)
         self._told: set[str] = set()
         device = device_of(model).type
@@ -81,16 +86,17 @@ class TransformersEngine:
         self._pass_tokens = PASS_TOKENS["cpu" if device == "cpu" else "cuda"]
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten."""
-        self._weights.load(path)
-        self.version = version
-        self.adapter_sha256 = None if path is None else adapter_sha256(path)
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten.
+
+        What fails leaves the version before.
+        """
         self._schedule.clear()
+        self._weights.load(path)
+        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
         """Free the cache."""
         self._schedule.clear()
-        self._cache.free()
 
     def resume(self) -> None:
         """Nothing to do: the cache grows with the next requests."""
@@ -101,63 +107,63 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError where memory is too small for a trajectory by itself."""
-        order = {id(request): place for place, request in enumerate(requests)}
-        ended: list[tuple[Request, Completion]] = []
+        ended: Ended = []
         self._set_budget(requests)
         try:
             with torch.inference_mode(), self._weights.active(), block_attention_in(self._config):
-                self._run(deque(requests), advance, ended)
+                self._run(deque(enumerate(requests)), advance, ended)
         except BaseException:
-            self._schedule.clear()  # an interrupted step leaves rows half written
+            self._schedule.clear()  # an interrupted step leaves rows half written, and tables too
             raise
         if advance is None:
-            ended.sort(key=lambda pair: order[id(pair[0])])
+            ended.sort(key=lambda pair: pair[0])
         return [completion for _, completion in ended]
 
     def _set_budget(self, requests: Sequence[Request]) -> None:
         """Settle how many blocks an empty cache may take; EmailRLError where a prompt needs more."""
-        cache, model = self._cache, self._weights.model
-        if cache.is_empty:
-            token_bytes = token_bytes_of(self._config, model.dtype)
-            self._budget = self._cache_bytes or default_budget(device_of(model))
-            cache.most = blocks_within(self._budget, self._config.num_hidden_layers, token_bytes)
+        if self._cache.is_empty:
+            budget = self._cache_bytes or default_budget(device_of(self._weights.model))
+            self._cache.most = self._blocks = blocks_within(budget, *self._shape)
+        gib = gib_for(blocks_of(self.max_model_len), *self._shape)
         for request in requests:
             if self._window <= len(request.prompt_ids) < self.max_model_len:
                 raise EmailRLError(
-                    f"A prompt of {len(request.prompt_ids)} tokens does not fit in the key-value cache: "
-                    f"{self._budget / GIB:.2g} GiB hold {self._window}.",
-                    "Raise KV_CACHE_GIB, or use a smaller model or LOAD_IN_4BIT=true.",
+                    f"A prompt of {len(request.prompt_ids)} tokens does not fit: the key-value cache holds {self._window}.",
+                    f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
+                    "leaves more room.",
                 )
 
     @property
     def _window(self) -> int:
         """Most tokens of a conversation: the context window, or what the whole cache holds."""
-        return min(self.max_model_len, self._cache.most * BLOCK)
+        return min(self.max_model_len, self._blocks * BLOCK)
 
-    def _run(self, waiting: deque[Request], advance: Advance | None, ended: list[tuple[Request, Completion]]) -> None:
+    def _run(self, waiting: deque[tuple[int, Request]], advance: Advance | None, ended: Ended) -> None:
         schedule = self._schedule
 
-        def end(request: Request, completion: Completion) -> Request | None:
+        def end(place: int, completion: Completion) -> Request | None:
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            ended.append((request, completion))
+            ended.append((place, completion))
             return advance(completion) if advance is not None else None
 
-        def begin(request: Request | None) -> Conversation | None:
+        def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn that has room for a token; turns without are ended, and their follow-ups asked for."""
             while request is not None and len(request.prompt_ids) >= self._window:
-                self._tell_if_cut(len(request.prompt_ids))
-                request = end(request, _full(request))
+                tokens = len(request.prompt_ids)
+                self._tell_if_cut(tokens)
+                request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
             if request is not None and not request.prompt_ids:
                 raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
-            return None if request is None else Conversation(request)
+            return None if request is None else Conversation(request, place)
 
         while waiting or schedule.running or schedule.paused:
             while schedule.has_place and (waiting or schedule.paused):
-                new = schedule.paused.popleft() if schedule.paused else begin(waiting.popleft())
+                new = schedule.paused.popleft() if schedule.paused else begin(*waiting.popleft())
                 if new is not None and not schedule.admit(new):
                     break
             for conversation, finish_reason in self._pass():
-                next_turn = begin(end(conversation.request, conversation.completion(finish_reason)))
+                completion = conversation.completion(finish_reason)
+                next_turn = begin(conversation.place, end(conversation.place, completion))
                 if next_turn is not None:
                     schedule.go_on(conversation, next_turn)
                 else:
@@ -179,10 +185,9 @@ class TransformersEngine:
         return []
 
     def _start_over(self) -> None:
-        """Read all that ran anew into an empty cache; half as many at once, if those filled most of the old one."""
+        """Read all that ran anew into an empty cache; a smaller one, if what ran filled most of the old one."""
         schedule, cache = self._schedule, self._cache
-        ran = len(schedule.running)
-        longest = max(len(conversation.tokens) for conversation in schedule.running)
+        ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
         schedule.drop_kept()
         used, unused = cache.taken, len(cache.users) - 1 - cache.taken
         for conversation in schedule.running:
@@ -199,10 +204,11 @@ class TransformersEngine:
         if ran == 1 or unused > used:
             self._tell("Out of memory: the part of the key-value cache that is not in use is given back.")
             return
-        schedule.limit = ran // 2
+        cache.most = used * 3 // 4
         report(
-            f"Out of memory with {ran} trajectories at once: from now on {schedule.limit} are sampled together. "
-            "Lower KV_CACHE_GIB or MAX_BATCH_TRAJECTORIES to begin with as many."
+            f"Out of memory with {ran} trajectories at once: the key-value cache takes at most "
+            f"{gib_for(cache.most, *self._shape)} GiB from now on, and the latest wait. "
+            "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to begin so."
         )
 
     def _tell_if_cut(self, tokens: int) -> None:
@@ -285,11 +291,6 @@ class TransformersEngine:
             "past_key_values": self._cache,
             "use_cache": True,
         }
-
-
-def _full(request: Request) -> Completion:
-    """The completion of a prompt that leaves no room for a token."""
-    return Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:

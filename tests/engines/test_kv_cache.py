@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, token_bytes_of
+from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
 from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of, new_table
 from emailrl.engines.schedule import Conversation, Schedule, _blocks_alike
 from emailrl.engines.transformers_engine import TransformersEngine
@@ -60,6 +60,8 @@ def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
     assert blocks_within(bytes_for(7), 2, TOKEN) == 7
     assert blocks_within(bytes_for(7) - 1, 2, TOKEN) == 6
     assert blocks_within(1000, 2, TOKEN) == 0
+    # 2,022 blocks of 5 MiB, one tensor of 80 twice: 9.9967 GiB, and a hundredth.
+    assert gib_for(2021, 40, 163_840) == "10.1"
 
 
 def test_the_default_is_half_of_what_a_cpu_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +318,13 @@ def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
 
 def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=4, cache_bytes=bytes_for(2))
-    with pytest.raises(EmailRLError, match=r"prompt of 64 tokens .* 2.9e-05 GiB hold 64") as caught:
+    with pytest.raises(
+        EmailRLError, match=r"prompt of 64 tokens does not fit: the key-value cache holds 64\."
+    ) as caught:
         engine.generate(requests(10, 64))
-    assert caught.value.hint is not None and "KV_CACHE_GIB" in caught.value.hint
+    assert caught.value.hint is not None and "KV_CACHE_GIB=8.67e-05 holds a context of 256" in caught.value.hint
+    enough = TransformersEngine(model, [39], max_rows=4, cache_bytes=int(8.67e-05 * GIB))
+    assert enough._window == 0 and len(enough.generate(requests(254))[0].token_ids) == 2 and enough._window == 256
     assert len(engine.generate(requests(10, 63, max_tokens=3))[1].token_ids) == 1  # room for one
 
 
@@ -358,7 +364,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
     yield bound
 
 
-def test_out_of_memory_samples_fewer_at_once_and_goes_on(
+def test_out_of_memory_makes_the_cache_smaller_and_goes_on(
     model: Qwen3ForCausalLM,
     alone: list[Completion],
     small_memory: Callable[[int], None],
@@ -368,10 +374,40 @@ def test_out_of_memory_samples_fewer_at_once_and_goes_on(
     small_memory(3)
     same(engine.generate(requests(*LENGTHS)), alone)
     said = capsys.readouterr().err
-    assert "with 8 trajectories at once: from now on 4" in said and "with 4 trajectories at once: from now on 2" in said
-    assert "MAX_BATCH_TRAJECTORIES" in said and "KV_CACHE_GIB" in said
+    # Of the 3 + 1 + 2 + 4 + 2 + 1 + 1 + 3 blocks three quarters, 12: the first three, and a block for each.
+    assert "with 8 trajectories at once: the key-value cache takes at most 0.000125 GiB from now on" in said
+    assert "Lower KV_CACHE_GIB" in said and "MAX_TOKENS_PER_ROLLOUT_PASS" in said
     same(engine.generate(requests(*LENGTHS)), alone)
-    assert capsys.readouterr().err == ""  # it stays at what fits
+    assert "Out of memory" not in capsys.readouterr().err  # it stays at what fits
+
+
+def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_back(
+    model: Qwen3ForCausalLM, fail_at: Callable[..., None]
+) -> None:
+    asked = requests(90, 90, *[5] * 6, max_tokens=3)
+    asked[:2] = requests(90, 90, max_tokens=100)
+    expected = TransformersEngine(model, [], max_rows=8).generate(asked)
+    engine = TransformersEngine(model, [], max_rows=8, cache_bytes=bytes_for(14))
+    fail_at(60)  # when two are left, of 90 + 59 tokens
+    same(engine.generate(asked), expected)
+    assert engine._schedule.limit == 8
+    assert engine._cache.most == 7  # three quarters of 10, the longer one's 189 tokens take 6
+    engine.generate(requests(*[5] * 6, max_tokens=3))
+    assert engine._cache.most == 7
+    engine.release()
+    engine.generate(requests(5))
+    assert engine._cache.most == 14
+
+
+def test_one_by_itself_takes_what_it_needs_after_running_out_of_memory(
+    model: Qwen3ForCausalLM, fail_at: Callable[..., None]
+) -> None:
+    asked = requests(20, 20, max_tokens=170)
+    expected = TransformersEngine(model, [], max_rows=2).generate(asked)
+    engine = TransformersEngine(model, [], max_rows=2, cache_bytes=bytes_for(12))
+    fail_at(2)
+    same(engine.generate(asked), expected)  # not cut at the one block that is left
+    assert engine._cache.most == 6
 
 
 @pytest.mark.parametrize("room", [30, 16, 9])
@@ -427,7 +463,7 @@ def test_an_out_of_memory_later_on_loses_no_number(
     engine = TransformersEngine(model, [39], max_rows=8)
     fail_at(5, 9)
     same(engine.generate(requests(*LENGTHS)), alone)
-    assert engine._schedule.limit < 4
+    assert engine._cache.most < 17
 
 
 def test_a_cache_that_others_had_filled_is_given_back_first(

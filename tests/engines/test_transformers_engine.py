@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import transformers_engine as module
 from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.kv_cache import BlockCache, Table
 from emailrl.engines.sampling import Uniforms, sample
 from emailrl.engines.schedule import Conversation
 from emailrl.engines.transformers_engine import TransformersEngine
@@ -94,6 +95,12 @@ def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
 def test_completions_come_in_the_order_of_the_requests(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=2)
     assert [c.trajectory_id for c in engine.generate(requests(6))] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_the_same_request_twice_keeps_its_places(model: Qwen3ForCausalLM) -> None:
+    one, other = requests(2)
+    done = TransformersEngine(model, [STOP], max_rows=2).generate([one, other, one])
+    assert [completion.trajectory_id for completion in done] == ["0", "1", "0"]
 
 
 def test_what_is_sampled_does_not_depend_on_the_batch(model: Qwen3ForCausalLM) -> None:
@@ -261,6 +268,33 @@ def test_an_interrupted_batch_leaves_nothing_behind(model: Qwen3ForCausalLM) -> 
         engine.generate(requests(6), interrupt)
     for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
         same(completion, model, request)
+
+
+class Interrupting(BlockCache):
+    """Is interrupted in the middle of its bookkeeping."""
+
+    def share(self, blocks: Sequence[int], table: Table) -> None:
+        super().share(blocks[:1], table)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("max_rows", [1, 4])
+def test_an_interrupt_inside_the_cache_leaves_nothing_behind(model: Qwen3ForCausalLM, max_rows: int) -> None:
+    engine = TransformersEngine(model, [STOP], max_rows=max_rows)
+    engine.generate(requests(6))
+    cache = engine._cache
+    cache.__class__ = Interrupting
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([Request("long", SamplingParams(4), prompt(9, 90))])
+    cache.__class__ = BlockCache
+    assert cache.is_empty and not engine._schedule.kept
+    for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
+        same(completion, model, request)
+
+
+def test_a_completion_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        SamplingParams(0)
 
 
 def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3ForCausalLM]) -> None:
