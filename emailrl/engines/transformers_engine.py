@@ -125,10 +125,10 @@ class TransformersEngine:
             budget = self._cache_bytes or default_budget(device_of(self._weights.model))
             self._cache.most = self._blocks = blocks_within(budget, *self._shape)
         gib = gib_for(blocks_of(self.max_model_len), *self._shape)
-        for request in requests:
-            if self._window <= len(request.prompt_ids) < self.max_model_len:
+        for tokens in (len(request.prompt_ids) for request in requests):
+            if self._window <= tokens < self.max_model_len:
                 raise EmailRLError(
-                    f"A prompt of {len(request.prompt_ids)} tokens does not fit: the key-value cache holds {self._window}.",
+                    f"A prompt of {tokens} tokens does not fit: the key-value cache holds {self._window}.",
                     f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
                     "leaves more room.",
                 )
