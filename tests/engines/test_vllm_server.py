@@ -220,7 +220,7 @@ def test_all_dead_is_one_clear_error(
     engine = connect(one, other)
     engine.load_adapter(adapters[0], "v-1")
     one.dies_after = other.dies_after = 0
-    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 2: .* sending a response\. Start one") as raised:
+    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 2: .* a response\. Start one") as raised:
         ask(engine)
     assert raised.value.hint == "Start one and run the command again; emailrl train goes on with --resume auto."
     with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
