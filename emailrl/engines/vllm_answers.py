@@ -5,12 +5,12 @@ Pydantic parses and checks a body in one pass, a nesting bound included, faster 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
-from pydantic_core import from_json
 
 from emailrl.errors import EmailRLError
 
@@ -124,8 +124,8 @@ def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]
 def refusal(response: httpx.Response) -> str:
     """The status of a response and the server's own reason, on one line."""
     try:
-        body: Any = from_json(response.content)
-    except ValueError:
+        body: Any = json.loads(response.content)
+    except (ValueError, RecursionError):
         body = None
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
