@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
@@ -109,6 +110,9 @@ def start(folder: Path, *arguments: str) -> int:
     try:
         from emailrl.cli.app import main
 
+        # torch makes a forked child's thread pool anew when first asked: by two threads that load weights at once, one
+        # of them gets none ("Invalid thread pool!").
+        torch.set_num_threads(1)
         os.chdir(folder)
         with (folder / "output.txt").open("a") as output:
             os.dup2(output.fileno(), 1)
