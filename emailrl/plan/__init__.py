@@ -163,7 +163,7 @@ def make_plan(
     again = partial(plan_memory, shape, tokens=tokens)
 
     def whole(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
-        its = find_shape(changed.model.name)
+        its = shape if changed.model.name == settings.model.name else find_shape(changed.model.name)
         needed = plan_memory(its, changed, other, tokens)
         return needed, plan_seconds(its, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
 
