@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from local_server import LocalServer, QuietHandler
 
 Reply = Callable[[dict[str, Any]], "tuple[int, Any] | tuple[int, Any, dict[str, str]]"]
 """From a request's body to (status, JSON body) or (status, JSON body, headers)."""
@@ -31,7 +32,7 @@ class StubServer:
         self._lock = threading.Lock()
         stub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 self.answer({})
 
@@ -62,18 +63,13 @@ class StubServer:
                 with suppress(BrokenPipeError):  # the client did not wait
                     self.wfile.write(payload)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
+        self._server = LocalServer(Handler)
+        self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}/v1"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def said(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from engines.vllm_stub import VllmStub
+from local_server import LocalServer, QuietHandler
 from tiny import make_model
 
 from emailrl.engines import build_engine
@@ -49,7 +48,7 @@ class Server:
     """Answers as ``answers`` says; what it is asked for by POST, with ``status``."""
 
     def __init__(self, answers: Answers, status: int = 200) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 self.answer(200, b"{}")
 
@@ -65,16 +64,11 @@ class Server:
                 self.end_headers()
                 self.wfile.write(payload)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.name = f"127.0.0.1:{self._server.server_port}"
-        Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self._server = LocalServer(Handler)
+        self.name = f"127.0.0.1:{self._server.port}"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import openai
 import pytest
+from local_server import LocalServer, QuietHandler
 
 from emailrl.remote import chat
 from emailrl.remote.chat import connect, connect_async, told
@@ -27,10 +27,10 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
     """Starts a server that lets ``answer`` write the whole response; gives its address."""
-    servers: list[ThreadingHTTPServer] = []
+    servers: list[LocalServer] = []
 
     def start(answer: Answer) -> str:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 try:
@@ -38,18 +38,12 @@ def serve() -> Iterator[Callable[[Answer], str]]:
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True  # the client had enough, as the test meant it to
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        servers[-1].daemon_threads = True
-        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/v1"
+        servers.append(LocalServer(Handler))
+        return f"http://127.0.0.1:{servers[-1].port}/v1"
 
     yield start
     for server in servers:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:

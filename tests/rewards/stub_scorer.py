@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from local_server import LocalServer, QuietHandler
 
 Reply = Callable[[dict[str, Any], int], "tuple[int, str | bytes]"]
 """From a request's body and its number (from 0) to (status, body)."""
@@ -23,7 +24,7 @@ class StubScorer:
         self.busiest = self._running = 0
         lock, stub = threading.Lock(), self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
@@ -48,11 +49,8 @@ class StubScorer:
                 if not drip:
                     self.wfile.write(payload)
 
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self._server = LocalServer(Handler)
+        self.port = self._server.port
 
     @property
     def url(self) -> str:
@@ -60,5 +58,4 @@ class StubScorer:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()

@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from local_server import LocalServer, QuietHandler
 
 Answer = Callable[[dict[str, Any], int], "tuple[int, Any]"]
 """From a request's body and its number, counted from 1, to (status, content of the message, or an error's text).
@@ -27,7 +28,7 @@ class ChatStub:
         lock = threading.Lock()
         stub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
@@ -65,13 +66,9 @@ class ChatStub:
                 except (BrokenPipeError, ConnectionResetError):
                     return  # the client gave up waiting, as the test meant it to
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = LocalServer(Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.port}/v1"
 
     def wait_for(self, number: int) -> None:
         """Until so many requests have come; fails after a minute."""
@@ -83,8 +80,7 @@ class ChatStub:
     def close(self) -> None:
         """Stop serving, and let what hangs go."""
         self._closing.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def mails_of(body: dict[str, Any]) -> list[dict[str, Any]]:
