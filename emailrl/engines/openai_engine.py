@@ -19,6 +19,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import MARKUP, parse_tool_calls
 from emailrl.errors import UsageError
+from emailrl.remote.text import sendable
 from emailrl.settings import Settings, is_openrouter, redacted
 from emailrl.trajectory import Message, ToolCall
 
@@ -166,19 +167,14 @@ def as_api(message: Message) -> dict[str, Any]:
     if message.role != "assistant":
         return {"role": message.role, "content": harmless(message.content)}
     if not message.tool_calls:
-        return {"role": "assistant", "content": _sendable(message.content)}
+        return {"role": "assistant", "content": sendable(message.content)}
     call = message.tool_calls[0]
-    function = {"name": _sendable(call.name), "arguments": _sendable(json.dumps(call.arguments, ensure_ascii=False))}
+    function = {"name": sendable(call.name), "arguments": sendable(json.dumps(call.arguments, ensure_ascii=False))}
     return {
         "role": "assistant",
-        "content": _sendable(message.content) or None,
+        "content": sendable(message.content) or None,
         "tool_calls": [{"id": call.id or "", "type": "function", "function": function}],
     }
-
-
-def _sendable(text: str) -> str:
-    """The text without halves of characters, which a server's JSON may hold and which nothing can send."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def as_message(said: ChatCompletionMessage) -> Message:

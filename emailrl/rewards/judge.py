@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
+from emailrl.remote.text import sendable
 from emailrl.settings import RewardSettings, is_openrouter, redacted, without_credentials
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class LLMJudge:
     def check(self, question: str, reference: str, answer: str) -> bool:
         """The model's verdict; raises ``JudgeError`` when it could not be had."""
         claim = {"question": question, "correct_answer": reference, "candidate_answer": answer}
-        # A model's own JSON may hold half of a character, which nothing can send.
-        prompt = json.dumps(claim, ensure_ascii=False).encode("utf-8", "replace").decode()
+        prompt = sendable(json.dumps(claim, ensure_ascii=False))
         name = json.dumps([self._settings.judge_model, SYSTEM_PROMPT, prompt])
         cache_key = hashlib.sha256(name.encode()).hexdigest()
         try:

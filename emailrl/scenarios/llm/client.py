@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
+from emailrl.remote.text import sendable
 from emailrl.scenarios.llm.cache import Reply
 from emailrl.scenarios.llm.plan import tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
@@ -122,7 +123,7 @@ class ReplyClient:
             raise _NoCompletion("it is no chat completion")
         message = getattr(completion.choices[0], "message", None) if completion.choices else None
         content = getattr(message, "content", None)
-        text = content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
+        text = sendable(content) if isinstance(content, str) else ""
         return Reply(
             text,
             _count(completion.usage, "prompt_tokens", tokens_of_prompt(batch)),
