@@ -257,7 +257,9 @@ def _conditions(settings: Settings) -> dict[str, Any]:
 
 
 def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.")[-60:] or "model"
+    """A file name for a subject: of a path its last two parts, the run and its checkpoint."""
+    short = "-".join(Path(label).parts[-2:])
+    return re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-.")[-60:] or "model"
 
 
 # -- significance -----------------------------------------------------------------------------------------------------

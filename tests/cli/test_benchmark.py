@@ -37,6 +37,7 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
     contract = {"latency_seconds", "tokens", "cost", "reward", "trajectories", *Rubric.__dataclass_fields__}
     assert contract <= record.keys()
     assert Path(record["trajectories"]).is_absolute() and Path(record["trajectories"]).is_file()
+    assert Path(record["trajectories"]).name == "00-grpo_masked-best_model.jsonl"  # the rest of the path tells nothing
     assert list((here / "outputs" / "benchmarks").iterdir())
     code, out, _ = emailrl("inspect-trajectory", "--verbose")
     assert code == 0 and "benchmarks" in out and "Gold answer" in out and "ids only" not in out
