@@ -5,7 +5,11 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
+HALF := $(VENV)/.half-installed
+LOG := $(VENV)/install.log
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
+# pip is quiet where it succeeds; where it fails, the end of what it said is shown.
+TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip failed; all it said is in $(LOG)" >&2; exit $$status; }
 
 .PHONY: help install quickstart test test-vllm test-gpu lint format docs
 
@@ -20,14 +24,17 @@ help:
 
 install: $(INSTALLED)
 
+# An environment that make began and could not finish is begun anew; one made by other means is used as it is, never cleared.
 # torch goes first and alone, so that the build the constraints allow (CPU or CUDA) is settled before anything asks for one.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("emailrl needs Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "installing emailrl into $(VENV) (a few minutes the first time)" >&2
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) torch
-	@$(PIP) --editable '.[dev]'
-	@touch $@
+	@if [ -e $(HALF) ]; then rm -rf $(VENV); fi
+	@if [ ! -e $(VENV) ]; then mkdir -p $(VENV) && touch $(HALF) && $(PYTHON) -m venv $(VENV); fi
+	@: >$(LOG)
+	@$(PIP) torch $(TELL)
+	@$(PIP) --editable '.[dev]' $(TELL)
+	@rm -f $(HALF) && touch $@
 
 quickstart: $(INSTALLED)
 	@$(BIN)/emailrl quickstart

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
+import venv
+import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -28,6 +35,19 @@ def test_every_requirement_is_pinned_inside_its_range(text: str) -> None:
 def test_pins_name_no_build_of_torch_and_nothing_twice() -> None:
     assert PINS["torch"].local is None
     assert len(PINS) == sum("==" in line for line in LINES)
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_every_pin_installs_on_the_first_patch_of_the_promised_python(name: str) -> None:
+    [bound] = SpecifierSet(PROJECT["requires-python"])
+    assert bound.operator == ">="
+    try:
+        installed = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        pytest.skip("not installed here")
+    if Version(installed.version).public != PINS[name].public:
+        pytest.skip(f"{installed.version} is installed here, not the pin")
+    assert f"{bound.version}.0" in SpecifierSet(installed.metadata["Requires-Python"] or "")
 
 
 def test_every_imported_package_is_declared() -> None:
@@ -58,3 +78,75 @@ def test_what_travels_with_the_package() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").lstrip().startswith("Apache License")
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert (ROOT / "emailrl/py.typed").is_file()
+
+
+def test_a_script_beside_a_clone_imports_the_package_and_not_the_clone(tmp_path: Path) -> None:
+    """A folder named as the package counts as a namespace package, which only what stands on sys.path beats."""
+    clone = tmp_path / "emailrl"
+    shutil.copytree(ROOT / "emailrl", clone / "emailrl", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, check=True, capture_output=True)
+    venv.create(tmp_path / "venv")
+    [wheel], [site] = tmp_path.glob("*.whl"), tmp_path.glob("venv/lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    (tmp_path / "script.py").write_text("import emailrl; print(emailrl.__file__)")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command in (["script.py"], ["-c", "import emailrl; print(emailrl.__file__)"]):
+        ended = subprocess.run(
+            [tmp_path / "venv/bin/python", *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert ended.stdout.strip() == str(clone / "emailrl/__init__.py"), ended.stderr
+
+
+PYTHON = """\
+#!/bin/sh
+# Stands for Python: makes an environment whose pip, told by a file beside the Makefile, succeeds or fails.
+case "$2" in
+venv) for last; do :; done; mkdir -p $last/bin; cp "$0" $last/bin/python ;;
+pip) echo "Collecting $last"; [ ! -e broken ] || { echo "ERROR: soupsieve needs a newer Python" >&2; exit 7; } ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile, what it depends on, and the stand-in for Python."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def make_install(clone: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", "install", "PYTHON=./python"], cwd=clone, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_failed_install_gives_pips_reason_and_a_retry_begins_anew(clone: Path) -> None:
+    (clone / "broken").touch()
+    failed = make_install(clone)
+    assert failed.returncode and "ERROR: soupsieve needs a newer Python" in failed.stderr
+    (clone / ".venv/bin/python").write_text("#!/bin/sh\nexit 9")  # what is left is the interpreter that did not do
+    (clone / "broken").unlink()
+    done = make_install(clone)
+    assert done.returncode == 0 and "Collecting" not in done.stdout + done.stderr
+    (clone / ".venv/mine").touch()
+    (clone / "broken").touch()
+    os.utime(clone / ".venv/.installed", (0, 0))  # pyproject.toml has changed since
+    assert make_install(clone).returncode
+    assert make_install(clone).returncode
+    assert (clone / ".venv/mine").exists()  # an environment that was whole is brought up to date, not made anew
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_an_environment_made_by_other_means_is_never_cleared(clone: Path) -> None:
+    subprocess.run(["./python", "-m", "venv", ".venv"], cwd=clone, check=True)
+    (clone / ".venv/mine").touch()
+    (clone / "broken").touch()
+    assert make_install(clone).returncode
+    (clone / "broken").unlink()
+    assert make_install(clone).returncode == 0
+    assert (clone / ".venv/mine").exists()
