@@ -165,6 +165,8 @@ def _listing(console: Console) -> Listing:
 
 
 def _print_summary(report: BuildReport) -> None:
+    from emailrl.store.sieve import KEPT_BY
+
     console = progress_console()
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
@@ -175,4 +177,5 @@ def _print_summary(report: BuildReport) -> None:
     )  # fmt: skip
     for title, counts in (("skipped", report.skipped), ("mended", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
-            console.print(f"  {title} {number:>9,}  {kind}", markup=False)
+            kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""
+            console.print(f"  {title} {number:>9,}  {kind}{kept_by}", markup=False, soft_wrap=True)

@@ -68,10 +68,12 @@ class StoreSettings(Section):
     """The mail database."""
     source: str = "hf"
     """What gen-db reads: hf (the Enron mails of ART-E on the hub), demo, or a path."""
-    max_body_chars: NonNegative = 5000
-    """Mails with longer bodies are skipped by gen-db (ART-E); 0 keeps all."""
-    max_recipients: NonNegative = 30
-    """Mails with more to + cc + bcc are skipped by gen-db (ART-E); 0 keeps all."""
+    max_body_chars: NonNegative | None = None
+    """Mails with longer bodies are skipped by gen-db; 0 keeps all. None goes by the source: ART-E's 5000 for CMU's
+    Enron tree, emails.csv and ART-E's rows (JSONL, Parquet, hub); all of an mbox, a Maildir, .eml and .emlx."""
+    max_recipients: NonNegative | None = None
+    """Mails with more to + cc + bcc are skipped by gen-db; 0 keeps all. None goes by the source, as MAX_BODY_CHARS
+    does: ART-E's 30, or all."""
     dedupe: bool = True
     """Skip a mail whose subject, body and sender were seen before."""
     max_message_bytes: Positive = 100 * 1024 * 1024

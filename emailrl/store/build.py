@@ -20,7 +20,7 @@ from pathlib import Path
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.connection import connect, reading
-from emailrl.store.sieve import Listing, Mail, Sieve, as_mail, sift
+from emailrl.store.sieve import KEPT_BY, Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage, connect_for_loading
 from emailrl.store.stored import NONE_STAYS, Staying, stored_addresses, stored_emails, stored_keys
@@ -81,7 +81,7 @@ def build_database(
         try:
             with contextlib.closing(Stage(target.staging, stored_addresses(old) if old else None)) as stage:
                 for keys in stored_keys(old) if old else ():
-                    sieve.remember(*keys)
+                    sieve.remember(keys)
                 with contextlib.closing(_sifted(emails, settings, workers)) as mails:
                     _stage_all(mails, sieve, stage, limit, progress)
                 new = stage.tally
@@ -96,7 +96,10 @@ def build_database(
         if new.mails:
             target.publish()
         elif not old:
-            raise UsageError(f"There is no mail to store ({_listed(sieve.skipped)}).", "No database was written.")
+            kept_by = "".join(f" {KEPT_BY[reason]} keeps {reason}." for reason in sieve.skipped if reason in KEPT_BY)
+            raise UsageError(
+                f"There is no mail to store ({_listed(sieve.skipped)}).", f"No database was written.{kept_by}"
+            )
     seconds = time.monotonic() - started
     return BuildReport(new.mails, new.recipients, sieve.skipped, seconds, target.db, sieve.defects)
 

@@ -14,6 +14,16 @@ DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000
 """Longer subjects are cut, longer Message-IDs and addresses not kept: agents read them with every mail."""
 
+ART_E_BODY_CHARS = 5000
+ART_E_RECIPIENTS = 30
+KEPT_BY = {
+    "long_body": "MAX_BODY_CHARS=0",
+    "many_recipients": "MAX_RECIPIENTS=0",
+    "duplicate": "EMAILRL_DEDUPE=false",
+    "too_large": "a larger MAX_MESSAGE_BYTES",
+}
+"""The setting that keeps what is skipped for a reason."""
+
 Listing = Callable[[str, str, str], None]
 """Called for every message skipped or mended: which of the two, why, its name in the source."""
 
@@ -35,21 +45,35 @@ class Mail(NamedTuple):
     """Stands for the Message-ID."""
     content_key: bytes
     """Stands for subject, body and sender."""
+    trimmed_key: bytes
+    """The same without what archives add to a mail or take from it as they pass it on: line ends, and white space at
+    the ends of lines and of the whole."""
     digest: bytes
     """Stands for the whole mail."""
     defects: tuple[str, ...]
+    is_research: bool
 
 
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> Mail | Skipped:
     """Judge a message by itself, in ART-E's order: ``long_body`` (more than ``max_body_chars``), ``many_recipients``
-    (more than ``max_recipients`` in to + cc + bcc, repeats counted). What passes has its long headers mended."""
+    (more than ``max_recipients`` in to + cc + bcc, repeats counted). Where a setting is None, ART-E's numbers hold for
+    a research corpus, and none for a person's own mail. What passes has its long headers mended."""
     if isinstance(email, Skipped):
         return email
-    if settings.max_body_chars and len(email.body) > settings.max_body_chars:
+    max_body_chars = _limit(settings.max_body_chars, ART_E_BODY_CHARS, email)
+    if max_body_chars and len(email.body) > max_body_chars:
         return Skipped("long_body", email.file_name)
-    if settings.max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > settings.max_recipients:
+    max_recipients = _limit(settings.max_recipients, ART_E_RECIPIENTS, email)
+    if max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > max_recipients:
         return Skipped("many_recipients", email.file_name)
     return as_mail(_bounded(email))
+
+
+def _limit(setting: int | None, of_art_e: int, email: RawEmail) -> int:
+    """The limit that holds for a mail; 0 is none."""
+    if setting is not None:
+        return setting
+    return of_art_e if email.is_research else 0
 
 
 def _bounded(email: RawEmail) -> RawEmail:
@@ -73,39 +97,50 @@ def _bounded(email: RawEmail) -> RawEmail:
     return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
 
 
-def keys_of(message_id: str, subject: str, from_address: str, body: str) -> tuple[bytes, bytes]:
-    """``id_key`` and ``content_key`` of a mail, see ``Mail``."""
-    return _id_key(message_id), _content(subject, from_address, body).digest()
+class Keys(NamedTuple):
+    """What tells a mail from all others, see ``Mail``."""
+
+    id_key: bytes
+    content_key: bytes
+    trimmed_key: bytes
 
 
-def _id_key(message_id: str) -> bytes:
-    return blake2b(message_id.encode(), digest_size=12).digest()
+def keys_of(message_id: str, subject: str, from_address: str, body: str) -> Keys:
+    """The keys of a mail."""
+    trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
+    return Keys(
+        blake2b(message_id.encode(), digest_size=12).digest(),
+        _hash(f"{subject}\0{from_address}\0{body}"),
+        _hash(f"{subject.strip()}\0{from_address}\0{trimmed_body}"),
+    )
 
 
-def _content(subject: str, from_address: str, body: str) -> blake2b:
-    return blake2b(f"{subject}\0{from_address}\0{body}".encode(), digest_size=16)
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def as_mail(email: RawEmail) -> Mail:
     """The form to store, without any judgement."""
-    content = _content(email.subject, email.from_address, email.body)
-    content_key = content.digest()
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(
         dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
     )
-    content.update(f"\0{email.message_id}\0{date}\0{email.file_name}\0{people}".encode())
+    keys = keys_of(email.message_id, email.subject, email.from_address, email.body)
+    content = f"{email.subject}\0{email.from_address}\0{email.body}"
+    digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
     return Mail(
-        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people,
-        _id_key(email.message_id), content_key, content.digest(), email.defects,
+        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, *keys,
+        digest, email.defects, email.is_research,
     )  # fmt: skip
 
 
 class Sieve:
     """Lets each mail through once, and counts what does not pass.
 
-    Turned away are those ``sift`` skipped, then ``duplicate`` (subject, body and sender of a mail before; the setting
-    ``dedupe``), then ``duplicate_id`` (the Message-ID of a mail before, which its unique column has no room for).
+    Turned away are those ``sift`` skipped, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
+    Message-ID of a mail before, which its unique column has no room for). A mail of a research corpus is a duplicate,
+    as for ART-E, where subject, body and sender of a mail before are the same to the letter; a person's own mail, which
+    comes twice from two archives, where their trimmed forms are.
     """
 
     def __init__(self, *, dedupe: bool, listing: Listing | None = None) -> None:
@@ -116,18 +151,19 @@ class Sieve:
         self._dedupe = dedupe
         self._listing = listing
         self._contents: set[bytes] = set()
+        self._trimmed: set[bytes] = set()
         self._ids: set[bytes] = set()
 
     def passes(self, mail: Mail | Skipped) -> TypeGuard[Mail]:
         """Whether the mail is to be stored; if not, it is counted."""
         if isinstance(mail, Skipped):
             reason = mail.reason
-        elif self._dedupe and mail.content_key in self._contents:
+        elif self._dedupe and self._is_repeat(mail):
             reason = "duplicate"
         elif mail.id_key in self._ids:
             reason = "duplicate_id"
         else:
-            self.remember(mail.id_key, mail.content_key)
+            self.remember(Keys(mail.id_key, mail.content_key, mail.trimmed_key))
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
                 if self._listing:
@@ -138,7 +174,11 @@ class Sieve:
             self._listing("skipped", reason, mail.file_name)
         return False
 
-    def remember(self, id_key: bytes, content_key: bytes) -> None:
+    def remember(self, keys: Keys) -> None:
         """Take a mail of these keys as seen."""
-        self._contents.add(content_key)
-        self._ids.add(id_key)
+        self._ids.add(keys.id_key)
+        self._contents.add(keys.content_key)
+        self._trimmed.add(keys.trimmed_key)
+
+    def _is_repeat(self, mail: Mail) -> bool:
+        return mail.content_key in self._contents if mail.is_research else mail.trimmed_key in self._trimmed

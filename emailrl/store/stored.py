@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from emailrl.store.connection import connect, reading
-from emailrl.store.sieve import DATE_FORMAT, keys_of
+from emailrl.store.sieve import DATE_FORMAT, Keys, keys_of
 from emailrl.store.sources import RawEmail
 
 
@@ -49,8 +49,8 @@ def stored_emails(db: Path, staying: Staying = NONE_STAYS) -> Iterator[RawEmail]
             yield RawEmail(message_id, subject, sender, lists["to"], lists["cc"], lists["bcc"], moment, body, file_name)
 
 
-def stored_keys(db: Path) -> Iterator[tuple[bytes, bytes]]:
-    """``id_key`` and ``content_key`` of every mail of a database; raises as ``stored_emails``."""
+def stored_keys(db: Path) -> Iterator[Keys]:
+    """The keys of every mail of a database; raises as ``stored_emails``."""
     with _opened(db) as connection:
         for row in connection.execute("SELECT message_id, subject, from_address, body FROM emails"):
             yield keys_of(*row)

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_tz
 
@@ -49,6 +49,9 @@ class RawEmail:
     file_name: str = ""
     defects: tuple[str, ...] = ()
     """What was wrong with the message and has been mended, by kind."""
+    is_research: bool = field(default=True, compare=False)
+    """Whether it comes from a research corpus, to which ART-E's filters apply unless the settings say otherwise; False
+    for a person's own mail."""
 
 
 @dataclass(slots=True)
@@ -196,8 +199,9 @@ def assemble(
 
 
 def made_up_id(content: bytes) -> str:
-    """A Message-ID for a message without one, the same whenever the same content is read."""
-    return f"<{hashlib.sha256(content).hexdigest()[:32]}@made-up.emailrl>"
+    """A Message-ID for a message without one, the same whenever the same content is read: archives differ in the empty
+    lines that end it."""
+    return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}@made-up.emailrl>"
 
 
 _DATE = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import deque
@@ -19,15 +20,18 @@ from emailrl.errors import EmailRLError
 from emailrl.store.parties import clean_text
 from emailrl.store.sources.message import RawEmail, Skipped, parse_message
 from emailrl.store.sources.rows import JsonLine, parse_line
+from emailrl.store.sources.table import TableMail
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes (a ``JsonLine`` where it is a row of columns) or the
-file that holds them."""
+"""A message not yet parsed: its name in the source, and its bytes (a ``JsonLine`` where it is a row of columns, a
+``TableMail`` where it comes from Kaggle's table) or the file that holds them."""
 
 Item = Unread | RawEmail | Skipped
 
 T = TypeVar("T")
 
+_CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
+"""How CMU's Enron release names its files, ``allen-p/inbox/1.``, and no mail program does."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 512
@@ -126,4 +130,9 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
             return Skipped("unreadable", name)
     if len(content) > largest:
         return Skipped("too_large", name)
-    return parse_line(content, name) if isinstance(content, JsonLine) else parse_message(content, name)
+    if isinstance(content, JsonLine):
+        return parse_line(content, name)
+    email = parse_message(content, name)
+    if isinstance(email, RawEmail):
+        email.is_research = isinstance(content, TableMail) or _CMU_NAME.search(name) is not None
+    return email

@@ -12,6 +12,12 @@ from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.streams import BROKEN, broken_off
 
 COLUMNS = ("file", "message")
+
+
+class TableMail(bytes):
+    """A message out of a table, not yet parsed."""
+
+
 _LARGEST_FIELD = 2**31 - 1  # the size of a message is judged where it is parsed
 
 
@@ -24,7 +30,7 @@ def is_mail_table(start: bytes) -> bool:
         return False
 
 
-def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
+def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, TableMail] | Skipped]:
     """The messages of the table as (file, bytes).
 
     Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the messages, the
@@ -39,7 +45,7 @@ def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tupl
         file_column, message_column = (header.index(name) for name in COLUMNS)
         for row in rows:
             if len(row) == len(header):
-                yield row[file_column], row[message_column].encode("utf-8", "surrogateescape")
+                yield row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
             elif row:
                 yield Skipped("bad_row", f"row {seen + 1}")
             seen += bool(row)
