@@ -8,11 +8,12 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from peft import PeftModel
-from tiny import make_checkpoint, make_model
+from tiny import cut_matrices, make_checkpoint, make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.checkpoints import Checkpoint, read_checkpoint, sha256_of, verify, write_checkpoint
@@ -49,6 +50,20 @@ def test_merged_weights_compute_what_base_and_adapter_do(tmp_path: Path, model: 
     assert (merged - adapted).abs().max() <= 1e-4
     assert (merged - bare).abs().max() > 1e-2
     assert not (out / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("format", ["adapter", "merged"])
+def test_an_adapter_that_does_not_fit_its_base_is_not_exported(
+    tmp_path: Path, checkpoint: Checkpoint, format: Literal["adapter", "merged"]
+) -> None:
+    def cut(folder: Path) -> None:
+        shutil.copytree(checkpoint.path, folder, dirs_exist_ok=True)
+        (cut_matrices(folder) / "metadata.json").unlink()
+
+    whole = write_checkpoint(tmp_path / "run" / "best_model", checkpoint.metadata, cut)
+    with pytest.raises(EmailRLError, match="make 1 × 1, and the layer is"):
+        export_checkpoint(whole, tmp_path / "out", format=format)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bf16_base_is_merged_in_float32_and_rounded_once(tmp_path: Path) -> None:

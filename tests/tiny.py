@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def make_checkpoint(path: Path, model: Path, *, metrics: dict[str, Any] | None =
         versions={}, database_fingerprint="", questions_fingerprint="", git_commit=None,
     )  # fmt: skip
     return write_checkpoint(path, metadata, policy.save_adapter)
+
+
+def cut_matrices(folder: Path) -> Path:
+    """Leave one number of every matrix of an adapter; its rank is then 1, and broadcasting would hide the rest."""
+    from safetensors.torch import load_file, save_file
+
+    file, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    save_file({name: tensor[:1, :1].contiguous() for name, tensor in load_file(file).items()}, file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 1}))
+    return folder
 
 
 def make_database(db: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.adapter import read_adapter_config
 from emailrl.settings import Settings
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,12 +59,8 @@ def lora_rank_limit(rank: int) -> int:
 
 
 def adapter_rank(path: Path) -> int:
-    """The largest rank in an adapter's config; EmailRLError where it cannot be read."""
-    try:
-        config = json.loads((path / "adapter_config.json").read_text("utf-8"))
-        return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EmailRLError(f"{path} is not an adapter: {error}") from error
+    """The rank of an adapter whose files have been checked."""
+    return int(read_adapter_config(path)["r"])
 
 
 def is_filtered(settings: Settings) -> bool:

@@ -173,10 +173,10 @@ class VllmEngine:
 
     def _prove(self) -> None:
         """Give vLLM the adapter in use under a new id, and compare its log-probabilities with the trainer's."""
+        self._probe.load(self._path)  # which also checks its files, before vLLM gets to see them
         if self._engine is None:
             self._start()
         self._take_adapter()
-        self._probe.load(self._path)
         agent = self._settings.agent
         sampling = SamplingParams(SAMPLED, agent.temperature, agent.top_p, agent.top_k)
         self._add(self._probe.ids, self._params(sampling, 0, SAMPLED, prompt_logprobs=0))

@@ -69,10 +69,10 @@ class VllmServers:
 
         Raises EmailRLError where a replica refuses or mistakes it (naming the replica), or none is left.
         """
+        self._probe.load(path)  # which also checks its files, before a server gets to see them
         self._path = None if path is None else path.absolute()
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
         self._name = None if self.adapter_sha256 is None else self._new_name(version, self.adapter_sha256)
-        self._probe.load(path)
         self._homes.clear()
         for replica in self._replicas:
             replica.alive = False

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import disable_fused
+from emailrl.policy.plain_lora import read_plain_lora
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MERGE_LIMIT = 1_000_000_000
 """Models of more parameters are not copied for sampling."""
 
-ADAPTER_FILE = "adapter_model.safetensors"
 SAMPLER_ADAPTERS = ("sampler-0", "sampler-1")
 """Names beside the trainer's: a version is read under one while the other still holds the last."""
 
@@ -62,7 +61,7 @@ def sampling_weights(model: nn.Module) -> Weights:
 
 def adapter_sha256(path: Path) -> str:
     """The hash that names an adapter on everything sampled from it."""
-    return hashlib.sha256((path / ADAPTER_FILE).read_bytes()).hexdigest()
+    return hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
 
 
 class MergedWeights:
@@ -81,15 +80,15 @@ class MergedWeights:
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones, in float32 then rounded once."""
-        deltas = {} if path is None else read_deltas(path)
-        frozen = {name: self._linear(name).weight.detach() for name in deltas} | self._frozen
-        merged = dict(frozen)
-        for name, (lora_a, lora_b, scale) in deltas.items():
-            weight = frozen[name]
-            delta = scale * (lora_b.to(weight.device).float() @ lora_a.to(weight.device).float())
-            merged[name] = (weight.float() + delta).to(weight.dtype)
+        frozen, merged = dict(self._frozen), {}
+        if path is not None:
+            lora = read_plain_lora(path, self.model)
+            for name, (lora_a, lora_b) in lora.pairs.items():
+                weight = frozen.setdefault(name, self._linear(name).weight.detach())
+                delta = lora.scale * (lora_b.to(weight.device).float() @ lora_a.to(weight.device).float())
+                merged[name] = (weight.float() + delta).to(weight.dtype)
         self._frozen = frozen
-        for name, weight in merged.items():
+        for name, weight in (frozen | merged).items():
             self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
 
     def active(self) -> AbstractContextManager[None]:
@@ -97,13 +96,7 @@ class MergedWeights:
         return nullcontext()
 
     def _linear(self, name: str) -> nn.Linear:
-        try:
-            module = self.model.get_submodule(name)
-        except AttributeError as error:
-            raise EmailRLError(f"The adapter changes {name}, which this base model does not have.") from error
-        if not isinstance(module, nn.Linear):
-            raise EmailRLError(f"The adapter changes {name}, a {type(module).__name__}: only linear layers can be.")
-        return module
+        return cast("nn.Linear", self.model.get_submodule(name))
 
 
 class SharedWeights:
@@ -118,6 +111,7 @@ class SharedWeights:
         if path is None:
             self._adapter = None
             return
+        read_plain_lora(path, self.model)
         name = next(name for name in SAMPLER_ADAPTERS if name != self._adapter)
         if isinstance(self.model, PeftModel):
             self._read(self.model, path, name)
@@ -162,33 +156,6 @@ class SharedWeights:
 def _delete(model: PeftModel, adapter: str) -> None:
     if adapter in model.peft_config:
         model.delete_adapter(adapter)
-
-
-def read_deltas(path: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """An adapter in PEFT's files: module name → (A [rank, in], B [out, rank], scale).
-
-    Raises EmailRLError where the files are missing, or hold more than plain LoRA on linear layers.
-    """
-    try:
-        config: dict[str, Any] = json.loads((path / "adapter_config.json").read_text())
-        tensors = load_file(path / ADAPTER_FILE)
-    except (OSError, ValueError) as error:
-        raise EmailRLError(f"{path} is not an adapter: {error}") from error
-    for feature in ("use_dora", "alpha_pattern", "fan_in_fan_out", "modules_to_save"):
-        if config.get(feature):
-            raise EmailRLError(f"The adapter in {path} uses {feature}, which the in-process engine cannot merge.")
-    matrices: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, dot, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
-        if not dot or kind not in ("A.weight", "B.weight"):
-            raise EmailRLError(f"The adapter in {path} holds {key}, which is no LoRA matrix.")
-        matrices.setdefault(name, {})[kind[0]] = tensor
-    alpha = float(config["lora_alpha"])
-    deltas = {}
-    for name, pair in matrices.items():
-        rank = pair["A"].shape[0]
-        deltas[name] = (pair["A"], pair["B"], alpha / (rank**0.5 if config.get("use_rslora") else rank))
-    return deltas
 
 
 def check_full_attention(config: Any) -> None:

@@ -84,12 +84,17 @@ def check_free(out: Path, overwrite: bool) -> None:
 
 
 def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
-    for name in ADAPTER_FILES:
-        shutil.copyfile(checkpoint.path / name, folder / name)
+    from emailrl.policy.plain_lora import read_plain_lora
+    from emailrl.policy.size import empty_model, load_config
+
+    name = checkpoint.metadata.base_model
     try:
-        base = resolve_model(checkpoint.metadata.base_model)
+        base = resolve_model(name)
     except EmailRLError:
-        return  # the base was a folder that is gone from this machine; its adapter can leave all the same
+        base = name  # a folder that is gone from this machine; its adapter can leave all the same
+    read_plain_lora(checkpoint.path, empty_model(load_config(name, base)) if isinstance(base, Path) else None)
+    for file in ADAPTER_FILES:
+        shutil.copyfile(checkpoint.path / file, folder / file)
     if isinstance(base, Path) and (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
 
@@ -101,6 +106,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from emailrl.policy.plain_lora import read_plain_lora
     from emailrl.policy.tensors import writing_tensors
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
@@ -112,6 +118,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         raise EmailRLError(f"The base model '{name}' does not load: {reason}", "Use --format adapter.") from error
     if getattr(base, "quantization_method", None) is not None:
         raise UsageError(f"The base model '{name}' is quantized: merging would round twice.", "Use --format adapter.")
+    read_plain_lora(checkpoint.path, base)
     try:
         model = PeftModel.from_pretrained(base, str(checkpoint.path))
         for module in model.modules():

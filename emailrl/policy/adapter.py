@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from emailrl.checkpoints import METADATA, Checkpoint, find_checkpoint, find_runs, list_checkpoints
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+MOST_CONFIG_BYTES: Final = 1 << 20
+_DAMAGED: Final = "It is damaged; choose another."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,26 @@ def read_base(folder: Path) -> str:
             f"{folder} is not an adapter: it lacks {CONFIG} or {WEIGHTS}.",
             "`emailrl checkpoints list` shows what there is.",
         )
+    base = read_adapter_config(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise EmailRLError(f"{folder / CONFIG} names no base model.", _DAMAGED)
+    return base
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """An adapter's ``adapter_config.json``; EmailRLError where it is no JSON object of a sensible size."""
+    path = folder / CONFIG
     try:
-        return str(json.loads((folder / CONFIG).read_text("utf-8")).get("base_model_name_or_path"))
-    except (ValueError, AttributeError):
-        raise UsageError(f"{folder / CONFIG} is not readable as JSON.", "It is damaged; choose another.") from None
+        with path.open("rb") as file:
+            content = file.read(MOST_CONFIG_BYTES + 1)
+        config = json.loads(content) if len(content) <= MOST_CONFIG_BYTES else None
+    except OSError as error:
+        raise EmailRLError(f"{folder} is not an adapter: {CONFIG}: {error.strerror}.", _DAMAGED) from None
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise EmailRLError(f"{path} is not readable as JSON.", _DAMAGED)
+    return config
 
 
 def untrained_note(output_dir: Path) -> str | None:

@@ -21,6 +21,7 @@ from emailrl.policy.adapter import read_base
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.logprobs import check_projection, output_embeddings
 from emailrl.policy.packing import enable_packing, takes_packed
+from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits
 from emailrl.policy.tensors import write_tensors
@@ -119,6 +120,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
         model, tokenizer = _load_base(settings, path, device)
     if adapter is not None:
+        read_plain_lora(adapter, model)
         model = _with_adapter(model, adapter, trainable)
     elif trainable:
         model = _with_fresh_adapter(model, settings)

@@ -59,12 +59,16 @@ def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torc
 
 def count_parameters(config: Any) -> int:
     """Count a model's parameters from its config, without memory for them."""
+    return sum(parameter.numel() for parameter in empty_model(config).parameters())
+
+
+def empty_model(config: Any) -> Any:
+    """The model that a config describes, on the meta device: its layers and shapes without memory for any number."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return AutoModelForCausalLM.from_config(config)
 
 
 def load_config(name: str, path: str | Path) -> Any:

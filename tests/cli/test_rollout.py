@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from tiny import make_checkpoint, make_database, make_model, make_questions
+from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_questions
 
 from emailrl.recording import read_trajectories
 from emailrl.rollout.audit import audit
@@ -57,6 +58,17 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
     assert err.splitlines()[-1] == "error: mine.jsonl exists. Give another --out, or --overwrite."
     assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
     assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("command", [("rollout", "--num-scenarios", "1"), ("benchmark", "--limit", "1")])
+def test_an_adapter_that_does_not_fit_its_base_plays_nowhere(emailrl, here: Path, command: tuple[str, ...]) -> None:
+    folder = make_checkpoint(here / "stranger", here / "model").path
+    (cut_matrices(folder) / "metadata.json").unlink()
+    code, out, err = emailrl(*command, "--checkpoint", "stranger")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        r"error: The adapter in stranger is refused: its matrices for .* make 1 × 1, .*", err.splitlines()[-1]
+    )
 
 
 def test_a_checkpoint_plays_on_its_own_base_also_when_exported(emailrl, here: Path) -> None:

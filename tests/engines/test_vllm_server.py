@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engines.vllm_stub import BASE, VllmStub
-from tiny import make_database, make_model, make_questions
+from tiny import cut_matrices, make_database, make_model, make_questions
 
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -103,6 +104,20 @@ def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
             assert (completion.policy_version, completion.adapter_sha256) == (version, adapter_sha256(adapter))
             assert (completion.prompt_tokens, completion.finish_reason) == (3, expected.finish_reason)
     assert [c.logprobs for c in first] != [c.logprobs for c in second]
+
+
+def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], tmp_path: Path
+) -> None:
+    stub, damaged = serve(), cut_matrices(Path(shutil.copytree(adapters[0], tmp_path / "damaged")))
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        before = ask(engine)
+        with pytest.raises(EmailRLError, match="make 1 × 1"):
+            engine.load_adapter(damaged, "v-2")
+        assert stub.calls.count("/v1/load_lora_adapter") == 1
+        after = ask(engine)
+        assert [c.token_ids for c in after] == [c.token_ids for c in before] and after[0].policy_version == "v-1"
 
 
 def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import weights
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
+from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import enable_fused, fused_backbone
 from emailrl.policy.packing import enable_packing
 
@@ -53,19 +54,6 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def save(peft: PeftModel, path: Path) -> Path:
     peft.save_pretrained(path)
     return path
-
-
-def test_a_delta_is_scale_times_b_times_a(tmp_path: Path) -> None:
-    prefix = "base_model.model.model.layers.0.mlp.up_proj.lora_"
-    save_file(
-        {prefix + "A.weight": torch.tensor([[1.0, 2.0]]), prefix + "B.weight": torch.tensor([[3.0], [-1.0]])},
-        tmp_path / "adapter_model.safetensors",
-    )
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 4, "r": 1}))
-    deltas = weights.read_deltas(tmp_path)
-    assert list(deltas) == ["model.layers.0.mlp.up_proj"]
-    lora_a, lora_b, scale = deltas["model.layers.0.mlp.up_proj"]
-    assert (scale * lora_b @ lora_a).tolist() == [[12.0, 24.0], [-4.0, -8.0]]
 
 
 def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_path: Path) -> None:
@@ -168,18 +156,12 @@ def _fresh(trainer: PeftModel, path: Path, request: list[Request]) -> list[float
     return engine.generate(request)[0].logprobs
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("modules_to_save", ["lm_head"])])
-def test_what_cannot_be_merged_is_refused(trainer: PeftModel, tmp_path: Path, key: str, value: object) -> None:
-    path = save(trainer, tmp_path / "1")
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps(config | {key: value}))
-    with pytest.raises(EmailRLError, match=key):
-        weights.read_deltas(path)
-
-
-def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EmailRLError, match="is not an adapter"):
-        weights.read_deltas(tmp_path)
+@pytest.mark.parametrize("kind", [weights.MergedWeights, weights.SharedWeights])
+def test_matrices_of_one_number_are_refused_and_not_broadcast(trainer: PeftModel, tmp_path: Path, kind: type) -> None:
+    path = cut_matrices(save(trainer, tmp_path / "1"))
+    taken = kind(trainer.get_base_model() if kind is weights.MergedWeights else trainer)
+    with pytest.raises(EmailRLError, match="make 1 × 1, and the layer is"):
+        taken.load(path)
 
 
 @pytest.mark.parametrize("kind", [weights.MergedWeights, weights.SharedWeights])
@@ -195,11 +177,11 @@ def test_an_adapter_that_fails_leaves_the_version_before_it(
     before = engine.generate(request)[0]
     shake(trainer)
     second = save(trainer, tmp_path / "2")
-    tensors = load_file(second / weights.ADAPTER_FILE)
+    tensors = load_file(second / WEIGHTS)
     last = max(key for key in tensors if "lora_A" in key)
-    save_file(tensors | {last: torch.ones(3, 7)}, second / weights.ADAPTER_FILE)
+    save_file(tensors | {last: torch.ones(3, 7)}, second / WEIGHTS)
     trainer.train()
-    with pytest.raises(RuntimeError, match="7"):
+    with pytest.raises(EmailRLError, match="7"):
         engine.load_adapter(second, "v2")
     assert trainer.training and trainer.active_adapter == "default"
     after = engine.generate(request)[0]
