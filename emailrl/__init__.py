@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
 __all__ = ["EmailAgent", "__version__"]
 
 __version__ = "0.1.0"
+
+# OpenMP reads it when torch loads, so it is set before anything here can load it: threads that wait by spinning slow a
+# busy machine to a crawl. A value of the user's own stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def __getattr__(name: str) -> object:

@@ -51,7 +51,8 @@ class EmailAgent:
     ``nano``, a folder, a hub name, or the folder of an adapter, which plays on the base it names. ``config`` is a
     ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) laid over environment and
     ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: changes to them later are not
-    seen.
+    seen. Import emailrl before torch, which reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers then come
+    several times as fast.
     """
 
     def __init__(

@@ -106,7 +106,9 @@ def _packages(deep: bool) -> Iterable[Check]:
     for item in wanted:
         extra = next((name for name in ("vllm", "unsloth", "tensorboard", "dev", "bench") if _needs(item, name)), None)
         version = present.get(item.name)
-        install = f'pip install "emailrl[{extra}]"' if extra else f'pip install "{item.name}{item.specifier}"'
+        install = (
+            f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
+        )
         essential = extra is None
         area = f"extra {extra}" if extra else "packages"
         error = errors.get(modules.get(item.name, ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,25 @@ def test_an_inbox_that_no_mail_names_is_refused(parts: tuple[Path, Path]) -> Non
     agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
     with pytest.raises(UsageError, match=r"No mail in .*mail\.db is from or to nobody@example\.com"):
         agent.answer("When?", "nobody@example.com")
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_torch_finds_threads_told_to_wait_without_spinning(own: str | None, seen: str) -> None:
+    program = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            sys.exit()
+sys.meta_path.insert(0, Watch())
+from emailrl import EmailAgent
+EmailAgent("nano")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.stdout.strip() == seen, ended.stderr
 
 
 def test_importing_emailrl_loads_no_model_library() -> None:

@@ -89,7 +89,7 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     monkeypatch.setattr(metadata, "version", version)
     peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
     assert peft.fatal and peft.remedy.startswith('pip install "peft')
-    assert vllm.status == "note" and vllm.remedy == 'pip install "emailrl[vllm]"'
+    assert vllm.status == "note" and vllm.remedy == "in the clone: pip install -e '.[vllm]'"
     assert rich.status == "note" and rich.found.startswith("0.0.1, made for ")
 
 

@@ -95,8 +95,6 @@ def _prepare_streams() -> None:
 
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
-    # Read when torch loads: threads that wait by spinning slow a busy machine to a crawl.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _prepare_streams()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)

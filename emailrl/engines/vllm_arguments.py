@@ -81,7 +81,7 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
     if find_spec("vllm") is None:
         raise EmailRLError(
             "The engine vllm is not installed.",
-            "Run: pip install 'emailrl[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
+            "Run in the clone: pip install -e '.[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("vLLM in process works for one training process only.", "Name servers in VLLM_URLS.")

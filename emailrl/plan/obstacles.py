@@ -50,7 +50,8 @@ def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
     if settings.agent.engine == "vllm" and not vllm.vllm_urls:
         if find_spec("vllm") is None:
             yield Obstacle(
-                "vllm is not installed here", "pip install 'emailrl[vllm]', VLLM_URLS, or --engine transformers"
+                "vllm is not installed here",
+                "in the clone: pip install -e '.[vllm]'; VLLM_URLS, or --engine transformers",
             )
         if device.is_gpu and vllm.vllm_tensor_parallel_size > (gpus := count_gpus()):
             yield Obstacle(
@@ -58,7 +59,9 @@ def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
                 f"{'s' if gpus != 1 else ''}", "lower it",
             )  # fmt: skip
     if device.is_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
-        yield Obstacle("unsloth is not installed here", "pip install 'emailrl[unsloth]', or --backend transformers")
+        yield Obstacle(
+            "unsloth is not installed here", "in the clone: pip install -e '.[unsloth]'; or --backend transformers"
+        )
     if device.is_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
         yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
     if model.device.startswith("cuda") and not device.is_gpu:

@@ -50,7 +50,7 @@ def check_unsloth(settings: Settings) -> None:
     if find_spec("unsloth") is None:
         raise EmailRLError(
             "The backend unsloth is not installed.",
-            "Run: pip install 'emailrl[unsloth]', or use --backend transformers.",
+            "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers.",
         )
 
 

@@ -230,7 +230,9 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
 def check_services(settings: Settings) -> None:
     """Raise UsageError where a tracking service is asked for whose package is missing."""
     if settings.tracking.tensorboard and find_spec("tensorboard") is None:
-        raise UsageError("TENSORBOARD needs the package tensorboard.", "Run: pip install 'emailrl[tensorboard]'")
+        raise UsageError(
+            "TENSORBOARD needs the package tensorboard.", "Run in the clone: pip install -e '.[tensorboard]'"
+        )
 
 
 class TensorBoard:

@@ -203,7 +203,7 @@ def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
 
 def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: None)
-    with pytest.raises(EmailRLError, match=r"not installed\. Run: pip install 'emailrl\[vllm\]'"):
+    with pytest.raises(EmailRLError, match=r"not installed\. Run in the clone: pip install -e '\.\[vllm\]'"):
         build_engine(settings_for(Path(policy.path)), policy)
     monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: name)
     monkeypatch.setenv("WORLD_SIZE", "2")

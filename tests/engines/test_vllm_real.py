@@ -31,7 +31,7 @@ from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.resolve import NANO_DIR
 from emailrl.settings import Settings, load_settings
 
-pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'emailrl[vllm]'")
+pytest.importorskip("vllm", reason="vLLM is not installed: pip install -e '.[vllm]'")
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {

@@ -257,7 +257,7 @@ def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPa
         load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: None)
-    with pytest.raises(EmailRLError, match=r"pip install 'emailrl\[unsloth\]'"):
+    with pytest.raises(EmailRLError, match=r"pip install -e '\.\[unsloth\]'"):
         load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
 
 

@@ -211,7 +211,7 @@ def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pyte
 def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", {"tensorboard": None}.get)
     tracking.check_services(Settings(tracking=OFF))
-    with pytest.raises(UsageError, match=r"needs the package tensorboard.*pip install 'emailrl\[tensorboard\]'"):
+    with pytest.raises(UsageError, match=r"needs the package tensorboard.*pip install -e '\.\[tensorboard\]'"):
         tracking.check_services(Settings(tracking=TrackingSettings(tensorboard=True)))
 
 
