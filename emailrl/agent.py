@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from emailrl.engines import PolicyEngine
     from emailrl.policy.adapter import Adapter
     from emailrl.policy.load import Policy
+
+SEARCHED_INBOXES = 5000
+"""Of the mailboxes of a database, the largest ones in which a mistyped address is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class EmailAgent:
         db = self.settings.store.db
         with closing(open_mailbox(db, inbox, until=query_date, order=agent.search_order)) as mailbox:
             if not mailbox.known:
-                raise UsageError(f"No mail in {mailbox.db} is from or to {inbox}.", "Name another inbox or database.")
+                raise _unknown_inbox(mailbox.db, inbox)
             environment = mail_agent(scenario, mailbox, self.settings)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
         if trajectory.exception is not None:
@@ -112,6 +117,20 @@ class EmailAgent:
         parameter = next(model.parameters())
         name = str(getattr(model, "name_or_path", ""))
         return Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
+
+
+def _unknown_inbox(db: Path, inbox: str) -> UsageError:
+    """The error that names the address most like ``inbox``, and the largest mailboxes."""
+    from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.store.connection import connect
+
+    with closing(connect(db)) as connection:
+        known = list(islice(MailReader(connection).inboxes(1), SEARCHED_INBOXES))
+    near = get_close_matches(inbox.lower(), known, n=1, cutoff=0.8)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    return UsageError(
+        f"No mail in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {', '.join(known[:3]) or 'none'}."
+    )
 
 
 def _adapter(model: nn.Module | str | Path) -> Adapter | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -93,6 +93,17 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _told(error: Any) -> str:
+    """Wrong usage as a sentence that repeats what was written: newer Typer keeps the value to itself."""
+    from pydantic import ValidationError
+
+    text = error.format_message().rstrip(".")
+    if isinstance(cause := error.__cause__, ValidationError):
+        written = cause.errors(include_url=False)[0]["input"]
+        text = text.replace("Input should be", f"{written!r} should be")
+    return text if text.endswith("?") else f"{text}."
+
+
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
     _prepare_streams()
@@ -103,7 +114,7 @@ def main() -> NoReturn:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
         command = error.ctx.command_path if error.ctx else "emailrl"
-        fail(error.format_message().rstrip(".") + ".", f"See {command} --help.", error.exit_code)
+        fail(_told(error), f"See {command} --help.", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:

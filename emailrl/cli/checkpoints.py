@@ -140,12 +140,16 @@ def prune_command(
     for path in paths:
         console.print(f"to remove: {path}", markup=False, soft_wrap=True)
     if paths and not yes:
-        typer.confirm(f"Remove {len(paths)} checkpoints?", abort=True, err=True)
+        typer.confirm(f"Remove {_counted(paths)}?", abort=True, err=True)
     removed = [path for each in runs for path in prune(each, limit)]
     if json:
         print_json({"removed": removed, "keep": limit})
     else:
-        console.print(f"{len(removed)} checkpoints removed, the last {limit} of each run kept")
+        console.print(f"{_counted(removed)} removed, the last {limit} of each run kept")
+
+
+def _counted(paths: list[Path]) -> str:
+    return f"{len(paths)} checkpoint{'s' if len(paths) != 1 else ''}"
 
 
 def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:

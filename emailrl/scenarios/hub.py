@@ -8,7 +8,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.rows import ART_E, Fields, parse_row
-from emailrl.store.sources.hub import go_offline_if_unreachable
+from emailrl.store.sources.hub import go_offline_if_unreachable, told
 from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
@@ -42,11 +42,10 @@ def _load(name: str) -> Any:
             return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         return datasets.load_dataset(name)
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
-        reason = (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
         if local:
-            raise UsageError(f"{name} is not a folder of questions that datasets can load: {reason}.") from error
+            raise UsageError(f"{name} is not a folder of questions that datasets can load: {told(error)}.") from error
         raise EmailRLError(
-            f"Cannot load the questions {name} from the hub: {reason}.",
+            f"Cannot load the questions {name} from the hub: {told(error)}.",
             "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
             "or `emailrl gen-db --source demo`.",
         ) from error

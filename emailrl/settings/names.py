@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -82,10 +83,19 @@ def by_env_name() -> dict[str, Leaf]:
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid name most like ``name`` whatever its case, or None when none is alike enough."""
+    """The valid name most like ``name`` whatever its case, or None when none is alike enough.
+
+    Of two equally alike, the one with more of its letters: who writes gpro has swapped two of grpo, not mistaken gspo.
+    """
     folded = {candidate.lower(): candidate for candidate in valid}
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), folded, n=1, cutoff=cutoff)
-    return folded[close[0]] if close else None
+    written = name.lower().replace("-", "_")
+
+    def likeness(candidate: str) -> tuple[float, int]:
+        shared = (Counter(written) & Counter(candidate)).total()
+        return difflib.SequenceMatcher(None, candidate, written).ratio(), shared
+
+    close = difflib.get_close_matches(written, folded, n=3, cutoff=cutoff)
+    return folded[max(close, key=likeness)] if close else None
 
 
 def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:

@@ -5,12 +5,12 @@ The update reads these fields and never asks for a name; a new algorithm is a ne
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
+from emailrl.settings.names import nearest
 from emailrl.training.mix import check_mix
 
 
@@ -87,8 +87,8 @@ def resolve(settings: Settings) -> Algorithm:
     """
     name = settings.training.algorithm
     if name not in ALGORITHMS:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+        near = nearest(name, ALGORITHMS)
+        hint = f"Did you mean {near}? " if near else ""
         raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
     wanted = settings.algorithm
     overrides: dict[str, Any] = {

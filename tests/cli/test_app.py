@@ -56,7 +56,9 @@ def test_version(ends) -> None:
     [
         (("--nonsense",), "error: No such option: --nonsense. See emailrl --help.\n"),
         (("nonsense",), "error: No such command 'nonsense'. See emailrl --help.\n"),
-        (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': "),
+        (("trian",), "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
+        (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': 'few' "),
+        (("train", "--learning-rate", "fast"), "error: Invalid value for '--learning-rate': 'fast' "),
     ],
 )
 def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:

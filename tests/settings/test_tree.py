@@ -98,3 +98,5 @@ def test_nearest() -> None:
     assert nearest("max-step", names) == "MAX_STEPS"
     assert nearest("MAXTURN", names) == "MAX_TURNS"
     assert nearest("unlike anything", names) is None
+    # 3 letters of 4 stand in order in both; all four occur in grpo alone.
+    assert nearest("gpro", ["gspo", "grpo"]) == nearest("gpro", ["grpo", "gspo"]) == "grpo"

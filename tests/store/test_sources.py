@@ -224,7 +224,10 @@ def test_dataset_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) ->
 
 
 def test_the_hub_out_of_reach_names_the_alternatives() -> None:
-    with pytest.raises(EmailRLError, match=r"corbt/enron-emails cannot be loaded.*--source demo.*--source PATH"):
+    with pytest.raises(
+        EmailRLError,
+        match=r"corbt/enron-emails cannot be loaded: the hub cannot be reached\. .*--source demo.*--source PATH",
+    ):
         next(iter(open_source("hf")))
 
 

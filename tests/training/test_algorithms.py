@@ -66,6 +66,8 @@ def test_those_that_compare_no_rollouts_take_single_ones() -> None:
 def test_unknown_name() -> None:
     with pytest.raises(UsageError, match=r"Unknown algorithm 'grop'\. Did you mean grpo\? Known: grpo, "):
         resolved("grop")
+    with pytest.raises(UsageError, match=r"Unknown algorithm 'gpro'\. Did you mean grpo\?"):
+        resolved("gpro")
     with pytest.raises(UsageError, match=r"Unknown algorithm 'xyz'\. Known: "):
         resolved("xyz")
 

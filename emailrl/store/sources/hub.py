@@ -36,8 +36,7 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
     try:
         dataset = load_dataset(DATASET, split="train")
     except Exception as error:  # datasets and the HTTP stack below it raise many kinds; all mean that there is no data
-        reason = " ".join(str(error).split())[:200]
-        raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {reason}.", _ALTERNATIVES) from error
+        raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {told(error)}.", _ALTERNATIVES) from error
     yield from _rows([dataset])
 
 
@@ -51,7 +50,7 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
     try:
         loaded = load_from_disk(str(path))
     except Exception as error:  # as in read_hub
-        raise UsageError(f"{path} cannot be loaded as a dataset: {' '.join(str(error).split())[:200]}.") from error
+        raise UsageError(f"{path} cannot be loaded as a dataset: {told(error)}.") from error
     splits = [loaded] if isinstance(loaded, Dataset) else list(loaded.values())
     for split in splits:
         if missing := [name for name in COLUMNS if name not in split.column_names]:
@@ -68,6 +67,13 @@ def go_offline_if_unreachable() -> None:
         socket.create_connection((url.hostname or "", url.port or 443), timeout=5).close()
     except OSError:
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def told(error: Exception) -> str:
+    """Why ``datasets`` loaded nothing, in at most 200 characters and without a full stop."""
+    if isinstance(error, ConnectionError):  # its text ends in the name of a class
+        return "the hub cannot be reached"
+    return (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
 
 
 def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
