@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from local_server import DrippingServer
 
 # A test must never reach the network or a tracking server, whoever's machine it runs on.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")
@@ -72,3 +74,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def dripping() -> Iterator[DrippingServer]:
+    """A server whose headers come a byte a second, without end."""
+    server = DrippingServer()
+    yield server
+    server.close()

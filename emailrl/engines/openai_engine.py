@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
-from emailrl.engines.renderer import MARKUP, parse_tool_calls
+from emailrl.engines.renderer import MARKUP, checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.text import sendable
-from emailrl.settings import Settings, is_openrouter, redacted
+from emailrl.settings import Settings, is_openrouter, redacted, secrets_in
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-    from openai.types import CompletionUsage
-    from openai.types.chat import ChatCompletion, ChatCompletionMessage
+
+    from emailrl.remote.chat import ChatMessage, ChatReply
 
 OPENAI = "api.openai.com"
 TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
@@ -63,6 +63,7 @@ class OpenAIEngine:
         except ValueError as error:
             raise UsageError("OPENAI_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
         self._key = _key(settings, self._at_openrouter)
+        self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
         self._timeout = settings.rewards.litellm_timeout
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
@@ -73,10 +74,10 @@ class OpenAIEngine:
         """Nothing is held between two calls of ``generate``."""
 
     async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
-        from emailrl.remote.chat import connect_async
+        from emailrl.remote.chat import connect
 
         wanted = self._settings
-        async with connect_async(
+        async with connect(
             wanted.openai_base_url, self._key, timeout=self._timeout, retries=wanted.openai_retries
         ) as client:
             return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
@@ -93,20 +94,23 @@ class OpenAIEngine:
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIError as error:
-            completion.error = redacted(told(error), self._key)
-        except (ValueError, RecursionError) as error:  # a reply that is no chat completion, or nested too deep
-            completion.error = f"the server's reply cannot be read: {redacted(str(error), self._key)}"
+            completion.error = redacted(told(error), *self._secrets)
+        except Exception as error:  # whatever a server sends, and the client makes of it, ends this trajectory alone
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            completion.error = f"the server's reply cannot be read: {redacted(reason, *self._secrets)}"
         completion.seconds = time.perf_counter() - started
         return completion
 
-    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatCompletion:
+    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
         """Ask with the token limit, and where prompt and limit exceed the context window, for what is left of it."""
         import openai
+
+        from emailrl.remote.chat import complete
 
         body = self._body(request)
         for _ in range(2):
             try:
-                return await client.chat.completions.create(**body)
+                return await complete(client, **body)
             except openai.BadRequestError as error:
                 if not _WINDOW.search(f"{error.code} {error.message}"):
                     raise
@@ -134,26 +138,16 @@ class OpenAIEngine:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
 
-    def _read(self, reply: ChatCompletion, completion: Completion) -> None:
-        """Fill the completion from a reply; ValueError for what is none."""
-        choices = getattr(reply, "choices", None)
-        if not choices or choices[0].message is None:
-            stated = getattr(reply, "error", None)  # OpenRouter says so with status 200
-            raise ValueError(f"no choices{f': {stated}' if stated else ''}")
-        self._count(reply.usage, completion)
-        completion.message = as_message(choices[0].message)
-        completion.finish_reason = "length" if choices[0].finish_reason == "length" else "stop"
-
-    def _count(self, usage: CompletionUsage | None, completion: Completion) -> None:
+    def _read(self, reply: ChatReply, completion: Completion) -> None:
         prices = (self._settings.input_price, self._settings.output_price)
-        if usage is None:
-            return
-        completion.prompt_tokens, completion.completion_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
-        if any(price is not None for price in prices):
-            tokens = (completion.prompt_tokens, completion.completion_tokens)
+        tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
+        completion.prompt_tokens, completion.completion_tokens = tokens
+        if any(price is not None for price in prices) and any(tokens):
             completion.cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
-        elif isinstance(stated := getattr(usage, "cost", None), (int, float)):
-            completion.cost = float(stated)
+        else:
+            completion.cost = reply.cost
+        completion.message = as_message(reply.choice.message)
+        completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
 
 
 def as_api(message: Message) -> dict[str, Any]:
@@ -177,24 +171,30 @@ def as_api(message: Message) -> dict[str, Any]:
     }
 
 
-def as_message(said: ChatCompletionMessage) -> Message:
+def as_message(said: ChatMessage) -> Message:
     """The server's message; arguments that are no JSON object, or markup left in the text, make a ``parse_error``."""
-    message = Message("assistant", said.content or "")
+    message = Message("assistant", said.text)
     try:
         if not said.tool_calls and parse_tool_calls(message.content):
             raise ValueError("the server left the tool call in the text: does it have a parser for this model?")
         for number, call in enumerate(said.tool_calls or ()):
-            if call.type != "function" or call.function is None or not call.function.name:
+            if call.type not in (None, "function") or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")
-            arguments = json.loads(call.function.arguments or "{}")
-            if not isinstance(arguments, dict):
-                raise ValueError("tool call's arguments are not an object")
+            arguments = _read_arguments(call.function.arguments)
             message.tool_calls.append(ToolCall(call.function.name, arguments, call.id or f"call_{number}"))
     except json.JSONDecodeError as error:
         message.parse_error = f"tool call's arguments are not JSON: {error}"
     except (ValueError, RecursionError) as error:
         message.parse_error = str(error)
     return message
+
+
+def _read_arguments(stated: Any) -> dict[str, Any]:
+    """A call's arguments: by the interface a text, at some servers the object itself; an empty one where it has none.
+
+    ValueError for anything else.
+    """
+    return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
 
 
 def harmless(text: str) -> str:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Tags the templates of the Qwen / Hermes family give a meaning to, control tokens or not."""
 
+MAX_DEPTH = 64
+"""Levels of lists and objects in a call's arguments; Python's own JSON ends at some hundreds."""
+
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
 
@@ -167,10 +170,20 @@ def _read_call(body: str) -> ToolCall:
         raise ValueError(f"tool call is not JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ValueError("tool call has no name")
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
+    return ToolCall(call["name"], checked_arguments(call.get("arguments", {})))
+
+
+def checked_arguments(value: Any) -> dict[str, Any]:
+    """A call's arguments; ValueError where they are no object, or nested deeper than a record of them can be."""
+    if not isinstance(value, dict):
         raise ValueError("tool call's arguments are not an object")
-    return ToolCall(call["name"], arguments)
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for node in level for item in (node.values() if isinstance(node, dict) else node)]
+        level = [item for item in level if isinstance(item, (dict, list))]
+    if level:
+        raise ValueError("tool call's arguments are nested too deep")
+    return value
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

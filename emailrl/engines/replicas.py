@@ -12,7 +12,8 @@ from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, Probe
 from emailrl.engines.vllm_answers import ModelList, ReplicaDown, prompt_logprobs, read_answer, read_choice, refusal
 from emailrl.errors import EmailRLError
-from emailrl.settings import without_credentials
+from emailrl.remote.reply import EndlessReply
+from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 HEALTH_TIMEOUT = 10.0
 """Seconds a server has to say that it is well."""
@@ -24,7 +25,8 @@ class Replica:
     answers that no retry would mend."""
 
     url: str
-    """Without ``/v1``."""
+    """Without ``/v1``; its user and password, if it has them, are kept apart from it."""
+    key: str = ""
     alive: bool = False
     base: str = ""
     """The server's name for its base model."""
@@ -34,8 +36,21 @@ class Replica:
     in_flight: Counter[str] = field(default_factory=Counter)
     """Requests under way, by adapter."""
 
+    def __post_init__(self) -> None:
+        self._secrets = [self.key, *secrets_in(self.url)]
+        self._shown = without_credentials(self.url)
+        self.url, self._credentials = split_credentials(self.url)  # httpx logs the address that it asks
+
     def __str__(self) -> str:
-        return f"The vLLM server {without_credentials(self.url)}"
+        return f"The vLLM server {self._shown}"
+
+    def told(self, text: str) -> str:
+        """What it says, on one line, without the secrets it was sent."""
+        return redacted(text, *self._secrets)
+
+    async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+        """Ask for a completion; whatever the status, the response is handed back."""
+        return await self._send(client, "POST", "/v1/completions", body)
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
         """Ask whether it is well."""
@@ -59,7 +74,7 @@ class Replica:
             )
             if name not in await self.models(client):
                 raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {refusal(response)}, and does not list it.",
+                    f"{self} did not load the adapter {path}: {self.told(refusal(response))}, and does not list it.",
                     "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
                     "folder (VLLM_ADAPTER_PATH_MAP).",
                 )
@@ -92,14 +107,26 @@ class Replica:
         """Send one request; with ``refused`` a 4xx is handed back, else it is an EmailRLError."""
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
-            response = await client.request(method, self.url + path, json=body, timeout=limit)
+            response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
-            raise ReplicaDown(cause(error)) from error
+            raise ReplicaDown(self.told(cause(error))) from error
         if response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
-            raise EmailRLError(f"{self} refused {path}: {refusal(response)}", "Check VLLM_URLS and VLLM_API_KEY.")
+            raise EmailRLError(
+                f"{self} refused {path}: {self.told(refusal(response))}", "Check VLLM_URLS and VLLM_API_KEY."
+            )
         return response
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        timeout: Any = httpx.USE_CLIENT_DEFAULT,
+    ) -> httpx.Response:
+        return await client.request(method, self.url + path, json=body, timeout=timeout, auth=self._credentials)
 
 
 def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
@@ -149,7 +176,7 @@ def read_completion(
 
 def cause(error: httpx.RequestError | ReplicaDown) -> str:
     """Why a server did not answer, for a sentence that goes on."""
-    text = str(error) if isinstance(error, ReplicaDown) else f"{type(error).__name__} {error}"
+    text = str(error) if isinstance(error, (EndlessReply, ReplicaDown)) else f"{type(error).__name__} {error}"
     return " ".join(text.split()).rstrip(".")
 
 

@@ -122,14 +122,14 @@ def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]
 
 
 def refusal(response: httpx.Response) -> str:
-    """The status of a response and the server's own reason, on one line."""
+    """The status of a response and the server's own reason, whole."""
     try:
         body: Any = json.loads(response.content)
     except (ValueError, RecursionError):
         body = None
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return f"HTTP {response.status_code} {_short(str(text or ''))}".strip()
+    return f"HTTP {response.status_code} {text or ''}".strip()
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_adapter_config
-from emailrl.settings import Settings
+from emailrl.settings import Settings, without_credentials
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""
@@ -111,7 +111,9 @@ def read_urls(text: str) -> list[str]:
     urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
     for url in urls:
         if not re.match(r"https?://[^/]", url):
-            raise UsageError(f"VLLM_URLS holds {url!r}, which is no http address.", "Write http://host:8000.")
+            raise UsageError(
+                f"VLLM_URLS holds {without_credentials(url)!r}, which is no http address.", "Write http://host:8000."
+            )
     return list(dict.fromkeys(urls))
 
 

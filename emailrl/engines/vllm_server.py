@@ -28,6 +28,7 @@ from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.reply import Client
 from emailrl.settings import Settings
 
 KEPT_ADAPTERS = 3
@@ -47,7 +48,8 @@ class VllmServers:
         self._probe = probe
         self._stop_ids = sorted(stop_ids)
         self._max_model_len = settings.model.max_model_len
-        self._replicas = [Replica(url) for url in read_urls(self._settings.vllm_urls)]
+        self._key = self._settings.vllm_api_key.get_secret_value() if self._settings.vllm_api_key else ""
+        self._replicas = [Replica(url, self._key) for url in read_urls(self._settings.vllm_urls)]
         self._path_map = read_path_map(self._settings.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._path: Path | None = None
@@ -204,17 +206,17 @@ class VllmServers:
             body = completion_body(request, name, stop_ids=self._stop_ids, room=room)
             replica.in_flight[name] += 1
             try:
-                response = await client.post(f"{replica.url}/v1/completions", json=body)
+                response = await replica.complete(client, body)
                 if response.status_code == 200:
                     return read_completion(replica, request, response, name, self._probe.vocabulary)
             except (httpx.RequestError, ReplicaDown) as error:
-                failure, shunned = cause(error), replica
+                failure, shunned = replica.told(cause(error)), replica
                 pause = 0.0 if len(self.alive) > 1 else 2.0 ** (attempt - 1)
                 await self._examine(client, replica, failure)
                 continue
             finally:
                 replica.in_flight[name] -= 1
-            failure, shunned = f"HTTP {response.status_code}: {' '.join(response.text.split())[:200]}", replica
+            failure, shunned = replica.told(f"HTTP {response.status_code}: {response.text}"), replica
             asked = retry_after(response)
             pause = 2.0 ** (attempt - 1) if asked is None else asked
             if response.status_code == 404:  # started anew, it knows no adapters
@@ -260,11 +262,10 @@ class VllmServers:
         """Run ``act(client)`` in an event loop of its own."""
 
         async def run() -> T:
-            key = self._settings.vllm_api_key
-            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             timeout = httpx.Timeout(self._settings.vllm_timeout, connect=10.0, pool=None)
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+            async with Client(headers=headers, timeout=timeout, limits=limits) as client:
                 return await act(client)
 
         return asyncio.run(run())

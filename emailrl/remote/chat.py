@@ -1,35 +1,56 @@
-"""The ``openai`` client as all parts use it: one host, bounded replies, and errors that can be told.
+"""The ``openai`` client as all parts use it: one host, bounded replies read strictly, and errors that can be told.
 
 Importing it imports ``openai``, so it is imported where a connection is made.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import json
+from typing import Any
 
 import openai
+from pydantic import BaseModel, ValidationError
 
-from emailrl.remote.reply import Body, EndlessReply
+from emailrl.remote.reply import WholeReplies
+from emailrl.settings import split_credentials
 
-MAX_REPLY_BYTES: Final = 8 << 20
-"""Much more than the longest completion, thoughts included."""
+MAX_COUNT = 10**9
+"""Tokens and dollars from here on are no count of anything, and would overflow what is summed."""
 
 
-def connect(base_url: str, key: str, *, timeout: float) -> openai.OpenAI:
-    """A client of the chat server at ``base_url``; ``timeout`` in seconds. It sends nothing twice."""
-    http_client = _Client(follow_redirects=False, timeout=timeout)  # what is sent goes to the named host only
+class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
+    """The types are those of httpx or of httpx2, as the version of openai has it."""
+
+
+def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
+    """A client of the chat server at ``base_url`` for one event loop; ``timeout`` in seconds for each whole reply.
+
+    ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections.
+    """
+    address, credentials = split_credentials(base_url)  # httpx logs the address that it asks
+    # What is sent goes to the named host only.
+    http_client = _Client(follow_redirects=False, timeout=timeout, auth=credentials)
     # The client insists on a key; local servers take any.
-    return openai.OpenAI(
-        api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http_client
-    )
-
-
-def connect_async(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
-    """The same for one event loop; ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections."""
-    http_client = _AsyncClient(follow_redirects=False, timeout=timeout)
     return openai.AsyncOpenAI(
-        api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=retries, http_client=http_client
+        api_key=key or "none", base_url=address, timeout=timeout, max_retries=retries, http_client=http_client
     )
+
+
+async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
+    """Ask for a chat completion; openai.APIError, or ValueError for a reply that is none, whatever it is."""
+    # Raw, since the client hands on whatever a server sends, checked against no schema.
+    reply = await client.chat.completions.with_raw_response.create(**body)
+    try:
+        value = json.loads(reply.content)
+        read = ChatReply.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not read.choices:
+        raise ValueError(f"no choices{f': {read.error}' if read.error else ''}")
+    return read
 
 
 def told(error: openai.APIError) -> str:
@@ -39,46 +60,71 @@ def told(error: openai.APIError) -> str:
     return f"{type(error).__name__}: {str(error.__cause__ or '') or error.message}"
 
 
-# Bodies are read here, since the client reads them however long they are. The types are those of httpx or of httpx2,
-# as the version of openai has it.
+# -- what a chat server replies ---------------------------------------------------------------------------------------
 
 
-class _Client(openai.DefaultHttpxClient):
-    def send(self, request: Any, *, stream: bool = False, **how: Any) -> Any:
-        response = super().send(request, stream=True, **how)
-        try:
-            body = Body(MAX_REPLY_BYTES, _seconds(request))
-            for piece in response.iter_bytes():
-                body.take(piece)
-        except EndlessReply as error:
-            raise openai.APIConnectionError(message=str(error), request=request) from error
-        finally:
-            response.close()
-        return _with_body(response, body)
+class _Part(BaseModel):
+    text: Any = None
 
 
-class _AsyncClient(openai.DefaultAsyncHttpxClient):
-    async def send(self, request: Any, *, stream: bool = False, **how: Any) -> Any:
-        response = await super().send(request, stream=True, **how)
-        try:
-            body = Body(MAX_REPLY_BYTES, _seconds(request))
-            async for piece in response.aiter_bytes():
-                body.take(piece)
-        except EndlessReply as error:
-            raise openai.APIConnectionError(message=str(error), request=request) from error
-        finally:
-            await response.aclose()
-        return _with_body(response, body)
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: Any = None
+    """JSON as text; some servers send the value itself."""
 
 
-def _seconds(request: Any) -> float:
-    return float(request.extensions["timeout"]["read"])
+class _Call(BaseModel):
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
 
 
-def _with_body(response: Any, body: Body) -> Any:
-    """The response with its body, whose length and packing on the way are no longer true of it."""
-    headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
-    return type(response)(response.status_code, headers=headers, content=body.whole(), request=response.request)
+class ChatMessage(BaseModel):
+    """What the model said."""
+
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content; of one in parts, those that are text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content if isinstance(part.text, str))
+        return self.content or ""
 
 
-_PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
+class _Choice(BaseModel):
+    message: ChatMessage
+    finish_reason: str | None = None
+
+
+class ChatReply(BaseModel):
+    """A chat completion, as far as it is read."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+    """OpenRouter tells of errors with status 200."""
+
+    @property
+    def choice(self) -> _Choice:
+        """The first choice."""
+        assert self.choices
+        return self.choices[0]
+
+    def count(self, name: str) -> int | None:
+        """The tokens that the server counted under this name; None where it tells none that can be a count."""
+        value = self._used(name)
+        return value if isinstance(value, int) else None
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars, where the server names them."""
+        value = self._used("cost")
+        return None if value is None else float(value)
+
+    def _used(self, name: str) -> float | None:
+        value = self.usage.get(name) if isinstance(self.usage, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return value if 0 <= value < MAX_COUNT else None

@@ -1,33 +1,98 @@
-"""A reply's body, bounded: a server may send without end, or a byte at a time."""
+"""Replies that come whole or not at all: a server may send without end, or a byte at a time, headers included.
+
+Only in an event loop can everything between connecting and the last byte have one deadline: an ordinary client's
+timeout begins anew with every byte. So all that asks servers is asynchronous, and ``wait_for`` runs it for those who
+are not.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+from collections.abc import Coroutine
+from threading import Lock, Thread
+from typing import Any, ClassVar, Final, TypeVar
+
+import httpx
+
+MAX_REPLY_BYTES: Final = 8 << 20
+"""Much more than the longest completion, thoughts included."""
+T = TypeVar("T")
 
 
-class EndlessReply(Exception):
-    """A body longer, or slower, than any that is waited for."""
+class EndlessReply(httpx.TransportError):
+    """A reply longer, or slower, than any that is waited for."""
 
 
-class Body:
-    """Takes a body's pieces, ``max_bytes`` and ``seconds`` at most, counted from the first moment."""
+class WholeReplies:
+    """Makes an asynchronous client of httpx hand back whole replies, of ``max_bytes`` at most.
 
-    def __init__(self, max_bytes: int, seconds: float) -> None:
-        self._max_bytes = max_bytes
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self._pieces: list[bytes] = []
-        self._size = 0
+    A request's read timeout is the time that all of it may take, from connecting to the last byte. EndlessReply for a
+    reply that takes longer, or is longer.
+    """
 
-    def take(self, piece: bytes) -> None:
-        """Keep a piece; EndlessReply where it is one too many."""
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size > self._max_bytes:
-            raise EndlessReply(f"the reply is longer than {self._max_bytes >> 20} MiB")
-        if time.monotonic() > self._deadline:
-            raise EndlessReply(f"no whole reply within {self._seconds:g} s")
+    max_bytes: ClassVar[int] = MAX_REPLY_BYTES
 
-    def whole(self) -> bytes:
-        """What was taken."""
-        return b"".join(self._pieces)
+    async def send(self, request: Any, *, stream: bool = False, **how: Any) -> Any:
+        """The reply to a request, read to its end."""
+        seconds: float | None = request.extensions["timeout"]["read"]
+        try:
+            async with asyncio.timeout(seconds):
+                response = await super().send(request, stream=True, **how)  # type: ignore[misc]
+                try:
+                    return _with_body(response, await self._body(response))
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            raise EndlessReply(f"no whole reply within {seconds:g} s") from error
+
+    async def _body(self, response: Any) -> bytes:
+        pieces, size = [], 0
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > self.max_bytes:
+                raise EndlessReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
+        return b"".join(pieces)
+
+
+class Client(WholeReplies, httpx.AsyncClient):
+    """A client for servers of any kind."""
+
+
+def _with_body(response: Any, body: bytes) -> Any:
+    """The response with its body, whose length and packing on the way are no longer true of it.
+
+    What it names as its charset is dropped: any codec of Python's might stand there, those that give no text included.
+    """
+    headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
+    if "content-type" in headers:
+        headers["content-type"] = headers["content-type"].partition(";")[0]
+    return type(response)(response.status_code, headers=headers, content=body, request=response.request)
+
+
+_PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
+
+
+# -- for those who do not run in an event loop ------------------------------------------------------------------------
+
+
+def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
+    """Run an exchange to its end in the one event loop that all threads share; what ends the wait cancels it."""
+    future = asyncio.run_coroutine_threadsafe(exchange, _loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
+_beginning = Lock()
+_running: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Begun when first asked for; its thread ends with the process, whatever is still under way."""
+    with _beginning:
+        if not _running:
+            _running.append(asyncio.new_event_loop())
+            Thread(target=_running[0].run_forever, name="servers", daemon=True).start()
+        return _running[0]

@@ -12,17 +12,19 @@ from typing import Any
 import httpx
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.remote.reply import Body, EndlessReply
+from emailrl.remote.reply import Client, wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.http_protocol import read_reply, request_body
 from emailrl.rewards.scorer import Terms
-from emailrl.settings import RewardSettings, redacted, without_credentials
+from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
 from emailrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""A longer reply is an error: a scorer's numbers never take so much."""
+
+class _Client(Client):
+    max_bytes = 64 << 20
+    """A scorer's numbers never take so much."""
 
 
 def is_url(name: str) -> bool:
@@ -48,14 +50,13 @@ class HttpReward:
         key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
         self._settings = settings
         self._concurrency = concurrency
-        self._secrets = [secret for secret in (key, parsed.password, parsed.userinfo.decode()) if secret]
-        # httpx logs the address it posts to: the name and password go beside it.
-        self._url = parsed.copy_with(userinfo=b"")
+        self._secrets = [key, *secrets_in(url)]
+        self._url, credentials = split_credentials(url)  # httpx logs the address it posts to
         self._shown = without_credentials(url)
-        self._client = httpx.Client(
-            auth=(parsed.username, parsed.password) if parsed.userinfo else None,
+        self._client = _Client(
+            auth=credentials,
             headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {key}"} if key and not parsed.userinfo else {}),
+            | ({"Authorization": f"Bearer {key}"} if key and credentials is None else {}),
             timeout=settings.reward_timeout,
         )
 
@@ -85,13 +86,13 @@ class HttpReward:
                 sleep(pause(tries, wait))
             wait = 0.0
             try:
-                response = self._exchange(content)
-            except (httpx.HTTPError, EndlessReply) as error:
+                response = wait_for(self._client.post(self._url, content=content))
+            except httpx.HTTPError as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
             if response.is_success:
                 return _json(response, self._shown)
-            failure, wait = f"HTTP {response.status_code}: {response.text[:200]}", pause_asked_for(response.headers)
+            failure, wait = f"HTTP {response.status_code}: {response.text}", pause_asked_for(response.headers)
             if not may_pass(response.status_code):
                 break
         # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
@@ -99,16 +100,9 @@ class HttpReward:
             f"The scorer {self._shown} gave no rewards: {failure.rstrip('.')}.", "Check the server and its address."
         )
 
-    def _exchange(self, content: bytes) -> httpx.Response:
-        body = Body(MAX_REPLY_BYTES, self._settings.reward_timeout)
-        with self._client.stream("POST", self._url, content=content) as response:
-            for piece in response.iter_bytes():
-                body.take(piece)
-            return httpx.Response(response.status_code, content=body.whole())
-
 
 def _json(response: httpx.Response, shown: str) -> Any:
     try:
         return response.json()
     except (ValueError, RecursionError):  # nested too deep to be read
-        raise EmailRLError(f"The scorer {shown} replied with what is not JSON: {response.text[:80]!r}") from None
+        raise EmailRLError(f"The scorer {shown} replied with what is not JSON: {response.text!r}") from None

@@ -17,9 +17,10 @@ from time import sleep
 from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.reply import wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.remote.text import sendable
-from emailrl.settings import RewardSettings, is_openrouter, redacted, without_credentials
+from emailrl.settings import RewardSettings, is_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -47,6 +48,7 @@ class LLMJudge:
         self.concurrency = concurrency
         self._settings = settings
         self._key = key
+        self._secrets = [key, *secrets_in(settings.judge_base_url)]
         self._client = self._connect()
         self._cache = VerdictCache(settings.judge_cache)
 
@@ -65,7 +67,7 @@ class LLMJudge:
             raise JudgeError(f"The judge's cache {self._settings.judge_cache} failed: {error}.") from error
         return verdict
 
-    def _connect(self) -> openai.OpenAI:
+    def _connect(self) -> openai.AsyncOpenAI:
         from emailrl.remote.chat import connect
 
         return connect(self._settings.judge_base_url, self._key, timeout=self._settings.litellm_timeout)
@@ -88,28 +90,32 @@ class LLMJudge:
                     wait = pause_asked_for(error.response.headers)
                     if not may_pass(error.status_code):
                         break
-            except (ValueError, RecursionError) as error:  # a reply that is no JSON, or nested too deep
-                failure = f"{type(error).__name__}: {error}"
+            except ValueError as error:
+                failure = f"the reply cannot be read: {error}"
             else:
                 verdict = read_verdict(reply)
                 if verdict is not None:
                     return verdict
-                failure = f"neither True nor False: {reply[:80]!r}"
+                failure = f"neither True nor False: {reply!r}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         raise JudgeError(
             f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} gave no "
-            f"verdict: {redacted(failure, self._key)}",
+            f"verdict: {redacted(failure, *self._secrets)}",
             "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
         )
 
     def _complete(self, prompt: str) -> str:
-        response = self._client.chat.completions.create(
+        from emailrl.remote.chat import complete
+
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
+        request = complete(
+            self._client,
             model=self._settings.judge_model,
-            messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}],
+            messages=messages,
             temperature=0,
             max_tokens=self._settings.judge_max_tokens,
         )
-        return response.choices[0].message.content or "" if response.choices else ""
+        return wait_for(request).choice.message.text
 
 
 def judge_key(settings: RewardSettings) -> str:

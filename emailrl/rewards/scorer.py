@@ -10,9 +10,13 @@ from typing import Protocol, runtime_checkable
 from emailrl.errors import EmailRLError
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
+from emailrl.settings import redacted
 from emailrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+
+LONGEST = 500
+"""Characters kept of why there is no verdict or no reward."""
 
 
 class AnswerCheck(Protocol):
@@ -22,11 +26,11 @@ class AnswerCheck(Protocol):
     """Most checks in flight at once; 1 for checks that compute."""
 
     def check(self, question: str, reference: str, answer: str) -> bool:
-        """True if right; raises ``EmailRLError`` where no verdict could be had."""
+        """True if right; raises where no verdict could be had."""
         ...
 
 
-Terms = dict[str, float] | EmailRLError
+Terms = dict[str, float] | Exception
 """The named terms of one trajectory's reward, or the error that stands for them."""
 
 
@@ -60,21 +64,22 @@ class Scorer:
         """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly.
 
         Trajectories that already hold an exception are left alone. One whose answer could not be judged, or whose
-        reward could not be had, gets its ``exception`` set and no reward: an outage is never a wrong answer.
+        reward could not be had, whatever was raised, gets its ``exception`` set and no reward: an outage is never a
+        wrong answer, and a fault of a check or a reward costs no other trajectory.
         """
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
         verdicts = self._judge({_claim(trajectory) for trajectory in finished if _attempted(trajectory)})
         judged = []
         for trajectory in finished:
             verdict = verdicts[_claim(trajectory)] if _attempted(trajectory) else False
-            if isinstance(verdict, EmailRLError):
-                trajectory.exception = f"{type(verdict).__name__}: {verdict}"
+            if isinstance(verdict, Exception):
+                trajectory.exception = _told(verdict)
                 continue
             trajectory.rubric["answer_correct"] = verdict
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
-            if isinstance(terms, EmailRLError):
-                trajectory.exception = f"{type(terms).__name__}: {terms}"
+            if isinstance(terms, Exception):
+                trajectory.exception = _told(terms)
                 continue
             trajectory.reward_terms = terms
             trajectory.reward = sum(terms.values())
@@ -82,17 +87,21 @@ class Scorer:
     def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
         reward = self.reward
         if isinstance(reward, BatchReward):
-            return reward.score_batch(trajectories)
+            try:
+                return reward.score_batch(trajectories)
+            except Exception as error:
+                logger.warning("%d trajectories got no reward: %s", len(trajectories), _told(error))
+                return [error] * len(trajectories)
         terms: list[Terms] = []
         for trajectory in trajectories:
             try:
                 terms.append(reward(trajectory))
-            except EmailRLError as error:
-                logger.warning("a trajectory got no reward: %s", error)
+            except Exception as error:
+                logger.warning("a trajectory got no reward: %s", _told(error))
                 terms.append(error)
         return terms
 
-    def _judge(self, claims: set[tuple[str, str, str]]) -> dict[tuple[str, str, str], bool | EmailRLError]:
+    def _judge(self, claims: set[tuple[str, str, str]]) -> dict[tuple[str, str, str], bool | Exception]:
         """One verdict for each different claim, or the error that stands for it."""
         ordered = sorted(claims)
         workers = min(self.answers.concurrency, len(ordered))
@@ -101,12 +110,18 @@ class Scorer:
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
             return dict(zip(ordered, pool.map(self._verdict, ordered), strict=True))
 
-    def _verdict(self, claim: tuple[str, str, str]) -> bool | EmailRLError:
+    def _verdict(self, claim: tuple[str, str, str]) -> bool | Exception:
         try:
             return self.answers.check(*claim)
-        except EmailRLError as error:
-            logger.warning("an answer could not be judged: %s", error)
+        except Exception as error:
+            logger.warning("an answer could not be judged: %s", _told(error))
             return error
+
+
+def _told(error: Exception) -> str:
+    """Type and message on one line, without what shows credentials."""
+    message, hint = (error.message, error.hint) if isinstance(error, EmailRLError) else (str(error), "")
+    return f"{type(error).__name__}: {redacted(message, limit=LONGEST)} {hint}".rstrip()
 
 
 def _attempted(trajectory: Trajectory) -> bool:

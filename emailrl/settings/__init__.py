@@ -1,6 +1,6 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
-from emailrl.settings.credentials import is_openrouter, redacted, without_credentials
+from emailrl.settings.credentials import is_openrouter, redacted, secrets_in, split_credentials, without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
@@ -48,5 +48,7 @@ __all__ = [
     "load_settings",
     "redacted",
     "run_root",
+    "secrets_in",
+    "split_credentials",
     "without_credentials",
 ]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.asking import ask, settings_for
+from engines.asking import ANSWER, ask, settings_for
 from engines.chat_server import StubServer, said
+from local_server import DrippingServer
+from tiny import make_database, make_questions
 
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai_engine import OpenAIEngine, as_api, harmless
 from emailrl.errors import UsageError
+from emailrl.evaluation import Evaluation
+from emailrl.recording import read_trajectories, write_trajectories
+from emailrl.rollout.collect import build_chat_collector
 from emailrl.settings import load_settings
-from emailrl.trajectory import Message, ToolCall
+from emailrl.trajectory import Message, StopReason, ToolCall
 
 
 @pytest.mark.parametrize("failure", [(429, {"error": "busy"}, {"Retry-After": "0.01"}), (503, {}), (None, {})])
@@ -74,7 +81,95 @@ def test_a_slow_server_is_not_waited_for(serve: Callable[..., StubServer], tmp_p
     settings = settings_for(server.url, tmp_path, litellm_timeout=0.1, openai_retries=0)
     with closing(OpenAIEngine(settings, [])) as engine:
         [completion] = ask(engine, "?")
-    assert completion.error is not None and "timed out" in completion.error and completion.seconds < 0.9
+    assert (
+        completion.error is not None and "no whole reply within 0.1 s" in completion.error and completion.seconds < 0.9
+    )
+
+
+def test_headers_that_drip_end_their_own_request(dripping: DrippingServer, tmp_path: Path) -> None:
+    settings = settings_for(f"{dripping.url}/v1", tmp_path, litellm_timeout=1.5, openai_retries=0)
+    with closing(OpenAIEngine(settings, [])) as engine:
+        [completion] = ask(engine, "?")
+    assert completion.error is not None and "no whole reply within 1.5 s" in completion.error
+    assert completion.seconds < 10
+
+
+def message(**said: Any) -> dict[str, Any]:
+    return {"choices": [{"message": said}]}
+
+
+def call(arguments: Any, **more: Any) -> dict[str, Any]:
+    return message(tool_calls=[{"function": {"name": "search_emails", "arguments": arguments}} | more])
+
+
+DEEP: dict[str, Any] = {"keywords": []}
+for _ in range(400):
+    DEEP = {"keywords": [DEEP]}
+
+ODD: list[Any] = [
+    call(["lease"]),
+    call(5),
+    call(None),
+    call({"keywords": ["lease"]}),
+    call({"keywords": {"a": [None, {"b": 1e308}]}, "max_results": 10**300}),
+    call(DEEP),
+    call(json.dumps(DEEP)),
+    call("{}", type="custom"),
+    call("{}", id=7),
+    message(tool_calls={"function": {"name": "search_emails"}}),
+    message(tool_calls=["search_emails"]),
+    message(tool_calls=[{"function": ["search_emails"]}]),
+    message(tool_calls=[{"function": {"name": ["search_emails"]}}]),
+    message(content=[{"type": "text", "text": "I think"}]),
+    message(content=["I think"]),
+    message(content={"text": "I think"}),
+    message(content="<tool_call>" + json.dumps({"name": "search_emails", "arguments": DEEP}) + "</tool_call>"),
+    message(),
+    {"choices": [{"message": None}]},
+    {"choices": {}},
+    {"choices": "all"},
+    [],
+    "text",
+    5,
+    None,
+    message(content="ja") | {"usage": {"prompt_tokens": "many", "completion_tokens": 10**400, "cost": float("inf")}},
+    message(content="ja") | {"usage": ["none"]},
+]
+
+
+def test_whatever_a_server_sends_ends_its_own_trajectory_alone(
+    serve: Callable[..., StubServer], tmp_path: Path
+) -> None:
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        number = body["messages"][1]["content"]
+        return 200, said("", ANSWER) if number == "good" else ODD[int(number)]
+
+    server = serve(reply)
+    settings = settings_for(server.url, tmp_path, db=make_database(tmp_path / "mail.db"), openai_retries=0, max_turns=1)
+    names = [*map(str, range(len(ODD))), "good"]
+    scenarios = [replace(make_questions(1)[0], id=name, question=name) for name in names]
+    collector = build_chat_collector(settings)
+    with closing(collector.engine):
+        groups = collector.collect(scenarios, 1, step=0, seed=1)
+    played = [group.trajectories[0] for group in groups]
+    assert [t.scenario.id for t in played if t.stop_reason is StopReason.ANSWERED] == ["good"]
+    assert played[3].turns[0].tool_name == "search_emails"  # an object in place of its text is what it says
+    assert played[-1].exception is None
+    metrics = Evaluation.of(played).metrics()
+    assert metrics["num_questions"] == len(names)
+    write_trajectories(tmp_path / "all.jsonl", played)
+    assert len(list(read_trajectories(tmp_path / "all.jsonl"))) == len(names)
+
+
+def test_no_writing_of_a_secret_is_told(serve: Callable[..., StubServer], tmp_path: Path) -> None:
+    basic = base64.b64encode(b"ann:hush/+").decode()
+    heard = f'you sent "Authorization: Basic {basic}" to //ann:hush%2F%2b@host with geheim'
+    server = serve(lambda body: (401, {"error": {"message": heard}}))
+    url = server.url.replace("//", "//ann:hush%2F%2B@")
+    with closing(OpenAIEngine(settings_for(url, tmp_path, openai_api_key="geheim"), [])) as engine:
+        [completion] = ask(engine, "?")
+    assert server.keys == [f"Basic {basic}"]
+    assert completion.error is not None and 'Basic ***" to //host with ***' in completion.error
 
 
 def test_an_interrupt_passes_through_and_the_engine_works_on(serve: Callable[..., StubServer], tmp_path: Path) -> None:

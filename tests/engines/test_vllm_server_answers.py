@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines.vllm_stub import VllmStub
-from local_server import LocalServer, QuietHandler
+from local_server import DrippingServer, LocalServer, QuietHandler
 from tiny import make_model
 
-from emailrl.engines import build_engine
+from emailrl.engines import build_engine, replicas
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.errors import EmailRLError
@@ -249,12 +250,35 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
     assert f"{one.name} is left out: HTTP 200, and no JSON in it. 1 of 2 go on." in told
 
 
+def test_headers_that_drip_are_no_server(
+    policy: Policy, dripping: DrippingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "HEALTH_TIMEOUT", 1.5)
+    begun = time.monotonic()
+    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 1: no whole reply within 1.5 s"):
+        connect(policy, dripping.url.removeprefix("http://")).load_adapter(None, "base")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_reply_is_as_long_as_any_others_may_be(policy: Policy, serve: Callable[..., Server]) -> None:
+    server = serve(answer("/v1/completions", b" " * (8 << 20) + b"{}"))
+    with pytest.raises(EmailRLError, match="No vLLM server is left, of 1: the reply is longer than 8 MiB"):
+        connect(policy, server.name).load_adapter(None, "base")
+
+
+def test_what_an_address_holds_is_sent_and_not_told(policy: Policy, serve: Callable[..., Server]) -> None:
+    said = "who is Basic YW5uOmh1bnRlcjI=?"  # ann:hunter2
+    server = serve(answer("/v1/completions", {"error": {"message": said}}), 400)
+    with pytest.raises(EmailRLError, match=rf"http://{server.name} refused .*: HTTP 400 who is Basic \*\*\*\?"):
+        connect(policy, f"ann:hunter2@{server.name}").load_adapter(None, "base")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         (DEEP, "HTTP 400 Check"),
         (PAGE, "HTTP 400 Check"),
-        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, "HTTP 400 no such token x{186} Check"),
+        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, "HTTP 400 no such token x{277} Check"),
         ({"error": ["a"]}, r"HTTP 400 \['a'\] Check"),
     ],
 )

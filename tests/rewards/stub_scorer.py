@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from local_server import LocalServer, QuietHandler
@@ -42,12 +43,13 @@ class StubScorer:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(payload)))
                 self.end_headers()
-                for byte in payload if drip else ():
-                    time.sleep(drip)
-                    self.wfile.write(bytes([byte]))
-                    self.wfile.flush()
-                if not drip:
-                    self.wfile.write(payload)
+                with suppress(BrokenPipeError):  # the client did not wait
+                    for byte in payload if drip else ():
+                        time.sleep(drip)
+                        self.wfile.write(bytes([byte]))
+                        self.wfile.flush()
+                    if not drip:
+                        self.wfile.write(payload)
 
         self._server = LocalServer(Handler)
         self.port = self._server.port

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from local_server import DrippingServer
 from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.environment import Rubric
@@ -236,8 +237,15 @@ def test_no_server(waits: list[float]) -> None:
 def test_a_slow_server_is_given_up(serve: Serve, how: dict[str, float]) -> None:
     begun = time.monotonic()
     played = score(serve(rewards(), **how).url, reward_timeout=0.4, reward_retries=0)
-    assert all(re.search("ReadTimeout|no whole reply within 0.4 s", t.exception or "") for t in played)
+    assert all("no whole reply within 0.4 s" in (t.exception or "") for t in played)
     assert time.monotonic() - begun < 2.5
+
+
+def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
+    begun = time.monotonic()
+    [played] = score(dripping.url, 1, reward_timeout=1.5, reward_retries=0)
+    assert "no whole reply within 1.5 s" in (played.exception or "") and played.reward_terms == {}
+    assert time.monotonic() - begun < 10
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -258,6 +266,21 @@ def test_credentials_reach_the_server_and_nothing_else(
         assert "hunter2" not in told
         assert "token=abc123" not in told
     assert "hunter2" not in caplog.text  # what httpx logs holds no password either
+
+
+@pytest.mark.parametrize("status", [401, 200])
+def test_what_was_sent_is_hidden_however_the_server_writes_it(
+    serve: Serve, waits: list[float], caplog: Any, status: int
+) -> None:
+    basic = "YW5uOmh1bnRlcjI/Pz8="  # ann:hunter2???
+    said = f"{'.' * 110} Authorization: Basic {basic} of ann:hunter2%3F%3f? and //ann:hunter2???@host"
+    stub = serve(lambda *_: (status, json.dumps({"said": said})))
+    with caplog.at_level(logging.DEBUG):
+        [played] = score(f"http://ann:hunter2%3F%3F%3F@127.0.0.1:{stub.port}/r", 1)
+    assert stub.keys == [f"Basic {basic}"]
+    for told in (played.exception or "", caplog.text):
+        assert "Authorization: Basic *** of *** and //host" in told
+        assert "YW5u" not in told and "hunter2" not in told
 
 
 def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: list[float]) -> None:

@@ -6,11 +6,13 @@ import json
 import logging
 import multiprocessing
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import DrippingServer
 from rewards.stub_judge import Reply, StubJudge
 
 from emailrl.errors import UsageError
@@ -130,8 +132,18 @@ def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> N
 
 def test_a_slow_server_times_out(tmp_path: Path, serve: Serve) -> None:
     stub = serve(lambda body: (200, "True"), delay=0.5)
-    with pytest.raises(JudgeError, match="gave no verdict: APITimeoutError"):
+    with pytest.raises(JudgeError, match=r"no whole reply within 0.1 s"):
         judge(stub, tmp_path, litellm_timeout=0.1, judge_retries=0).check("q", "r", "a")
+
+
+def test_headers_that_drip_are_no_verdict(tmp_path: Path, dripping: DrippingServer) -> None:
+    asked = RewardSettings(
+        judge_base_url=dripping.url, judge_cache=tmp_path / "judge.sqlite", litellm_timeout=1.5, judge_retries=0
+    )
+    begun = time.monotonic()
+    with pytest.raises(JudgeError, match=r"no whole reply within 1.5 s"):
+        LLMJudge(asked, concurrency=1).check("q", "r", "a")
+    assert time.monotonic() - begun < 10
 
 
 def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits: list[float]) -> None:

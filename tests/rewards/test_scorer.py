@@ -12,6 +12,7 @@ from emailrl.environment import Rubric
 from emailrl.rewards import Scorer, build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
+from emailrl.rewards.scorer import Terms
 from emailrl.settings import AgentSettings, RewardSettings, Settings
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
@@ -100,3 +101,46 @@ def test_named_rewards() -> None:
     assert trajectory.reward_terms == {"outcome": 1.0}
     build_scorer(Settings(), reward="simple").score([trajectory])
     assert trajectory.reward_terms == {"outcome": 1.0}
+
+
+class Faulty:
+    """A check with a fault that some answers find, and an interrupt in one."""
+
+    concurrency = 1
+
+    def check(self, question: str, reference: str, answer: str) -> bool:
+        if answer == "stop":
+            raise KeyboardInterrupt
+        return {"May 20": True, "May 3": False}[answer]
+
+
+def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    trajectories = [answered("May 20"), answered("https://ann:hush@host"), answered("May 3")]
+    Scorer(Faulty(), simple_reward).score(trajectories)
+    assert [t.exception for t in trajectories] == [None, "KeyError: 'https://host'", None]
+    assert [t.reward for t in trajectories] == [1.0, 0.0, 0.0] and trajectories[1].reward_terms == {}
+    assert "an answer could not be judged: KeyError: 'https://host'" in caplog.text and "hush" not in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        Scorer(Faulty(), simple_reward).score([answered("stop")])
+
+
+def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        return {"inverse": 1 / len((trajectory.final_answer or "").replace("May 3", ""))}
+
+    trajectories = [answered("May 20"), answered("May 3")]
+    Scorer(FakeJudge(1), reward).score(trajectories)
+    assert [t.exception for t in trajectories] == [None, "ZeroDivisionError: division by zero"]
+    assert trajectories[1].reward_terms == {} and trajectories[1].rubric["answer_correct"] is False
+    assert "a trajectory got no reward: ZeroDivisionError: division by zero" in caplog.text
+
+
+def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    class Batch:
+        def score_batch(self, trajectories: object) -> list[Terms]:
+            raise RuntimeError("x" * 900)
+
+    trajectories = [answered("May 20"), answered("May 3"), given_up()]
+    Scorer(FakeJudge(1), Batch()).score(trajectories)
+    assert [t.exception for t in trajectories] == ["RuntimeError: " + "x" * 500] * 3
+    assert "3 trajectories got no reward" in caplog.text

@@ -1,10 +1,10 @@
-"""Whose key goes where."""
+"""Whose key goes where, and what is told of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from emailrl.settings import is_openrouter
+from emailrl.settings import is_openrouter, redacted, secrets_in, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,53 @@ def test_addresses_that_are_not_openrouters(url: str) -> None:
 def test_no_address_at_all() -> None:
     with pytest.raises(ValueError, match="IPv6"):
         is_openrouter("https://[half")
+
+
+USER, PASSWORD = "ann", 'hu"sh/ü é+'
+WRITTEN = [
+    'hu"sh/ü é+',
+    "hu%22sh%2F%C3%BC%20%C3%A9%2B",
+    "hu%22sh/%c3%bc+%c3%a9%2b",
+    'hu\\"sh\\/ü é+',
+    "hu\\u0022sh\\/\\u00fc \\u00E9+",
+    "YW5uOmh1InNoL8O8IMOpKw==",  # ann:hu"sh/ü é+
+    "YW5uOmh1InNoL8O8IMOpKw",
+    "YW5uOmh1InNoL8O8IMOpKw%3D%3D",
+    "aHUic2gvw7wgw6kr",  # the password alone
+]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_secret_is_hidden_however_it_is_written(written: str) -> None:
+    url = "https://ann:hu%22sh%2F%C3%BC%20%C3%A9%2B@host/v1"
+    assert redacted(f"Basic {written}; no", *secrets_in(url)) == "Basic ***; no"
+
+
+def test_base64_of_either_alphabet_is_hidden() -> None:
+    secret = "??>>~~"  # Pz8+Pn5+ and Pz8-Pn5-
+    assert (
+        redacted("a Pz8+Pn5+ b Pz8-Pn5- c Pz8%2BPn5%2b d Pz8\\u002bPn5\\u002B e", secret) == "a *** b *** c *** d *** e"
+    )
+
+
+def test_what_an_address_must_not_tell() -> None:
+    assert secrets_in("https://ann:hush%40@host/v1?model=x&api_key=k%201") == ["k 1", "ann:hush@", "hush@"]
+    assert secrets_in("https://token@host") == ["token:", "token"]
+    assert secrets_in("https://@host/") == secrets_in("https://host:80/a@b") == secrets_in("https://[half") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("at https://ann:hu@sh@host/v1?q=a@b", "at https://host/v1?q=a@b"),
+        ("https:\\/\\/ann:hush@host", "https:\\/\\/host"),
+        ("https://ann:it's@host", "https://host"),
+        ("https://host/ann@home and ann@home", "https://host/ann@home and ann@home"),
+    ],
+)
+def test_addresses_are_told_without_their_credentials(text: str, told: str) -> None:
+    assert without_credentials(text) == told
+
+
+def test_a_secret_is_hidden_before_the_text_is_cut() -> None:
+    assert redacted("x" * 296 + "hushhush", "hushhush") == "x" * 296 + "***"

@@ -12,12 +12,11 @@ from emailrl.remote.text import sendable
 from emailrl.scenarios.llm.cache import Reply
 from emailrl.scenarios.llm.plan import tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
-from emailrl.settings import GenerationSettings, is_openrouter, redacted, without_credentials
+from emailrl.settings import GenerationSettings, is_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import openai
     from pydantic import SecretStr
 
 _REFUSED: Final = (400, 413, 422)
@@ -32,10 +31,6 @@ class GenerationError(EmailRLError):
 
 class PromptRefused(GenerationError):
     """The server will not have this prompt; it may have another."""
-
-
-class _NoCompletion(Exception):
-    """A reply with status 200 that is no chat completion."""
 
 
 class ReplyClient:
@@ -59,9 +54,9 @@ class ReplyClient:
         self._sleep = sleep
 
     async def __aenter__(self) -> ReplyClient:
-        from emailrl.remote.chat import connect_async
+        from emailrl.remote.chat import connect
 
-        self._client = connect_async(self._settings.generator_base_url, self._key, timeout=self._timeout)
+        self._client = connect(self._settings.generator_base_url, self._key, timeout=self._timeout)
         return self
 
     async def __aexit__(
@@ -87,56 +82,41 @@ class ReplyClient:
                     break
             wait = 0.0
             try:
-                async with asyncio.timeout(self._timeout):
-                    return await self._complete(batch)
+                return await self._complete(batch)
             except openai.APIError as error:
                 failure = told(error)
                 if isinstance(error, openai.APIStatusError):
                     wait, refused = pause_asked_for(error.response.headers), error.status_code in _REFUSED
                     if not may_pass(error.status_code):
                         break
-            except TimeoutError:
-                failure = f"no reply within {self._timeout:g} s"
-            except _NoCompletion as error:
-                failure = f"NoCompletion: {error}"
+            except ValueError as error:
+                failure = f"the reply cannot be read: {error}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         kind = PromptRefused if refused else GenerationError
+        failure = redacted(failure, self._key, *secrets_in(self._settings.generator_base_url)).rstrip(".")
         server = without_credentials(self._settings.generator_base_url)
         raise kind(
-            f"{self._settings.generator_model} at {server} gave no reply: {redacted(failure, self._key).rstrip('.')}.",
+            f"{self._settings.generator_model} at {server} gave no reply: {failure}.",
             "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; the same command goes on where this one stopped.",
         )
 
     async def _complete(self, batch: Batch) -> Reply:
-        from openai.types.chat import ChatCompletion
+        from emailrl.remote.chat import complete
 
-        try:
-            completion = await self._client.chat.completions.create(
-                model=self._settings.generator_model,
-                messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}],
-                max_tokens=self._settings.generator_max_tokens,
-            )
-        except (ValueError, RecursionError) as error:  # the second: nested too deep to be read
-            raise _NoCompletion("it is no JSON") from error
-        # The client hands on whatever a server sends, checked against no schema.
-        if not isinstance(completion, ChatCompletion) or not isinstance(completion.choices, list):
-            raise _NoCompletion("it is no chat completion")
-        message = getattr(completion.choices[0], "message", None) if completion.choices else None
-        content = getattr(message, "content", None)
-        text = sendable(content) if isinstance(content, str) else ""
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}]
+        reply = await complete(
+            self._client,
+            model=self._settings.generator_model,
+            messages=messages,
+            max_tokens=self._settings.generator_max_tokens,
+        )
+        text = sendable(reply.choice.message.text)
+        tokens_in, tokens_out = reply.count("prompt_tokens"), reply.count("completion_tokens")
         return Reply(
             text,
-            _count(completion.usage, "prompt_tokens", tokens_of_prompt(batch)),
-            _count(completion.usage, "completion_tokens", len(text) // 3),
+            tokens_of_prompt(batch) if tokens_in is None else tokens_in,
+            len(text) // 3 if tokens_out is None else tokens_out,
         )
-
-
-def _count(usage: openai.types.CompletionUsage | None, name: str, otherwise: int) -> int:
-    """A count of tokens as the server tells it; ``otherwise`` where it tells none that can be one."""
-    value = getattr(usage, name, None)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-        return otherwise
-    return value
 
 
 def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:

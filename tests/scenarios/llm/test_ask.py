@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import DrippingServer
 from pydantic import SecretStr
 from scenarios.llm.chat_stub import ChatStub, good, mails_of
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.remote import chat
+from emailrl.remote.reply import WholeReplies
 from emailrl.scenarios.llm import GenerationError, Harvest, Plan, QuestionWriter, harvest, make_plan
 from emailrl.settings import GenerationSettings
 from emailrl.store.build import build_database
@@ -106,6 +107,11 @@ def test_a_server_that_never_ends_is_timed_out(mail_db: Path, serve: Serve, gene
     assert len(stub.requests) == 3
 
 
+def test_headers_that_drip_are_timed_out_too(mail_db: Path, dripping: DrippingServer, generation: Make) -> None:
+    with pytest.raises(GenerationError, match=r"no whole reply within 1.5 s"):
+        run(mail_db, generation(dripping.url, generator_retries=0), limit=10, timeout=1.5)
+
+
 def test_a_reply_without_json_is_asked_for_once_more_and_counted(mail_db: Path, serve: Serve, generation: Make) -> None:
     bad = set()
 
@@ -149,7 +155,7 @@ def test_a_body_that_is_no_completion_is_never_a_crash(
 def test_a_reply_without_end_is_not_read_to_its_end(
     mail_db: Path, serve: Serve, generation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(WholeReplies, "max_bytes", 1 << 20)
     stub = serve(lambda request, n: (2, " " * (2 << 20)) if n == 1 else good(request, n))
     naps = Naps()
     run(mail_db, generation(stub.url, generator_concurrency=1), limit=20, sleep=naps)
