@@ -20,6 +20,7 @@ from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure
 from emailrl.plan.ways import Way, ways_to_fit, with_servers, with_vllm
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
+from emailrl.training.tracking import duration
 
 __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
@@ -189,11 +190,3 @@ def make_plan(
         measured=measured if here and measured and measured.is_of(settings.model.name) else None,
         remarks=measured.remarks_on(settings.model.name) if measured else [],
     )
-
-
-def duration(seconds: float) -> str:
-    """As people say it: 90 s, 12 min, 3.4 h, 5.1 days."""
-    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
-        if seconds < most:
-            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
-    return f"{seconds / 86_400:.1f} days"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from emailrl.settings import Settings
 from emailrl.training.assemble import open_run
-from emailrl.training.metrics import Clock, evaluation_metrics, rollout_metrics, update_metrics
+from emailrl.training.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
 from emailrl.training.run import Run
 from emailrl.training.samples import make_samples, trajectory_advantages
 from emailrl.training.tracking import step_line
@@ -65,6 +65,7 @@ def loop(run: Run) -> None:
         evaluated = run.evaluate_if_due()
     if evaluated:
         run.end_step()
+    pace = Pace(state.step)
     while (reason := state.stop_reason(settings.evaluation, run.total_steps, run.epochs)) is None:
         clock = Clock()
         with droppable(), clock.phase("rollout"):
@@ -89,6 +90,6 @@ def loop(run: Run) -> None:
             | evaluation_metrics(evaluation)
             | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
         )
-        run.tracker.step(metrics, step_line(metrics, run.total_steps))
+        run.tracker.step(metrics, step_line(metrics, run.total_steps, pace.seconds_left(state.step, run.total_steps)))
         run.end_step()
     run.finish(reason)

@@ -41,6 +41,18 @@ class Clock:
         return self._phases | {"total": time.perf_counter() - self._begun}
 
 
+class Pace:
+    """What the steps of this process have taken so far, evaluations and checkpoints included."""
+
+    def __init__(self, step: int) -> None:
+        self._begun = time.perf_counter()
+        self._first = step
+
+    def seconds_left(self, step: int, total: int) -> float:
+        """Seconds until ``total`` steps are done at the mean pace of those up to ``step``."""
+        return (time.perf_counter() - self._begun) / (step - self._first) * (total - step)
+
+
 def rollout_metrics(collected: Collected) -> dict[str, Any]:
     """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over all.
 

@@ -241,11 +241,12 @@ class Run:
         """Write ``final`` and say why the run ended."""
         self.save("final")
         best, step = self.state.best_accuracy, self.state.best_step
-        said = (
-            "No evaluation was whole: there is no best_model"
-            if best is None
-            else f"Best accuracy {best:.1%} at step {step}"
-        )
+        if best is None:
+            said = "No evaluation was whole: there is no best_model"
+        elif best == 0:
+            said = f"No evaluation had a right answer; best_model is that of step {step}"
+        else:
+            said = f"Best accuracy {best:.1%} at step {step}"
         self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
 
     def _metadata(self, kind: str, step: int) -> Metadata:

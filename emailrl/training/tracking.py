@@ -125,8 +125,16 @@ def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, 
     )
 
 
-def step_line(metrics: Mapping[str, Any], total: int) -> str:
-    """One step on one line; a number that the step does not have is a dash."""
+def duration(seconds: float) -> str:
+    """As people say it: 90 s, 12 min, 3.4 h, 5.1 days."""
+    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
+        if seconds < most:
+            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
+def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0) -> str:
+    """One step on one line, with what is left of the run; a number that the step does not have is a dash."""
 
     def shown(name: str, form: str) -> str:
         value = metrics.get(name)
@@ -143,6 +151,8 @@ def step_line(metrics: Mapping[str, Any], total: int) -> str:
         f" ({shown('trainable_share', '.1%')})",
         f"{metrics['seconds']['total']:.1f} s",
     ]
+    if seconds_left:
+        parts.append(f"about {duration(seconds_left)} left")
     if dropped := {reason: count for reason, count in metrics["dropped"].items() if count}:
         parts.append("Dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.items()))
     return " | ".join(parts)
@@ -167,7 +177,9 @@ def evaluation_block(
             f"{evaluation.unscored} of {evaluation.num_questions} answers could not be scored, so this evaluation"
             " neither chooses the best model nor counts for patience or target."
         )
-    if is_best:
+    if best_accuracy == 0:
+        lines.append(f"No answer has been right yet; best_model stays that of step {best_step} until one is")
+    elif is_best:
         lines.append(f"New best accuracy: {evaluation.accuracy:.1%}, saved to best_model")
     elif best_accuracy is not None:
         lines.append(f"Best accuracy so far: {best_accuracy:.1%} at step {best_step}")

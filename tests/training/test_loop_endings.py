@@ -30,6 +30,15 @@ def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None
     assert sum("New best accuracy" in line for line in played.said) == 2
 
 
+def test_a_run_that_answers_nothing_rightly_does_not_cheer(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.0, 0.0), steps=1, eval_steps=1)
+    assert played.saved["best_model"] == 0
+    assert not any("est accuracy" in line for line in played.said)
+    assert played.said[-1].endswith("No evaluation had a right answer; best_model is that of step 0.")
+    [step] = [line for line in played.said if line.startswith("Step 1/1 ")]
+    assert "left" not in step  # it was the last
+
+
 @pytest.mark.parametrize(
     ("accuracies", "evaluation", "steps", "reason"),
     [

@@ -14,7 +14,15 @@ from emailrl.evaluation import Evaluation
 from emailrl.recording import read_records
 from emailrl.settings import RewardSettings, Settings, TrackingSettings, TrainingSettings
 from emailrl.training import tracking
-from emailrl.training.tracking import Tracker, evaluation_block, flat_numbers, header, start_wandb, step_line
+from emailrl.training.metrics import Pace
+from emailrl.training.tracking import (
+    Tracker,
+    evaluation_block,
+    flat_numbers,
+    header,
+    start_wandb,
+    step_line,
+)
 from emailrl.trajectory import Scenario, Trajectory
 
 OFF = TrackingSettings(wandb_mode="disabled")
@@ -60,6 +68,7 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
         "Step 1/200 | Loss 0.1235 | Policy 0.1000 | KL 0.0200 | Reward 0.250 | Acc 50.0%"
         " | Trainable tokens: 1234/5678 (21.7%) | 12.3 s"
     )
+    assert step_line(metrics, 200, 2400.0).endswith("| 12.3 s | about 40 min left")
     some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
     assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
     assert "Loss 0.0000 | Policy -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
@@ -78,6 +87,18 @@ def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
     ]
     worse = evaluation_block(evaluation(7, 10), is_best=False, best_accuracy=0.8, best_step=30)
     assert worse.splitlines()[-1] == "Best accuracy so far: 80.0% at step 30"
+
+
+def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
+    for is_best in (True, False):
+        lines = evaluation_block(evaluation(0, 10), is_best=is_best, best_accuracy=0.0, best_step=0).splitlines()
+        assert lines[-1] == "No answer has been right yet; best_model stays that of step 0 until one is"
+
+
+def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 130.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
 
 
 def test_what_mail_could_smuggle_into_a_line_never_reaches_the_terminal(tmp_path: Path) -> None:
