@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from emailrl.checkpoints import (
     Metadata,
+    created_after,
     find_checkpoint,
     find_runs,
     incomplete_checkpoints,
@@ -120,6 +122,24 @@ def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) ->
     assert find_checkpoint(str(path), output).metadata.step == 4
 
 
+def test_runs_of_one_time_are_in_the_order_they_were_begun(tmp_path: Path) -> None:
+    for number in ("", "-2", "-10", "-9"):
+        write(tmp_path / f"grpo_masked{number}" / "checkpoint-1", created_at="2026-01-01T00:00:00.000001+00:00")
+    names = [run.name for run in find_runs(tmp_path / "grpo", "masked")]
+    assert names == ["grpo_masked", "grpo_masked-2", "grpo_masked-9", "grpo_masked-10"]
+
+
+def test_a_clock_set_back_makes_no_checkpoint_older_than_one_before_it(tmp_path: Path) -> None:
+    assert abs(datetime.fromisoformat(created_after([])) - datetime.now(UTC)) < timedelta(minutes=1)
+    write(
+        tmp_path / "grpo_masked" / "checkpoint-1", created_at="2300-01-01T01:00:00.999999+01:00"
+    )  # the clock was wrong
+    then = created_after(find_runs(tmp_path / "grpo"))
+    assert then == "2300-01-01T00:00:01.000000+00:00"
+    write(tmp_path / "grpo_masked-2" / "checkpoint-1", created_at=then)
+    assert [run.name for run in find_runs(tmp_path / "grpo", "masked")] == ["grpo_masked", "grpo_masked-2"]
+
+
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path / "run" / "checkpoint-5")
     with pytest.raises(UsageError, match=r"No checkpoint at .*nowhere"):
@@ -137,6 +157,21 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         (json.dumps(record)[:-9], "cannot be read.*" + remedy),
         ("[]", "cannot be read.*" + remedy),
         ("[" * 100_000, "cannot be read.*" + remedy),
+        (json.dumps({name: value for name, value in record.items() if name != "files"}), "lacks 'files'.*" + remedy),
+        (json.dumps(record | {"step": "12"}), "cannot be read .step: Input should be a valid integer.*" + remedy),
+        (json.dumps(record | {"run_id": ["x"]}), "cannot be read .run_id: Input should be a valid string"),
+        (json.dumps(record | {"run_id": "\ud800"}), "cannot be read"),
+        (json.dumps(record | {"metrics": {"accuracy": "high"}}), "cannot be read .metrics.accuracy is no number"),
+        (
+            json.dumps(record | {"settings": {"model": 3}}),
+            "cannot be read .settings.model: Input should be an object",
+        ),
+        (json.dumps(record | {"created_at": "soon"}), "cannot be read"),
+        (json.dumps(record | {"created_at": "9999-12-31T23:59:59.999999+00:00"}), "created_at is 9999"),
+        (json.dumps(record | {"created_at": "2026-01-01"}), "created_at is 2026-01-01"),
+        (json.dumps(record | {"files": {"../../other/weights": "0"}}), "weights lies outside the checkpoint"),
+        (json.dumps(record | {"files": {"/etc/hostname": "0"}}), "/etc/hostname lies outside the checkpoint"),
+        (json.dumps(record | {"run_id": "x" * (16 << 20)}), "larger than any that a run writes"),
         (json.dumps(record | {"schema_version": 99}), "schema version 99; this emailrl reads 1"),
     ]:
         (path / "metadata.json").write_text(text)

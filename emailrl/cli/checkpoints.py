@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.options import Json, Mode, OutputDir
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import one_line, print_json, progress_console
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,17 +42,12 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
       emailrl checkpoints list
       emailrl checkpoints list outputs/grpo_masked --json
     """
-    from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints
+    from emailrl.checkpoints import list_checkpoints
     from emailrl.settings import load_settings
 
     root = load_settings({"output_dir": output_dir}).output.output_dir
-    runs = _runs(run, root, mode)
-    found = [checkpoint for each in runs for checkpoint in list_checkpoints(each)]
-    for each in runs:
-        for path, reason in incomplete_checkpoints(each).items():
-            progress_console().print(f"not whole: {path}: {reason}", markup=False, style="yellow")
-    if run is None:
-        _say_set_aside(root, mode)
+    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in list_checkpoints(each)]
+    _say_what_is_not_whole(run, root, mode)
     if json:
         print_json([_summary(checkpoint) for checkpoint in found])
     else:
@@ -162,16 +157,19 @@ def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
     return find_runs(output_dir, mode)
 
 
-def _say_set_aside(output_dir: Path, mode: str | None) -> None:
-    """Name the runs that an ``--overwrite`` has put aside, and that no other command sees."""
-    from emailrl.checkpoints import MODES
-    from emailrl.settings import run_root
-    from emailrl.training.directory import REPLACED
+def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None) -> None:
+    """Name what the table leaves out: damaged checkpoints, and runs that an ``--overwrite`` has put aside."""
+    from emailrl.checkpoints import incomplete_checkpoints, run_folders
+    from emailrl.training.directory import REPLACED, REPLACING
 
-    for root in {run_root(output_dir, each) for each in ([mode] if mode else MODES)}:
-        if (root / REPLACED).exists():
-            told = "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
-            progress_console().print(f"{root / REPLACED}: {told} train gives it back", markup=False, soft_wrap=True)
+    console = progress_console()
+    for each in [run] if run else run_folders(output_dir, mode):
+        for path, reason in incomplete_checkpoints(each).items():
+            console.print(one_line(f"not whole: {path}: {reason}"), markup=False, style="yellow", soft_wrap=True)
+        for aside in (each / REPLACED, each / REPLACING):
+            if aside.exists():
+                told = "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
+                console.print(one_line(f"{aside}: {told} train gives it back"), markup=False, soft_wrap=True)
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, Any]:

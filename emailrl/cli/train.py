@@ -40,7 +40,7 @@ def train(
     model: Model = None,
     engine: Engine = None,
     resume: Annotated[
-        str | None, typer.Option(help="auto (the latest, if any), latest, best or a checkpoint's folder.")
+        str | None, typer.Option(help="auto (the latest, if any), latest, best, or the folder of a run or checkpoint.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the first run of this output folder.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine, check_engine
@@ -17,17 +18,18 @@ from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
 from emailrl.settings import Settings, run_root
 from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
-from emailrl.training.directory import check_replaceable, give_back_replaced, run_directory
+from emailrl.training.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.mix import advice
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.resume import (
+    Resumed,
     base_of,
     check_agrees,
-    choose_checkpoint,
     load_state,
     new_run_id,
+    resumed,
     rewind,
     seed_generators,
     take_snapshot,
@@ -40,48 +42,68 @@ from emailrl.training.update import Updater
 
 @contextmanager
 def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
-    """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin."""
+    """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
+
+    A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
+    """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     check_services(settings)
     check_engine(settings, trainable=True)
     _check_environment(settings, mode)
     restored = give_back_replaced(settings)
-    checkpoint = choose_checkpoint(settings, resume, overwrite=overwrite)
-    if overwrite:
-        check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
-    settings, said = base_of(checkpoint, settings)
-    wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
-    scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
-    data = load_data(settings)
-    data.notes += restored + said + advice(algorithm, settings)
-    if checkpoint:
-        data.notes += _changes(checkpoint, settings, data)
-    seed_generators(settings.training.seed)
-    policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
-    total = _total_steps(settings, mode, len(data.train))
-    updater = Updater(policy, algorithm, settings, total_steps=total)
-    state = _restore(checkpoint, updater) if checkpoint else RunState()
-    run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
-    make = mode.make_environment
-    with closing(build_engine(settings, policy)) as engine:
-        collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
-        evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
-        with (
-            run_directory(settings, checkpoint, overwrite=overwrite) as directory,
-            closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
-        ):
-            data.notes += rewind(directory, state)
-            updater.skipped_dir = directory / "skipped"
-            sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
-            tracker.say(header(settings, run_dir=directory, **sizes))
-            tracker.say("\n".join(f"Note: {note}" for note in data.notes))
-            yield Run(
-                settings=settings, mode=mode, algorithm=algorithm, data=data, run_id=run_id,
-                parent=_parent(checkpoint), directory=directory, state=state, policy=policy, engine=engine,
-                collector=collector, evaluator=evaluator, updater=updater, tracker=tracker,
-                interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total, epochs=_epochs(settings, mode),
-                snapshot=take_snapshot(state), saved_step=state.step if checkpoint else None,
-            )  # fmt: skip
+    with resumed(settings, resume, overwrite=overwrite) as before:
+        checkpoint = before.checkpoint if before else None
+        if overwrite:
+            check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
+        settings, said = base_of(checkpoint, settings)
+        wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
+        scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
+        data = load_data(settings)
+        data.notes += restored + said + advice(algorithm, settings)
+        if checkpoint:
+            data.notes += _changes(checkpoint, settings, data)
+        seed_generators(settings.training.seed)
+        policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
+        total = _total_steps(settings, mode, len(data.train))
+        updater = Updater(policy, algorithm, settings, total_steps=total)
+        state = _restore(checkpoint, updater) if checkpoint else RunState()
+        run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
+        make = mode.make_environment
+        with closing(build_engine(settings, policy)) as engine:
+            collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
+            evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
+            with (
+                _directory(settings, before, state, data.notes, overwrite=overwrite) as directory,
+                closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
+            ):
+                updater.skipped_dir = directory / "skipped"
+                sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
+                tracker.say(header(settings, run_dir=directory, **sizes))
+                tracker.say("\n".join(f"Note: {note}" for note in data.notes))
+                yield Run(
+                    settings=settings, mode=mode, algorithm=algorithm, data=data, run_id=run_id,
+                    parent=_parent(checkpoint), directory=directory, state=state, policy=policy, engine=engine,
+                    collector=collector, evaluator=evaluator, updater=updater, tracker=tracker,
+                    interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
+                    epochs=_epochs(settings, mode), snapshot=take_snapshot(state),
+                    saved_step=state.step if checkpoint else None,
+                )  # fmt: skip
+
+
+@contextmanager
+def _directory(
+    settings: Settings, before: Resumed | None, state: RunState, notes: list[str], *, overwrite: bool
+) -> Iterator[Path]:
+    """The run's directory, with nothing in it of steps beyond the state's; what went is added to the notes."""
+    if before is None:
+        with new_directory(settings, overwrite=overwrite) as directory:
+            yield directory
+        return
+    if before.checkpoint is None:
+        clear_run(before.directory)
+        notes.append(f"a run had died in {before.directory} before its first checkpoint; this one takes its place")
+    notes += rewind(before.directory, state)
+    yield before.directory
 
 
 def _changes(checkpoint: Checkpoint, settings: Settings, data: Data) -> list[str]:

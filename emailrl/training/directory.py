@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from emailrl.checkpoints import Checkpoint, list_checkpoints
+from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints, run_folders
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, run_root
 
 LOCK = ".lock"
 REPLACED = ".replaced"
-_REPLACING = ".replacing"
+REPLACING = ".replacing"
 _RECORDS = re.compile(r"\.?(?:(?:step|eval)-\d+\.jsonl(?:\.\d+)?|v-\d+|step-\d+-\d+\.(?:json|safetensors))")
 _FOLDERS = ("trajectories", "training", "policy", "skipped")
 """Of these only what a run records in them is its own."""
@@ -37,32 +37,55 @@ _OWN = re.compile(
 
 
 @contextmanager
-def run_directory(settings: Settings, checkpoint: Checkpoint | None, *, overwrite: bool) -> Iterator[Path]:
-    """The run's directory, held against other processes: the checkpoint's own, or a new one that is free.
+def held(directory: Path) -> Iterator[None]:
+    """Hold a run's directory against other processes, and settle what a dead one left of an overwriting in it.
 
-    A new run takes ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` gives it the first, whose old run
-    comes back if the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
+    Raises EmailRLError where another process trains there, UsageError for a place that cannot be written.
     """
-    if checkpoint is not None:
-        directory = checkpoint.path.parent
-    else:
-        base = run_root(settings.output.output_dir, settings.training.mode)
-        directory = base if overwrite else _free_directory(base)
-    if overwrite:
-        check_replaceable(directory)
     with _held(directory) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.")
         _settle(directory)
+        yield
+
+
+@contextmanager
+def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
+    """The directory of a new run, held against other processes.
+
+    It is ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` gives it the first, whose old run comes back if
+    the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
+    """
+    base = run_root(settings.output.output_dir, settings.training.mode)
+    directory = base if overwrite else _free_directory(base)
+    if overwrite:
+        check_replaceable(directory)
+    with held(directory):
         if not overwrite:
             yield directory
             return
         try:
-            _move(directory, directory / _REPLACING)
-            (directory / _REPLACING).rename(directory / REPLACED)
+            _move(directory, directory / REPLACING)
+            (directory / REPLACING).rename(directory / REPLACED)
             yield directory
         finally:
             _settle(directory)
+
+
+def begun_in_vain(settings: Settings) -> Path | None:
+    """The run begun last under this name, where it has no checkpoint, damaged or whole: it died before its first."""
+    base = run_root(settings.output.output_dir, settings.training.mode)
+    last = next((run for run in reversed(run_folders(base, settings.training.mode)) if (run / LOCK).exists()), None)
+    if last is None or list_checkpoints(last):
+        return None
+    damaged = any(path.exists() for path in incomplete_checkpoints(last))  # a first one, half-written, has no name yet
+    return None if damaged else last
+
+
+def clear_run(directory: Path) -> None:
+    """Remove what a run put into its directory, and nothing else."""
+    for path in list(_own(directory)):
+        _remove(path)
 
 
 def check_replaceable(directory: Path) -> None:
@@ -71,7 +94,7 @@ def check_replaceable(directory: Path) -> None:
         return
     entries = {entry.name for entry in directory.iterdir()}
     recorded = {"metrics.jsonl", "training.log"} <= entries
-    moved = entries & {REPLACED, _REPLACING}
+    moved = entries & {REPLACED, REPLACING}
     if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
         raise UsageError(
             f"{directory} is no run of emailrl, so --overwrite leaves it alone.",
@@ -91,7 +114,7 @@ def give_back_replaced(settings: Settings) -> list[str]:
     Nothing happens while another process trains there. Raises UsageError for a place that cannot be written.
     """
     base = run_root(settings.output.output_dir, settings.training.mode)
-    if not any((base / name).exists() for name in (REPLACED, _REPLACING)):
+    if not any((base / name).exists() for name in (REPLACED, REPLACING)):
         return []
     with _held(base) as is_held:
         if not is_held:
@@ -136,13 +159,12 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 def _settle(directory: Path) -> None:
     """Finish or undo an overwriting: the old run goes where the new one has a checkpoint, else it comes back."""
-    replaced, replacing = directory / REPLACED, directory / _REPLACING
+    replaced, replacing = directory / REPLACED, directory / REPLACING
     if replaced.exists():
         if list_checkpoints(directory):
             shutil.rmtree(replaced)
             return
-        for path in list(_own(directory)):
-            _remove(path)
+        clear_run(directory)
         replaced.rename(replacing)
     if replacing.exists():
         _move(replacing, directory)

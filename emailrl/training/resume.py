@@ -11,6 +11,8 @@ import random
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,17 +23,22 @@ import torch
 
 from emailrl.checkpoints import (
     Checkpoint,
-    find_checkpoint,
+    checkpoint_of,
     find_runs,
     list_checkpoints,
+    newest_run,
+    number_of,
+    read_checkpoint,
     recover,
     remove_checkpoints,
+    verify,
     write_checkpoint,
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
+from emailrl.training.directory import begun_in_vain, held
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -41,19 +48,54 @@ _RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|
 # -- where to begin -------------------------------------------------------------------------------------------------
 
 
-def choose_checkpoint(settings: Settings, resume: str | None, *, overwrite: bool) -> Checkpoint | None:
-    """The checkpoint that ``resume`` means: ``auto`` (the latest if there is one), ``latest``, ``best`` or a path.
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run to go on with, its directory held; without a checkpoint it begins anew where it died before its first."""
 
-    Raises UsageError where there is none (but for ``auto``), EmailRLError for a damaged one.
+    directory: Path
+    checkpoint: Checkpoint | None
+
+
+@contextmanager
+def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Iterator[Resumed | None]:
+    """Hold the run that ``resume`` means, and only then choose its checkpoint; None is a new run.
+
+    ``auto`` is the latest run if there is one, also one that died before its first checkpoint; ``latest``, ``best``;
+    or the path of a run (its latest) or of a checkpoint. Raises UsageError where there is none (but for ``auto``),
+    EmailRLError for a damaged one and where another process trains there.
     """
-    if resume is None:
-        return None
-    if overwrite:
+    if resume is not None and overwrite:
         raise UsageError("--resume and --overwrite contradict each other.", "Give one of them.")
+    directory = None if resume is None else _directory_of(settings, resume)
+    if resume is None or directory is None:
+        yield None
+        return
+    with held(directory):
+        yield Resumed(directory, _choose(directory, settings, resume))
+
+
+def _directory_of(settings: Settings, resume: str) -> Path | None:
     output_dir, mode = settings.output.output_dir, settings.training.mode
-    if resume == "auto" and not find_runs(output_dir, mode):
+    if resume == "auto":
+        runs = find_runs(output_dir, mode)
+        vain = begun_in_vain(settings)
+        if vain is not None and all(number_of(run) < number_of(vain) for run in runs):
+            return vain
+        return runs[-1] if runs else None
+    if resume in ("latest", "best"):
+        return newest_run(output_dir, mode)
+    path = Path(resume)
+    return path if list_checkpoints(path) else read_checkpoint(path).path.parent
+
+
+def _choose(directory: Path, settings: Settings, resume: str) -> Checkpoint | None:
+    if resume == "auto" and directory == begun_in_vain(settings):
         return None
-    checkpoint = find_checkpoint("latest" if resume == "auto" else resume, output_dir, mode)
+    path = Path(resume)
+    if resume in ("auto", "latest", "best") or path == directory:
+        checkpoint = checkpoint_of(directory, "best" if resume == "best" else "latest")
+    else:
+        checkpoint = verify(read_checkpoint(path))
     if not (checkpoint.path / STATE_FILE).is_file():
         raise UsageError(
             f"{checkpoint.path} holds no trainer state.", "Resume from a checkpoint made by emailrl train."

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emailrl.checkpoints import Checkpoint, Metadata, prune, remove_checkpoints, write_checkpoint
+from emailrl.checkpoints import (
+    Checkpoint,
+    Metadata,
+    created_after,
+    prune,
+    remove_checkpoints,
+    run_folders,
+    write_checkpoint,
+)
 from emailrl.engines import PolicyEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
@@ -267,4 +275,5 @@ class Run:
             database_fingerprint=self.data.database_fingerprint,
             questions_fingerprint=self.data.questions_fingerprint,
             git_commit=git_commit(),
+            created_at=created_after({*run_folders(self.settings.output.output_dir), self.directory}),
         )

@@ -69,6 +69,26 @@ def test_list_names_what_is_not_whole(emailrl, run_dir: Path) -> None:
     assert code == 0 and "checkpoint-20" in error and len(json.loads(out)) == 4
 
 
+def test_one_bad_folder_does_not_hide_the_others(emailrl, run_dir: Path) -> None:
+    metadata = run_dir / "checkpoint-20" / "metadata.json"
+    record = json.loads(metadata.read_text())
+    for changes in ({"step": "2"}, {"metrics": {"accuracy": []}}, {"created_at": 3}, {"mode": None}):
+        metadata.write_text(json.dumps(record | changes))
+        code, out, error = emailrl("checkpoints", "list")
+        assert code == 0 and out.count("checkpoint-") == 2
+        assert error.startswith("not whole: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
+    for name in ("best_model", "checkpoint-10", "checkpoint-30", "final"):
+        (run_dir / name / "metadata.json").unlink()
+    assert "grpo_masked/final" in emailrl("checkpoints", "list")[2]  # a run with nothing whole in it
+
+
+@pytest.mark.parametrize("name", [".replaced", ".replacing"])
+def test_list_names_what_an_overwriting_set_aside(emailrl, run_dir: Path, name: str) -> None:
+    (run_dir / name).mkdir()
+    for arguments in ((), (run_dir,)):
+        assert f"grpo_masked/{name}: set aside by --overwrite" in emailrl("checkpoints", "list", *arguments)[2]
+
+
 def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
     code, out, _ = emailrl("checkpoints", "show")
     assert code == 0 and "best_model: all 1 files have their recorded hashes" in out and '"step": 10' in out

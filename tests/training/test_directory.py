@@ -9,18 +9,25 @@ from typing import Any
 import pytest
 from training.run_files import settings, write
 
-from emailrl.checkpoints import list_checkpoints, read_checkpoint
+from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.training.directory import discard_replaced, give_back_replaced, run_directory
+from emailrl.training.directory import (
+    begun_in_vain,
+    clear_run,
+    discard_replaced,
+    give_back_replaced,
+    held,
+    new_directory,
+)
 
 
 def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
     (tmp_path / "grpo_masked").mkdir()
-    with run_directory(settings(tmp_path / "grpo"), None, overwrite=False) as first:
+    with new_directory(settings(tmp_path / "grpo"), overwrite=False) as first:
         assert first == tmp_path / "grpo_masked"  # there, but empty
-        with run_directory(settings(tmp_path / "grpo"), None, overwrite=False) as second:
+        with new_directory(settings(tmp_path / "grpo"), overwrite=False) as second:
             assert second == tmp_path / "grpo_masked-2"
-    with run_directory(settings(tmp_path / "grpo_rollout", "rollout"), None, overwrite=False) as third:
+    with new_directory(settings(tmp_path / "grpo_rollout", "rollout"), overwrite=False) as third:
         assert third == tmp_path / "grpo_rollout"
 
 
@@ -45,7 +52,7 @@ def files(base: Path) -> dict[str, bytes]:
 def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
     base = tmp_path / "grpo_masked"
     old_run(base)
-    with run_directory(settings(tmp_path / "grpo"), None, overwrite=True) as directory:
+    with new_directory(settings(tmp_path / "grpo"), overwrite=True) as directory:
         assert directory == base
         (base / "metrics.jsonl").write_text("new")
         write(base / "checkpoint-1")
@@ -60,7 +67,7 @@ def test_a_run_without_a_checkpoint_gives_the_overwritten_one_back(tmp_path: Pat
     base = tmp_path / "grpo_masked"
     old_run(base)
     before = files(base)
-    with pytest.raises(OSError, match="no W&B"), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+    with pytest.raises(OSError, match="no W&B"), new_directory(settings(tmp_path / "grpo"), overwrite=True):
         assert not list_checkpoints(base)
         (base / "trajectories" / "eval-000000.jsonl").write_text("new")
         (base / "metrics.jsonl").write_text("new")
@@ -74,13 +81,13 @@ def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None
     before = files(base) | {".lock": b""}
     (base / ".replacing").mkdir()
     (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
-    with pytest.raises(KeyboardInterrupt), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+    with pytest.raises(KeyboardInterrupt), new_directory(settings(tmp_path / "grpo"), overwrite=True):
         assert {item.path.parent.name for item in list_checkpoints(base / ".replaced")} == {".replaced"}
         (base / ".replaced").rename(tmp_path / "replaced")  # dies here
         raise KeyboardInterrupt
     (tmp_path / "replaced").rename(base / ".replaced")
     (base / "training.log").write_text("new")
-    with pytest.raises(KeyboardInterrupt), run_directory(settings(tmp_path / "grpo"), None, overwrite=True):
+    with pytest.raises(KeyboardInterrupt), new_directory(settings(tmp_path / "grpo"), overwrite=True):
         raise KeyboardInterrupt
     assert files(base) == before
 
@@ -90,7 +97,7 @@ def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) ->
     old_run(base)
     before = files(base) | {".lock": b""}
     assert give_back_replaced(wanted) == [] and not (base / ".lock").exists()  # nothing was overwritten
-    with pytest.raises(KeyboardInterrupt), run_directory(wanted, None, overwrite=True):
+    with pytest.raises(KeyboardInterrupt), new_directory(wanted, overwrite=True):
         assert give_back_replaced(wanted) == []  # it lives
         (base / ".replaced").rename(tmp_path / "replaced")  # dies here
         raise KeyboardInterrupt
@@ -105,6 +112,24 @@ def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) ->
     assert give_back_replaced(wanted) == [] and files(base) == before
 
 
+def test_a_run_that_died_before_its_first_checkpoint_is_found_and_cleared(tmp_path: Path) -> None:
+    wanted, base = settings(tmp_path / "grpo"), tmp_path / "grpo_masked"
+    assert begun_in_vain(wanted) is None
+    for name in ("training.log", "metrics.jsonl", "trajectories/step-000001.jsonl", "notes.md", "training/thesis.txt"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("x")
+    assert begun_in_vain(wanted) is None  # no run was ever held here
+    with held(base):
+        pass
+    assert begun_in_vain(wanted) == base and begun_in_vain(settings(tmp_path / "grpo", "rollout")) is None
+    clear_run(base)
+    assert set(files(base)) == {".lock", "notes.md", "training/thesis.txt"}
+    (base / "checkpoint-5").mkdir()  # damaged: it may hold what its owner can still use
+    assert begun_in_vain(wanted) is None
+    with held(tmp_path / "grpo_masked-10"), held(tmp_path / "grpo_masked-9"):
+        assert begun_in_vain(wanted) == tmp_path / "grpo_masked-10"
+
+
 @pytest.mark.parametrize("name", [".git/config", ".env", "training.log", "training/thesis.txt", "checkpoint-5/model"])
 def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path) -> None:
     base = tmp_path / "grpo_masked"
@@ -112,7 +137,7 @@ def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path)
     (base / name).write_text("mine")
     with (
         pytest.raises(UsageError, match=r"grpo_masked is no run of emailrl.*--output-dir"),
-        run_directory(settings(tmp_path / "grpo"), None, overwrite=True),
+        new_directory(settings(tmp_path / "grpo"), overwrite=True),
     ):
         pass
     assert files(base) == {name: b"mine"}
@@ -122,7 +147,7 @@ def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
     (tmp_path / "e").write_text("a file")
     with (
         pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--output-dir"),
-        run_directory(settings(tmp_path / "e" / "x"), None, overwrite=False),
+        new_directory(settings(tmp_path / "e" / "x"), overwrite=False),
     ):
         pass
 
@@ -130,7 +155,7 @@ def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"is no UTF-8 text\..*--output-dir"),
-        run_directory(settings(tmp_path / "post\udcff"), None, overwrite=False),
+        new_directory(settings(tmp_path / "post\udcff"), overwrite=False),
     ):
         pass
     assert not any(tmp_path.iterdir())
@@ -147,7 +172,7 @@ def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, over
             (base / ".replaced").mkdir()
             give_back_replaced(settings(tmp_path / "grpo"))
         else:
-            with run_directory(settings(tmp_path / "grpo"), read_checkpoint(base / "checkpoint-1"), overwrite=False):
+            with held(base):
                 pass
     assert precious.read_text() == "mine"
 
@@ -155,7 +180,7 @@ def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, over
 def try_to_hold(base: Path, answer: Any) -> None:
     write(base / "checkpoint-1")
     try:
-        with run_directory(settings(base), read_checkpoint(base / "checkpoint-1"), overwrite=False):
+        with held(base):
             answer.put("held")
     except EmailRLError as error:
         answer.put(str(error))
@@ -164,7 +189,7 @@ def try_to_hold(base: Path, answer: Any) -> None:
 def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
-    with run_directory(settings(tmp_path / "grpo"), None, overwrite=False) as directory:
+    with new_directory(settings(tmp_path / "grpo"), overwrite=False) as directory:
         child = context.Process(target=try_to_hold, args=(directory, answer))
         child.start()
         assert "Another process is training in" in answer.get(timeout=60)

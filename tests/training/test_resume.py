@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 from pathlib import Path
 from typing import Any
@@ -13,32 +14,76 @@ from training.run_files import settings, write
 
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
 from emailrl.errors import EmailRLError
-from emailrl.settings import load_settings
+from emailrl.settings import Settings, load_settings
+from emailrl.training.directory import held
 from emailrl.training.resume import (
     base_of,
     check_agrees,
-    choose_checkpoint,
     load_state,
+    resumed,
     rewind,
     seed_generators,
 )
 from emailrl.training.state import Cursor, RunState
 
 
+def chosen(wanted: Settings, resume: str | None) -> tuple[str, int | None] | None:
+    """The run that is gone on with, and its checkpoint's step."""
+    with resumed(wanted, resume, overwrite=False) as before:
+        if before is None:
+            return None
+        return before.directory.name, before.checkpoint and before.checkpoint.metadata.step
+
+
 def test_what_resume_means(tmp_path: Path) -> None:
     wanted = settings(tmp_path / "grpo")
-    assert choose_checkpoint(wanted, None, overwrite=False) is None
-    assert choose_checkpoint(wanted, "auto", overwrite=False) is None
+    assert chosen(wanted, None) is None and chosen(wanted, "auto") is None
     for which in ("latest", "best"):
         with pytest.raises(EmailRLError, match="No checkpoint under"):
-            choose_checkpoint(wanted, which, overwrite=False)
-    write(tmp_path / "grpo_masked" / "best_model", "best", step=4)
-    write(tmp_path / "grpo_masked" / "checkpoint-6", step=6)
-    found = {which: choose_checkpoint(wanted, which, overwrite=False) for which in ("auto", "latest", "best")}
-    assert {which: item.metadata.step for which, item in found.items() if item} == {"auto": 6, "latest": 6, "best": 4}
-    (tmp_path / "grpo_masked" / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
+            chosen(wanted, which)
+    run = tmp_path / "grpo_masked"
+    write(run / "best_model", "best", step=4)
+    write(run / "checkpoint-6", step=6)
+    for which, step in {"auto": 6, "latest": 6, "best": 4, str(run): 6, str(run / "best_model"): 4}.items():
+        assert chosen(wanted, which) == ("grpo_masked", step)
+    (run / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
     with pytest.raises(EmailRLError, match=r"checkpoint-6 lacks trainer_state\.pt"):
-        choose_checkpoint(wanted, str(tmp_path / "grpo_masked" / "checkpoint-6"), overwrite=False)
+        chosen(wanted, str(run / "checkpoint-6"))
+
+
+def test_auto_takes_up_the_run_begun_last_also_before_its_first_checkpoint(tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "grpo")
+    with held(tmp_path / "grpo_masked"):
+        pass
+    assert chosen(wanted, "auto") == ("grpo_masked", None)
+    write(tmp_path / "grpo_masked" / "final", "final", step=2)
+    assert chosen(wanted, "auto") == ("grpo_masked", 2)
+    second = tmp_path / "grpo_masked-2"
+    with held(second), pytest.raises(EmailRLError, match=r"Another process is training in .*grpo_masked-2"):
+        chosen(wanted, "auto")
+    assert chosen(wanted, "auto") == ("grpo_masked-2", None) and chosen(wanted, "latest") == ("grpo_masked", 2)
+    write(tmp_path / "grpo_masked-3" / "checkpoint-1", step=1)
+    assert chosen(wanted, "auto") == ("grpo_masked-3", 1)
+
+
+@pytest.mark.parametrize("resume", ["auto", "latest", "run", "path"])
+def test_the_checkpoint_is_chosen_after_the_run_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    """Another process that held the run until now has gone on from step 2 to its end."""
+    run = tmp_path / "grpo_masked"
+    write(run / "checkpoint-2", step=2)
+    flock = fcntl.flock
+
+    def first_another(descriptor: int, operation: int) -> None:
+        write(run / "final", "final", step=4)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", first_another)
+    named = {"run": str(run), "path": str(run / "final")}
+    if resume == "path":
+        write(run / "final", "final", step=3)
+    assert chosen(settings(tmp_path / "grpo"), named.get(resume, resume)) == ("grpo_masked", 4)
 
 
 def test_a_model_that_nobody_named_is_the_checkpoints_own(tmp_path: Path) -> None:

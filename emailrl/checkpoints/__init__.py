@@ -1,0 +1,59 @@
+"""The checkpoint registry: the directories themselves, and a scan of them is the index.
+
+A run directory (``outputs/grpo_masked``, ``outputs/grpo_masked-2``, …) holds ``best_model/``, ``final/`` and
+``checkpoint-N/``. Each is filled under a hidden name beside its own, gets ``metadata.json`` last, and is then renamed;
+so whatever carries its name is whole. Replacing one takes two renames, and both copies are whole in between:
+
+    .best_model.incoming  filled, metadata.json written
+    best_model            → .best_model.outgoing
+    .best_model.incoming  → best_model
+    .best_model.outgoing  removed
+
+``recover`` finishes or undoes what a crash left; readers need not wait for it, they look under all three names.
+"""
+
+from emailrl.checkpoints.finding import (
+    MODES,
+    checkpoint_of,
+    created_after,
+    find_checkpoint,
+    find_runs,
+    newest_run,
+    number_of,
+    run_folders,
+)
+from emailrl.checkpoints.reading import (
+    METADATA,
+    Checkpoint,
+    Metadata,
+    incomplete_checkpoints,
+    list_checkpoints,
+    read_checkpoint,
+    sha256_of,
+    verify,
+)
+from emailrl.checkpoints.writing import prunable, prune, recover, remove_checkpoints, write_checkpoint
+
+__all__ = [
+    "METADATA",
+    "MODES",
+    "Checkpoint",
+    "Metadata",
+    "checkpoint_of",
+    "created_after",
+    "find_checkpoint",
+    "find_runs",
+    "incomplete_checkpoints",
+    "list_checkpoints",
+    "newest_run",
+    "number_of",
+    "prunable",
+    "prune",
+    "read_checkpoint",
+    "recover",
+    "remove_checkpoints",
+    "run_folders",
+    "sha256_of",
+    "verify",
+    "write_checkpoint",
+]

@@ -1,0 +1,194 @@
+"""Checkpoints as they stand on disk: what ``metadata.json`` says, whether all of it is there, and what is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from emailrl.errors import EmailRLError, UsageError
+
+SCHEMA_VERSION = 1
+METADATA = "metadata.json"
+MOST_METADATA_BYTES = 16 << 20
+_KIND_ORDER = {"best": 0, "checkpoint": 1, "final": 2}
+_REMEDY = "Use another checkpoint: emailrl checkpoints list."
+_CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What ``metadata.json`` holds: where a checkpoint comes from and the hash of each of its files."""
+
+    run_id: str
+    kind: str
+    """``checkpoint``, ``best`` or ``final``."""
+    step: int
+    mode: str
+    algorithm: str
+    base_model: str
+    lora: dict[str, Any]
+    metrics: dict[str, Any]
+    """``accuracy``, ``reward`` and whatever else was last measured."""
+    settings: dict[str, dict[str, Any]]
+    """The settings tree without its secrets."""
+    parent: str | None
+    """The checkpoint this run was resumed from, as ``run_id:step``; None for a run begun from the base model."""
+    seed: int
+    versions: dict[str, str]
+    database_fingerprint: str
+    questions_fingerprint: str
+    git_commit: str | None
+    created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
+    files: dict[str, str] = field(default_factory=dict)
+    """Relative name → sha256."""
+    schema_version: int = SCHEMA_VERSION
+
+
+_METADATA: Final = TypeAdapter(Metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    metadata: Metadata
+
+    @property
+    def created(self) -> datetime:
+        """When it was written, by the writer's clock or later (``created_after``)."""
+        return datetime.fromisoformat(self.metadata.created_at)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in ``path``, its files present but not yet hashed (``verify`` does that).
+
+    Raises UsageError where the path is no checkpoint at all, EmailRLError where it is a damaged one.
+    """
+    if not path.is_dir():
+        raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list")
+    if not (path / METADATA).is_file():
+        inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
+        hint = (
+            f"It is a run; name one of its checkpoints: {inside}."
+            if inside
+            else f"It is not a whole checkpoint. {_REMEDY}"
+        )
+        raise UsageError(f"{path} has no {METADATA}.", hint)
+    metadata = _read_metadata(path / METADATA)
+    missing = [name for name in metadata.files if not (path / name).is_file()]
+    if missing:
+        raise EmailRLError(f"{path} lacks {', '.join(missing)}.", _REMEDY)
+    return Checkpoint(path, metadata)
+
+
+def _read_metadata(file: Path) -> Metadata:
+    """What the file says, where it is what a run writes: whoever reads it need not doubt its types."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MOST_METADATA_BYTES + 1)
+        if len(content) > MOST_METADATA_BYTES:
+            raise ValueError("it is larger than any that a run writes")
+        metadata = _METADATA.validate_json(content, strict=True)
+        absent = [item.name for item in fields(Metadata) if item.name not in json.loads(content)]
+        _check_values(metadata)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] != "missing":
+            reason = f"{where}: {first['msg']}" if where else first["msg"]
+            raise EmailRLError(f"{file} cannot be read ({reason}).", _REMEDY) from None
+        absent = [where]
+    except (OSError, ValueError, RecursionError) as error:
+        raise EmailRLError(f"{file} cannot be read ({error}).", _REMEDY) from None
+    if absent:
+        raise EmailRLError(f"{file} lacks {absent[0]!r}.", _REMEDY)
+    if metadata.schema_version != SCHEMA_VERSION:
+        raise EmailRLError(
+            f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
+            "Use the emailrl that wrote it.",
+        )
+    return metadata
+
+
+def _check_values(metadata: Metadata) -> None:
+    """Raise ValueError for values of the right type that are none all the same."""
+    created = datetime.fromisoformat(metadata.created_at)
+    if created.tzinfo is None or created.year == datetime.max.year:
+        raise ValueError(f"created_at is {metadata.created_at}")
+    for name in ("accuracy", "reward", "evaluated_step"):
+        if not isinstance(metadata.metrics.get(name), int | float | None):
+            raise ValueError(f"metrics.{name} is no number")
+    for name in metadata.files:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ValueError(f"the file {name} lies outside the checkpoint")
+
+
+def verify(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, once each of its files has the hash that ``metadata.json`` says; EmailRLError otherwise."""
+    for name, expected in checkpoint.metadata.files.items():
+        if (found := sha256_of(checkpoint.path / name)) != expected:
+            raise EmailRLError(
+                f"{checkpoint.path / name} is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…).",
+                _REMEDY,
+            )
+    return checkpoint
+
+
+def sha256_of(path: Path) -> str:
+    """The file's sha256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
+    """The whole checkpoints of a run by step; of one step, ``best_model`` before ``checkpoint-N`` before ``final``."""
+    found = []
+    for name in sorted(_checkpoint_names(run_dir)):
+        try:
+            found.append(read_checkpoint(standing_of(run_dir / name)))
+        except EmailRLError:
+            continue  # not whole: incomplete_checkpoints names it
+    return sorted(found, key=lambda item: (item.metadata.step, _KIND_ORDER.get(item.metadata.kind, 1)))
+
+
+def incomplete_checkpoints(run_dir: Path) -> dict[Path, str]:
+    """Directories that look like checkpoints but are not whole, each with the reason."""
+    reasons = {}
+    for name in sorted(_checkpoint_names(run_dir)):
+        path = standing_of(run_dir / name)
+        try:
+            read_checkpoint(path)
+        except EmailRLError as error:
+            reasons[path] = error.message
+    return reasons
+
+
+def _checkpoint_names(run_dir: Path) -> set[str]:
+    if not run_dir.is_dir():
+        return set()
+    names = (re.sub(r"^\.(.+)\.(incoming|outgoing)$", r"\1", entry.name) for entry in run_dir.iterdir())
+    return {name for name in names if _CHECKPOINT_NAME.fullmatch(name)}
+
+
+def standing_of(path: Path) -> Path:
+    """Where the checkpoint of this name stands, also in the middle of being replaced."""
+    for candidate in (path, incoming_of(path), outgoing_of(path)):
+        if (candidate / METADATA).is_file():
+            return candidate
+    return path
+
+
+def incoming_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.incoming")
+
+
+def outgoing_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.outgoing")
