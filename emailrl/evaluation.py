@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Z_95 = 1.959963984540054
 """The normal distribution's 97.5 % point."""
+MAX_UNJUDGED = 0.05
+"""Share of answers without a verdict up to which the others still measure a policy."""
 
 
 class Collects(Protocol):
@@ -46,12 +48,18 @@ def wilson_interval(successes: int, total: int, z: float = Z_95) -> tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one pass over the questions showed; ``accuracy`` counts a trajectory that raised as wrong."""
+    """What one pass over the questions showed.
+
+    ``accuracy`` and its interval are over the judged: a rollout that raised is wrong, an answer without a verdict is
+    left out (``unjudged``). ``num_questions`` counts all.
+    """
 
     step: int
     num_questions: int
     num_correct: int
+    unjudged: int
     exceptions: int
+    """Trajectories that raised, or got no verdict or no reward."""
     reward: float | None
     """Mean over the trajectories that did not raise; None when all did."""
     latency_seconds: float | None
@@ -63,22 +71,24 @@ class Evaluation:
     trajectories: list[Trajectory]
 
     @property
-    def accuracy(self) -> float:
-        """Share of right answers, 0 to 1."""
-        return self.num_correct / self.num_questions if self.num_questions else 0.0
+    def num_judged(self) -> int:
+        """What the accuracy is a share of."""
+        return self.num_questions - self.unjudged
 
     @property
-    def unscored(self) -> int:
-        """Trajectories that ended well, but got no verdict or no reward: where there are any, nothing was measured."""
-        return sum(
-            trajectory.exception is not None and trajectory.stop_reason is not StopReason.EXCEPTION
-            for trajectory in self.trajectories
-        )
+    def accuracy(self) -> float:
+        """Share of right answers among the judged, 0 to 1; 0 where none is judged, and the interval then all of it."""
+        return self.num_correct / self.num_judged if self.num_judged else 0.0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether so many answers have no verdict (``MAX_UNJUDGED``) that the others measure nothing."""
+        return self.unjudged > MAX_UNJUDGED * self.num_questions
 
     @property
     def interval(self) -> tuple[float, float]:
         """The accuracy's Wilson 95 % interval."""
-        return wilson_interval(self.num_correct, self.num_questions)
+        return wilson_interval(self.num_correct, self.num_judged)
 
     def metrics(self) -> dict[str, Any]:
         """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included."""
@@ -91,6 +101,7 @@ class Evaluation:
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,
+            "unjudged": self.unjudged,
             "exceptions": self.exceptions,
         } | self.rubric
 
@@ -102,6 +113,7 @@ class Evaluation:
             step=step,
             num_questions=len(trajectories),
             num_correct=sum(map(is_correct, trajectories)),
+            unjudged=sum(not is_judged(trajectory) for trajectory in trajectories),
             exceptions=len(trajectories) - len(whole),
             reward=mean([trajectory.reward for trajectory in whole]),
             latency_seconds=mean([trajectory.seconds for trajectory in whole]),
@@ -128,18 +140,30 @@ def evaluate(
     return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
 
 
+def has_crashed(trajectory: Trajectory) -> bool:
+    """Whether the rollout itself raised; not so where it ended, and only its verdict or reward could not be had."""
+    return trajectory.exception is not None and trajectory.stop_reason is StopReason.EXCEPTION
+
+
+def is_judged(trajectory: Trajectory) -> bool:
+    """Whether it is known to be right or wrong, as what crashed is."""
+    return has_crashed(trajectory) or trajectory.rubric.get("answer_correct") is not None
+
+
 def is_correct(trajectory: Trajectory) -> bool:
-    """Whether the answer was judged right; a trajectory that raised is wrong."""
-    return trajectory.exception is None and bool(trajectory.rubric.get("answer_correct"))
+    """Whether the answer was judged right, be there a reward or not; a rollout that raised is wrong."""
+    return not has_crashed(trajectory) and bool(trajectory.rubric.get("answer_correct"))
 
 
 def verdict(trajectory: Trajectory) -> str:
-    """What came of it in words: correct, wrong, did not know, no answer or (where it raised, too) not judged.
+    """What came of it in words: correct, wrong, did not know, no answer, crashed or not judged.
 
     ART-E's reward tells them apart: who says that he does not know loses less than who is wrong.
     """
     rubric = trajectory.rubric
-    if trajectory.exception is not None or rubric.get("answer_correct") is None:
+    if has_crashed(trajectory):
+        return "crashed"
+    if rubric.get("answer_correct") is None:
         return "not judged"
     if rubric["answer_correct"]:
         return "correct"

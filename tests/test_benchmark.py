@@ -17,7 +17,7 @@ from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import Adapter
 from emailrl.recording import read_trajectories
 from emailrl.settings import Settings
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,8 @@ class Scripted:
             trajectory = Trajectory(f"{name}-0", name, scenario, seconds=0.5, turns=[Turn([1], [-0.1], "stop")])
             trajectory.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
             trajectory.rubric = {"answer_correct": False, "num_turns": 1}
-            trajectory.exception = "OSError: gone" if scenario.id in self.raising else None
+            if scenario.id in self.raising:
+                trajectory.exception, trajectory.stop_reason = "OSError: gone", StopReason.EXCEPTION
             self.ended += 1
             if progress is not None:
                 progress(trajectory)

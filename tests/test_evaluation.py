@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.evaluation import Evaluation, evaluate, wilson_interval
+from emailrl.evaluation import Evaluation, evaluate, verdict, wilson_interval
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 
@@ -14,7 +14,7 @@ def scenario(name: str) -> Scenario:
     return Scenario(name, "?", "!", [], "a@x", "2001-01-01")
 
 
-def trajectory(name: str, correct: bool, reward: float, **fields: Any) -> Trajectory:
+def trajectory(name: str, correct: bool | None, reward: float, **fields: Any) -> Trajectory:
     rubric = {"answer_correct": correct, "num_turns": 2 if correct else 4, "note": "text"} | fields.pop("rubric", {})
     return Trajectory(name, name, scenario(name), reward=reward, rubric=rubric, **fields)
 
@@ -37,11 +37,22 @@ def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> Non
     result = Evaluation.of(
         [
             trajectory("a", True, 1.2, stop_reason=StopReason.ANSWERED),
-            trajectory("b", False, 0.0, stop_reason=StopReason.ANSWERED, exception="EmailRLError: no judge"),
+            trajectory("b", None, 0.0, stop_reason=StopReason.ANSWERED, exception="JudgeError: no judge"),
             trajectory("c", False, 0.0, stop_reason=StopReason.EXCEPTION, exception="OSError: gone"),
+            trajectory("d", True, 0.0, stop_reason=StopReason.ANSWERED, exception="EmailRLError: no reward"),
         ]
     )
-    assert (result.unscored, result.exceptions, result.num_correct) == (1, 2, 1)
+    assert (result.num_questions, result.num_judged, result.unjudged, result.exceptions) == (4, 3, 1, 3)
+    assert result.num_correct == 2 and result.accuracy == 2 / 3 and result.reward == 1.2
+    assert result.interval == wilson_interval(2, 3)
+    assert list(map(verdict, result.trajectories)) == ["correct", "not judged", "crashed", "correct"]
+
+
+@pytest.mark.parametrize(("unjudged", "is_void"), [(0, False), (1, False), (2, True)])
+def test_one_verdict_in_twenty_may_be_missing(unjudged: int, is_void: bool) -> None:
+    missing = [trajectory("x", None, 0.0, exception="JudgeError: gone")] * unjudged
+    result = Evaluation.of([trajectory("a", True, 1.0)] * (20 - unjudged) + missing)
+    assert result.accuracy == 1.0 and result.is_void is is_void
 
 
 def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
@@ -49,7 +60,7 @@ def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
         [
             trajectory("a", True, 1.2, seconds=1.0, samples=[TokenSample([1] * 10, [0] * 10, [None] * 10)]),
             trajectory("b", False, -0.8, seconds=3.0, samples=[TokenSample([1] * 4, [0] * 4, [None] * 4)] * 2),
-            trajectory("c", True, 9.0, seconds=90.0, exception="OSError: gone"),
+            trajectory("c", True, 9.0, seconds=90.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION),
             trajectory("d", False, 0.2, seconds=2.0, rubric={"prompt_tokens": 20, "completion_tokens": 4}),
         ],
         step=30,
@@ -63,6 +74,7 @@ def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
             "tokens": 14.0,  # (10 + 8 + 24) / 3
             "reward": 0.2,
             "num_questions": 4,
+            "unjudged": 0,
             "exceptions": 1,
             "answer_correct": 1 / 3,
             "num_turns": 10 / 3,
@@ -75,7 +87,7 @@ def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
 
 
 def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
-    result = Evaluation.of([trajectory("a", True, 1.0, exception="OSError: gone")])
+    result = Evaluation.of([trajectory("a", True, 1.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION)])
     assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
 
 

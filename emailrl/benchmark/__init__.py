@@ -20,7 +20,7 @@ from emailrl.checkpoints import find_runs
 from emailrl.engines import is_chat
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.evaluation import Evaluation, evaluate, is_correct, total_cost
+from emailrl.evaluation import Evaluation, evaluate, is_correct, is_judged, total_cost
 from emailrl.policy.adapter import Adapter, find_adapter
 from emailrl.recording import write_trajectories
 from emailrl.settings import without_credentials
@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two results on the questions both played."""
+    """Two results on the questions both played, with a verdict for both."""
 
     first: str
     second: str
@@ -266,8 +266,11 @@ def _slug(label: str) -> str:
 
 
 def compare(first: Result, second: Result) -> Comparison:
-    """Compare two results over the questions both played."""
-    verdicts = [{each.id: is_correct(each) for each in result.evaluation.trajectories} for result in (first, second)]
+    """Compare two results over the questions both played, with a verdict for both."""
+    verdicts = [
+        {each.id: is_correct(each) for each in result.evaluation.trajectories if is_judged(each)}
+        for result in (first, second)
+    ]
     shared = verdicts[0].keys() & verdicts[1].keys()
     only_first = sum(verdicts[0][name] and not verdicts[1][name] for name in shared)
     only_second = sum(verdicts[1][name] and not verdicts[0][name] for name in shared)

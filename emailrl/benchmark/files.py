@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.disk import replace_bytes
-from emailrl.evaluation import is_correct, num_tokens, total_cost, verdict
+from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, verdict
 
 if TYPE_CHECKING:
     from emailrl.benchmark import Comparison, Report, Result
@@ -37,7 +37,7 @@ def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
         yield {
             "model": result.subject.label,
             "question": trajectory.scenario.id,
-            "correct": is_correct(trajectory),
+            "correct": is_correct(trajectory) if is_judged(trajectory) else None,
             "verdict": verdict(trajectory),
             "reward": trajectory.reward,
             "turns": len(trajectory.turns),

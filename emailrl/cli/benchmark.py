@@ -238,7 +238,8 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     tokens = ("tokens", "prompt_tokens", "completion_tokens")
     rubric = [field.name for field in fields(Rubric) if field.name not in ("answer_correct", *tokens)]
     priced = ["cost"] if record["cost"] is not None else []
-    for name in ("num_questions", "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric):
+    unjudged = ["unjudged"] if record["unjudged"] else []
+    for name in ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells

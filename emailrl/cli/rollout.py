@@ -95,6 +95,7 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
         "num_trajectories": len(result.trajectories),
         "mean_reward": result.reward,
         "accuracy": result.accuracy,
+        "unjudged": result.unjudged,
         "exceptions": result.exceptions,
         "cost": total_cost(result.trajectories),
         "seconds": seconds,

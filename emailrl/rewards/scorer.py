@@ -64,8 +64,9 @@ class Scorer:
         """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly.
 
         Trajectories that already hold an exception are left alone. One whose answer could not be judged, or whose
-        reward could not be had, whatever was raised, gets its ``exception`` set and no reward: an outage is never a
-        wrong answer, and a fault of a check or a reward costs no other trajectory.
+        reward could not be had, whatever was raised, gets its ``exception`` set and no reward, and without a verdict
+        ``answer_correct`` is None: an outage is never a wrong answer, and a fault of a check or a reward costs no other
+        trajectory.
         """
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
         verdicts = self._judge({_claim(trajectory) for trajectory in finished if _attempted(trajectory)})
@@ -73,6 +74,7 @@ class Scorer:
         for trajectory in finished:
             verdict = verdicts[_claim(trajectory)] if _attempted(trajectory) else False
             if isinstance(verdict, Exception):
+                trajectory.rubric["answer_correct"] = None
                 trajectory.exception = _told(verdict)
                 continue
             trajectory.rubric["answer_correct"] = verdict

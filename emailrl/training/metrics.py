@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from emailrl.evaluation import Evaluation, is_correct, mean, rubric_means
+from emailrl.evaluation import Evaluation, is_correct, is_judged, mean, rubric_means
 from emailrl.recording import Record
 from emailrl.training.filtering import Collected
 from emailrl.training.kl import LOG_RATIO_LIMIT
@@ -54,7 +54,7 @@ class Pace:
 
 
 def rollout_metrics(collected: Collected) -> dict[str, Any]:
-    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over all.
+    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over those judged.
 
     Groups that were dropped count as the others do: what is kept says what was asked for, not how good the policy is.
     """
@@ -63,7 +63,7 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
     rewards = [trajectory.reward for trajectory in whole]
     rubric = rubric_means(whole)
     return {
-        "accuracy": sum(map(is_correct, trajectories)) / len(trajectories),
+        "accuracy": mean([float(is_correct(each)) for each in trajectories if is_judged(each)]),
         "reward_mean": mean(rewards),
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
         "reward_median": statistics.median(rewards) if rewards else None,

@@ -145,7 +145,7 @@ class Run:
         self.engine.release()
         self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
         is_best = False
-        if evaluation.unscored:  # an outage is no accuracy: it neither picks a model nor ends a run
+        if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
             state.last_evaluated = state.step
         else:
             is_best = state.note_evaluation(evaluation.accuracy)

@@ -170,12 +170,13 @@ def evaluation_block(
         f"Eval reward: {reward} | turns: {'-' if turns is None else f'{turns:.1f}'}"
         f" | exceptions: {evaluation.exceptions}",
         f"Eval accuracy: {evaluation.accuracy:.1%}"
-        f" ({evaluation.num_correct} of {evaluation.num_questions}, 95 % interval {low:.1%} to {high:.1%})",
+        f" ({evaluation.num_correct} of {evaluation.num_judged}, 95 % interval {low:.1%} to {high:.1%})",
     ]
-    if evaluation.unscored:
+    if evaluation.unjudged:
+        void = "so this evaluation neither chooses the best model nor counts for patience or target."
         lines.append(
-            f"{evaluation.unscored} of {evaluation.num_questions} answers could not be scored, so this evaluation"
-            " neither chooses the best model nor counts for patience or target."
+            f"{evaluation.unjudged} of {evaluation.num_questions} answers have no verdict, "
+            + (void if evaluation.is_void else "and are left out of the accuracy.")
         )
     if best_accuracy == 0:
         lines.append(f"No answer has been right yet; best_model stays that of step {best_step} until one is")

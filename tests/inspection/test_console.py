@@ -98,7 +98,7 @@ def test_a_broken_trajectory_shows_its_exception(trajectory: Trajectory) -> None
     trajectory.stop_reason, trajectory.exception = StopReason.EXCEPTION, "OSError: disk full"
     trajectory.rubric, trajectory.final_answer = {}, None
     text = shown(trajectory, verbose=True)
-    assert "OSError: disk full" in text and "Verdict      not judged" in text and "Answer       none given" in text
+    assert "OSError: disk full" in text and "Verdict      crashed" in text and "Answer       none given" in text
 
 
 def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:

@@ -199,7 +199,7 @@ def test_only_the_batch_that_failed_is_lost(serve: Serve, waits: list[float]) ->
     assert [t.reward for t in played] == [1.5, 1.5, 0.0, 0.0, 1.5]
     assert [t.exception is None for t in played] == [True, True, False, False, True]
     assert "gave no rewards: HTTP 500: broken" in (played[2].exception or "")
-    assert played[2].stop_reason is StopReason.ANSWERED  # so that an evaluation counts it as unscored
+    assert played[2].stop_reason is StopReason.ANSWERED  # so that an evaluation tells it from a rollout that raised
 
 
 # -- servers that fail -------------------------------------------------------------------------------------------------

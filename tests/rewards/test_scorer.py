@@ -70,6 +70,7 @@ def test_an_outage_is_an_exception_and_no_reward() -> None:
     Scorer(FakeJudge(3), simple_reward).score(trajectories)
     assert [t.reward for t in trajectories if t.exception is None] == [1.0, 0.0]
     assert trajectories[1].exception == "JudgeError: The judge is down. Wait."
+    assert [t.rubric["answer_correct"] for t in trajectories] == [True, None, False]
     assert trajectories[1].reward_terms == {}
 
 

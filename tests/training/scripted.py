@@ -87,6 +87,7 @@ class Script:
                 group.trajectories[0].rubric["answer_correct"] = True
             for group in groups[: self.outages.get(step, 0)]:
                 group.trajectories[0].exception = "EmailRLError: the judge is away"
+                group.trajectories[0].rubric["answer_correct"] = None
         return groups
 
     def _play(self, scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
@@ -135,6 +136,7 @@ def play(
     steps: int = 3,
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
+    val_repeats: int = 1,
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     **evaluation: Any,
 ) -> Played:
@@ -153,7 +155,7 @@ def play(
         settings=settings,
         mode=MODES["masked"],
         algorithm=resolve(settings),
-        data=Data(QUESTIONS, QUESTIONS, [], "d", "q"),
+        data=Data(QUESTIONS, QUESTIONS * val_repeats, [], "d", "q"),
         run_id="r",
         parent=None,
         directory=directory,

@@ -57,18 +57,31 @@ def test_early_stops(
 
 
 def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothing(tmp_path: Path) -> None:
-    # Of 4 answers the judge misses one: 75 % and, at step 0, 0 % would have been the best.
+    # Of 4 answers the judge misses one: the 100 % of the others would have been the best.
     played = play(
         tmp_path, accuracies=(0.0, 0.5, 1.0, 0.25), outages={0: 3, 2: 1}, eval_steps=1, patience=2, target_accuracy=0.7
     )
     assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 3}
     state = played.run.state
     assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
-    said = [line for line in played.said if "could not be scored" in line]
-    assert [line.partition(" answers")[0] for line in said] == ["3 of 4", "1 of 4"]
+    said = [line for line in played.said if "have no verdict" in line]
+    assert [line.rpartition(" answers have")[0].split("\n")[-1] for line in said] == ["3 of 4", "1 of 4"]
     assert not any("Best accuracy so far: 0.0%" in line or "at step None" in line for line in played.said)
     evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
-    assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (0.75, 1), (0.25, 0)]
+    assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (1, 1), (0.25, 0)]
+
+
+def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), outages={1: 1, 2: 2}, eval_steps=1, steps=2, val_repeats=5)
+    # 9 of the 19 judged are right; two of 20 without a verdict are too many.
+    assert (played.run.state.best_accuracy, played.run.state.best_step) == (9 / 19, 1)
+    assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 2}
+    told = "\n".join(played.said)
+    assert "Eval accuracy: 47.4% (9 of 19, 95 % interval" in told
+    assert "1 of 20 answers have no verdict, and are left out of the accuracy." in told
+    assert "2 of 20 answers have no verdict, so this evaluation neither chooses the best model" in told
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["num_questions"], line["unjudged"]) for line in evaluations] == [(20, 0), (20, 1), (20, 2)]
 
 
 def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
