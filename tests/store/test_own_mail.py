@@ -12,6 +12,7 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
+from store.made_mail import make_tar
 
 from emailrl.errors import UsageError
 from emailrl.settings import StoreSettings
@@ -19,7 +20,6 @@ from emailrl.store import database_fingerprint
 from emailrl.store.build import BuildReport, build_database
 from emailrl.store.sources import open_source
 from emailrl.store.stored import stored_emails
-from store.made_mail import make_tar
 
 LONG = "x" * 72 + "\n"
 
