@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Db, Json, Limit, Overwrite
-from emailrl.cli.output import one_line, print_json, progress_console
+from emailrl.cli.output import one_line, print_json, print_next, progress_console
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from emailrl.settings import Settings
+    from emailrl.scenarios.inbox.owners import Owner
+    from emailrl.settings import Settings, StoreSettings
     from emailrl.store.build import BuildReport
     from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
     from emailrl.store.writing import Progress as Report
 
+NUM_SHOWN = 5
+"""Inboxes that the summary names."""
 
 Where = Annotated[
     str | None,
@@ -90,6 +93,7 @@ def gen_db(
                 workers=workers, progress=progress, listing=_listing(console) if verbose else None,
             )  # fmt: skip
         _print_summary(report)
+    _print_next(settings, report.db)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
@@ -119,6 +123,40 @@ def existing_database(db: Path) -> BuildReport:
             connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("emails", "recipients")
         )
     return BuildReport(emails, recipients, {}, 0.0, db.resolve(), {})
+
+
+def _print_next(settings: StoreSettings, db: Path) -> None:
+    """Whose mailboxes the database holds, the largest first, and the command that comes next."""
+    from contextlib import closing
+
+    from emailrl.scenarios.demo import questions_file
+    from emailrl.scenarios.inbox.choice import largest_owners
+    from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.store.connection import connect, reading
+
+    with reading(db), closing(connect(db)) as connection:
+        owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
+    if owners:
+        shown = ", ".join(f"{owner.address} ({owner.mails:,} mails)" for owner in owners[:NUM_SHOWN])
+        print(one_line(f"Inboxes: {shown}{', …' if len(owners) > NUM_SHOWN else ''}"), file=sys.stderr)
+    questions = questions_file(settings.db)
+    command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
+    if questions.is_file():
+        command += ["--questions", str(questions)]
+    elif settings.source != "hf" or settings.db != type(settings)().db:  # the hub has questions on its own mails only
+        command = ["gen-questions", "--db", str(settings.db)]
+        if owners and _is_named(owners):
+            command += ["--inbox", owners[0].address]
+    print_next(command)
+
+
+def _is_named(owners: list[Owner]) -> bool:
+    """Whether questions are best asked of the first alone: one person's archive, which holds of everybody else's mail
+    the part between the two, or one too small for ``gen-questions`` to choose by itself."""
+    from emailrl.scenarios.inbox.choice import MIN_MAILS
+
+    sizes = [owner.mails for owner in owners]
+    return sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0)
 
 
 @contextmanager

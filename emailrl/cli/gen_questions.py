@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, path_option
-from emailrl.cli.output import out_file, print_json, progress_console
+from emailrl.cli.output import out_file, print_json, print_next, progress_console
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def gen_questions(
     import time
 
     from emailrl.scenarios import write_scenarios
+    from emailrl.scenarios.splits import shared_inboxes
     from emailrl.settings import load_settings
 
     if generator == "template" and (dry_run or yes or max_cost is not None or generator_model or generator_base_url):
@@ -85,6 +86,9 @@ def gen_questions(
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
     _print_summary(scenarios, target, seconds)
+    if any(scenario.split == "test" for scenario in scenarios):
+        shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
+        print_next(["benchmark", "--model", "nano", "--db", str(database), "--questions", str(target), *shared])
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
 
@@ -121,6 +125,7 @@ def _by_template(settings: Settings, inboxes: list[str], limit: int | None) -> l
             limit=limit,
             seed=settings.training.seed,
             allow_shared=settings.data.allow_shared_inbox,
+            max_source_mails=settings.data.max_source_mails,
             progress=show,
         )
 
@@ -183,7 +188,10 @@ def _by_llm(
     if plan.num_to_send and not is_confirmed:
         _confirm(plan.cost)
     spending = _ask(writer, plan)
-    result = harvest(plan, settings.store.db, generation, seed=settings.training.seed)
+    result = harvest(
+        plan, settings.store.db, generation, seed=settings.training.seed,
+        max_source_mails=settings.data.max_source_mails,
+    )  # fmt: skip
     console = progress_console()
     for reason, number in result.dropped.items():
         console.print(f"  left out {number:>6,}  {reason}", markup=False)

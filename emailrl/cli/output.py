@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,11 @@ def print_json(value: object) -> None:
     In ASCII alone, which every terminal takes, and so do names of files that are no text.
     """
     print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
+
+
+def print_next(arguments: Sequence[str]) -> None:
+    """Print the ``emailrl`` command to type next on stderr, so that it can be pasted into a shell."""
+    print(one_line(f"Next: {shlex.join(['emailrl', *arguments])}"), file=sys.stderr)
 
 
 def progress_console() -> Console:

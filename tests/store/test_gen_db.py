@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -167,3 +168,52 @@ def test_max_message_bytes_is_a_setting(maildir: Path, tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text("[store]\nmax_message_bytes = 2000\n")
     value = object_of(gen_db("--source", maildir, "--db", "mail.db", "--json", cwd=tmp_path))
     assert (value["emails"], value["skipped"]) == (3, {"not_mail": 1, "too_large": 1})
+
+
+def own_mbox(path: Path) -> Path:
+    """Forty mails to me with a long newsletter among them, six of mine, and fifty on a list."""
+    mails = [("news@y", "me@x", f"Issue {n}", "n" * 6000) for n in range(10)]
+    mails += [("ann@y", "me@x", f"Matter {n}", "Hello.") for n in range(30)]
+    mails += [("me@x", "ann@y", f"Wish {n}", "Please.") for n in range(6)]
+    mails += [(f"friend{n % 7}@z", "crew@z", f"Post {n}", "Ahoy.") for n in range(50)]
+    path.write_text("".join(
+        f"From {sender} Tue May  1 10:00:00 2001\nMessage-ID: <{n}@m>\nDate: 1 May 2001 10:00:{n % 60:02} +0000\n"
+        f"From: {sender}\nTo: {to}\nSubject: {subject}\n\n{body} {n}\n\n"
+        for n, (sender, to, subject, body) in enumerate(mails)
+    ))  # fmt: skip
+    return path
+
+
+def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
+    own_mbox(tmp_path / "my mail.mbox")
+    done = gen_db("--source", "my mail.mbox", "--db", "my data/mine.db", "--json", cwd=tmp_path)
+    assert object_of(done).keys() == {"emails", "recipients", "skipped", "seconds", "db"}
+    *_, inboxes, following = done.stderr.splitlines()
+    assert inboxes == "Inboxes: me@x (46 mails)"
+    assert following == "Next: emailrl gen-questions --db 'my data/mine.db' --inbox me@x"
+    again = gen_db("--db", "my data/mine.db", cwd=tmp_path)
+    assert again.stderr.splitlines()[1:] == [inboxes, following]
+    words = shlex.split(following)[2:]
+    made = subprocess.run(
+        [sys.executable, "-m", "emailrl", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    last = made.stderr.splitlines()[-1]
+    questions = "--questions 'my data/mine_questions.jsonl'"
+    assert last == f"Next: emailrl benchmark --model nano --db 'my data/mine.db' {questions}"
+    assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
+
+
+def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) -> None:
+    source = ("--source", own_mbox(tmp_path / "mail.mbox"), "--db", "m.db")
+    (tmp_path / ".env").write_text("MAX_BODY_CHARS=5000\n")
+    done = gen_db(*source, cwd=tmp_path)
+    assert "10  long_body (MAX_BODY_CHARS=0 keeps them)" in done.stderr
+    (tmp_path / ".env").unlink()
+    assert "long_body" not in gen_db(*source, "--overwrite", cwd=tmp_path).stderr
+    again = gen_db(*source, "--append", cwd=tmp_path)
+    assert "96  duplicate (EMAILRL_DEDUPE=false keeps them)" in again.stderr
+
+
+def test_the_demo_ends_with_a_benchmark_of_its_questions(tmp_path: Path) -> None:
+    last = gen_db("--source", "demo", "--db", "demo.db", cwd=tmp_path).stderr.splitlines()[-1]
+    assert last == "Next: emailrl benchmark --model nano --db demo.db --questions demo_questions.jsonl"

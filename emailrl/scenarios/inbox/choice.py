@@ -7,6 +7,7 @@ from itertools import islice
 
 from emailrl.errors import UsageError
 from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
+from emailrl.scenarios.inbox.owners import Owner, owners
 
 MAX_INBOXES = 40
 MIN_MAILS = 30
@@ -14,20 +15,30 @@ MIN_MAILS = 30
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
-    """The named mailboxes, or else the ``MAX_INBOXES`` largest, in the order of their addresses.
+    """The named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, in the order of their addresses.
 
     Raises UsageError where none is named and none is large enough.
     """
-    chosen = sorted({inbox.strip().lower() for inbox in named} or set(islice(reader.inboxes(MIN_MAILS), MAX_INBOXES)))
+    chosen = sorted(
+        {inbox.strip().lower() for inbox in named}
+        or {owner.address for owner in islice(owners(reader, MIN_MAILS), MAX_INBOXES)}
+    )
     if not chosen:
-        raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", "Name one with --inbox.")
+        largest = ", ".join(owner.address for owner in largest_owners(reader))
+        hint = f"Name one with --inbox; the largest: {largest}." if largest else "Name one with --inbox."
+        raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", hint)
     return chosen
+
+
+def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
+    """The largest mailboxes that are large enough to be asked about, or else the largest of all."""
+    return list(islice(owners(reader, MIN_MAILS), most)) or list(islice(owners(reader, 1), most))
 
 
 def open_inbox(reader: MailReader, inbox: str) -> Mailbox:
     """The mailbox of an address; raises UsageError where the database holds no mail of it."""
     box = reader.open(inbox)
     if not box.mails:
-        largest = ", ".join(islice(reader.inboxes(1), 3))
+        largest = ", ".join(owner.address for owner in largest_owners(reader))
         raise UsageError(f"The database holds no mail of {inbox}.", f"Its largest mailboxes: {largest}.")
     return box

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cached_property
@@ -190,42 +190,27 @@ class MailReader:
     """Reads mailboxes out of a database; a mail that several mailboxes hold is one object."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._mails: dict[int, Mail] = {}
-
-    def inboxes(self, min_mails: int) -> Iterator[str]:
-        """Addresses with at least ``min_mails`` mails, a third of them received: those who write too, as people do and
-        lists do not, before those who only receive; the largest mailboxes first."""
-        rows = self._connection.execute(
-            """
-            SELECT address FROM (
-                SELECT from_address AS address, count(*) AS sent, 0 AS received FROM emails GROUP BY 1
-                UNION ALL
-                SELECT recipient_address, 0, count(DISTINCT email_id) FROM recipients GROUP BY 1)
-            WHERE address LIKE '%_@_%' GROUP BY address
-            HAVING sum(received) >= ? AND sum(sent + received) >= ?
-            ORDER BY sum(sent) >= ? DESC, sum(sent + received) DESC, address""",
-            (min_mails // 3, min_mails, min_mails // 10),
-        )
-        return (address for (address,) in rows)
 
     def open(self, inbox: str) -> Mailbox:
         """Everything sent or received by an address, mails without a date left out."""
-        ids = [
-            email_id
-            for (email_id,) in self._connection.execute(
-                """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
-                UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
-                WHERE recipient_address = :inbox AND date > ''""",
-                {"inbox": inbox},
-            )
-        ]
-        return Mailbox(inbox, [self._mail(email_id) for email_id in ids])
+        return Mailbox(inbox, [self._mail(email_id) for email_id in sorted(self.ids(inbox))])
+
+    def ids(self, inbox: str) -> set[int]:
+        """The ids of the mails that ``open`` reads."""
+        rows = self.connection.execute(
+            """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
+            UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
+            WHERE recipient_address = :inbox AND date > ''""",
+            {"inbox": inbox},
+        )
+        return {email_id for (email_id,) in rows}
 
     def _mail(self, email_id: int) -> Mail:
         mail = self._mails.get(email_id)
         if mail is None:
-            row = self._connection.execute(
+            row = self.connection.execute(
                 "SELECT message_id, subject, from_address, date, body FROM emails WHERE id = ?", (email_id,)
             ).fetchone()
             if row is None:
@@ -234,7 +219,7 @@ class MailReader:
             fields: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
             named: set[str] = set()
             # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
-            for address, field in self._connection.execute(_RECIPIENTS, (email_id,)):
+            for address, field in self.connection.execute(_RECIPIENTS, (email_id,)):
                 if address not in named:
                     named.add(address)
                     fields[field].append(address)

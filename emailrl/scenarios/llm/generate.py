@@ -25,11 +25,16 @@ class Harvest:
 
     scenarios: list[Scenario]
     dropped: dict[str, int]
-    """The reasons of ``check_item``, and ``repeated``, ``over_limit``; by prompts ``unreadable_reply``, ``refused``."""
+    """The reasons of ``check_item``, and ``too_many_sources``, ``repeated``, ``over_limit``; by prompts
+    ``unreadable_reply``, ``refused``."""
 
 
-def harvest(plan: Plan, db: Path, settings: GenerationSettings, *, seed: int) -> Harvest:
+def harvest(
+    plan: Plan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
+) -> Harvest:
     """Check every reply that the cache holds for the plan's prompts.
+
+    A question with more than ``max_source_mails`` sources is left out: loading it would leave it out too.
 
     Raises EmailRLError where no question is left, UsageError and EmailRLError for the database as ``make_plan`` does.
     """
@@ -49,7 +54,7 @@ def harvest(plan: Plan, db: Path, settings: GenerationSettings, *, seed: int) ->
                 continue
             checked = (check_item(item, batch, is_stored=is_stored, seed=seed, dropped=dropped) for item in items)
             found.append([scenario for scenario in checked if scenario is not None])
-    scenarios = _first(found, plan.limit, dropped)
+    scenarios = _first(found, plan.limit, max_source_mails, dropped)
     if not scenarios:
         told = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
         raise EmailRLError(f"No question of the model's can be used ({told or 'it wrote none'}).", "Try another model.")
@@ -57,13 +62,17 @@ def harvest(plan: Plan, db: Path, settings: GenerationSettings, *, seed: int) ->
     return Harvest(ordered, dict(dropped.most_common()))
 
 
-def _first(found: list[list[Scenario]], limit: int, dropped: Counter[str]) -> list[Scenario]:
+def _first(
+    found: list[list[Scenario]], limit: int, max_source_mails: int | None, dropped: Counter[str]
+) -> list[Scenario]:
     """The first question of every prompt, then the second of every prompt, and so on up to the limit."""
     asked: set[tuple[str, str]] = set()
     kept: list[Scenario] = []
     for scenario in (scenario for turn in zip_longest(*found) for scenario in turn if scenario is not None):
         wording = (scenario.inbox_address, scenario.question.lower())
-        if wording in asked:
+        if max_source_mails is not None and len(scenario.message_ids) > max_source_mails:
+            dropped["too_many_sources"] += 1
+        elif wording in asked:
             dropped["repeated"] += 1
         elif len(kept) == limit:
             dropped["over_limit"] += 1

@@ -49,6 +49,7 @@ def generate(
     limit: int | None = None,
     seed: int = 42,
     allow_shared: bool = False,
+    max_source_mails: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
     """Make questions with one provable answer each, deterministic by ``seed``.
@@ -56,12 +57,13 @@ def generate(
     ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
     mails allow. No two splits share a source mail, nor an inbox unless ``allow_shared`` and there are fewer than three:
-    then their subjects are split. ``progress(done, total)`` is called after each mailbox. Raises UsageError for a file
+    then their subjects are split. A question that takes more than ``max_source_mails`` mails to answer is not asked.
+    ``progress(done, total)`` is called after each mailbox. Raises UsageError for a file
     that is no mail database and for an inbox without mail, EmailRLError for a damaged one.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with reading(db), closing(connect(Path(db))) as connection:
-        return _generate(MailReader(connection), inboxes, limit, seed, allow_shared, progress)
+        return _generate(MailReader(connection), inboxes, limit, seed, allow_shared, max_source_mails, progress)
 
 
 def _generate(
@@ -70,6 +72,7 @@ def _generate(
     limit: int,
     seed: int,
     allow_shared: bool,
+    max_source_mails: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> list[Scenario]:
     chosen = choose_inboxes(reader, inboxes)
@@ -79,7 +82,7 @@ def _generate(
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     for done, inbox in enumerate(chosen, 1):
         box = open_inbox(reader, inbox)
-        for kind, candidates in _candidates(box, most, seed).items():
+        for kind, candidates in _candidates(box, most, seed, max_source_mails).items():
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
@@ -93,7 +96,7 @@ def _generate(
     return scenarios
 
 
-def _candidates(box: Mailbox, most: int, seed: int) -> dict[str, list[_Candidate]]:
+def _candidates(box: Mailbox, most: int, seed: int, max_source_mails: int | None) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
@@ -104,7 +107,9 @@ def _candidates(box: Mailbox, most: int, seed: int) -> dict[str, list[_Candidate
             if len(candidates) == most:
                 break
             finding = kind.find(box, mail, rng)
-            if finding is not None and (candidate := _candidate(box, kind, mail, finding, rng)):
+            if finding is None or (max_source_mails and len(finding.sources) > max_source_mails):
+                continue
+            if candidate := _candidate(box, kind, mail, finding, rng):
                 candidates.append(candidate)
         found[kind.name] = candidates
     return found

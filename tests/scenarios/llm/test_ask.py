@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from local_server import DrippingServer
 from pydantic import SecretStr
-from scenarios.llm.chat_stub import ChatStub, good, mails_of
+from scenarios.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.reply import WholeReplies
@@ -51,6 +51,22 @@ def test_a_second_run_asks_nothing_and_finds_the_same(mail_db: Path, serve: Serv
     assert (again.num_cached, again.tokens_in, again.tokens_out, len(stub.requests)) == (12, 0, 0, 12)
     assert second == first
     assert len(first.scenarios) > 60
+
+
+def test_a_question_on_more_mails_than_may_be_sources_is_left_out(
+    mail_db: Path, serve: Serve, generation: Make
+) -> None:
+    def two_on_all_but_one(body: dict[str, Any], number: int) -> tuple[int, str]:
+        questions = questions_on(mails := mails_of(body))
+        for question in questions[1:]:
+            question["message_ids"] = [*question["message_ids"], mails[-1]["message_id"]]
+        return 200, json.dumps(questions)
+
+    settings = generation(serve(two_on_all_but_one).url)
+    plan, all_kept = run(mail_db, settings, limit=20)
+    assert (len(all_kept.scenarios), all_kept.dropped) == (20, {})
+    harvested = harvest(plan, mail_db, settings, seed=3, max_source_mails=1)
+    assert (len(harvested.scenarios), harvested.dropped) == (2, {"too_many_sources": 18})
 
 
 def test_another_model_has_replies_of_its_own(mail_db: Path, serve: Serve, generation: Make) -> None:

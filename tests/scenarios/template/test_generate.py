@@ -16,7 +16,7 @@ from scenarios.template.world import ANA, BO, box, mail
 from typer.testing import CliRunner
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.scenarios import load_scenarios, missing_ids, read_jsonl, write_scenarios
+from emailrl.scenarios import load_scenario_set, load_scenarios, missing_ids, read_jsonl, write_scenarios
 from emailrl.scenarios.template import KINDS, generate
 from emailrl.scenarios.template.generate import realism_of
 from emailrl.settings import DataSettings
@@ -216,6 +216,22 @@ def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> 
     assert out.read_bytes() == before
 
 
+def test_the_defaults_leave_out_none_of_what_the_command_writes(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from emailrl.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    arguments = ["gen-questions", "--db", str(db), "--out", "q.jsonl", "--json", "--overwrite"]
+    report = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
+    loaded = load_scenario_set(tmp_path / "q.jsonl", None, limit=None, seed=1, data=DataSettings())
+    assert (loaded.dropped, loaded.notes, len(loaded.scenarios)) == ({}, [], report["questions"])
+    assert "count_in_month" not in report["kinds"]
+    (tmp_path / ".env").write_text("MAX_SOURCE_MAILS=9\n")
+    report = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
+    assert report["kinds"]["count_in_month"] > 0
+
+
 def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(EmailRLError, match="no mail database"):
         generate(tmp_path / "absent.db")
@@ -265,3 +281,9 @@ def test_how_realistic_a_question_is(sender: str, subject: str, body: str, copie
         mail(n, f"05-0{n} 09:00", sender, ANA, subject.replace("17", str(16 + n)), body) for n in range(1, copies + 1)
     ]
     assert realism_of(box(*mails), kind, mails[0]) == pytest.approx(realism, abs=1e-9)
+
+
+def test_no_question_takes_more_mails_than_may_be_its_sources(db: Path) -> None:
+    assert max(len(s.message_ids) for s in generate(db, limit=400)) > 2
+    for most in (1, 2):
+        assert max(len(s.message_ids) for s in generate(db, limit=400, max_source_mails=most)) == most
