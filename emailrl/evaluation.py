@@ -103,6 +103,7 @@ class Evaluation:
             "num_questions": self.num_questions,
             "unjudged": self.unjudged,
             "exceptions": self.exceptions,
+            **disagreement(self.trajectories),
         } | self.rubric
 
     @classmethod
@@ -183,6 +184,20 @@ def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
     """US dollars for all completions, those of trajectories that raised included; None where nothing has a price."""
     costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
     return math.fsum(costs) if costs else None
+
+
+def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """How many of a judge's answers the offline check looked at too, and on how many only the one found them right."""
+    verdicts = [
+        (trajectory.rubric["answer_correct"], trajectory.rubric["offline_correct"])
+        for trajectory in trajectories
+        if trajectory.exception is None and trajectory.rubric.get("offline_correct") is not None
+    ]
+    return {
+        "judge_compared": len(verdicts),
+        "only_judge_right": sum(judged and not offline for judged, offline in verdicts),
+        "only_offline_right": sum(offline and not judged for judged, offline in verdicts),
+    }
 
 
 def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -236,10 +236,12 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
     tokens = ("tokens", "prompt_tokens", "completion_tokens")
-    rubric = [field.name for field in fields(Rubric) if field.name not in ("answer_correct", *tokens)]
+    told = ("answer_correct", "offline_correct", *tokens)
+    rubric = [field.name for field in fields(Rubric) if field.name not in told]
+    compared = ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     priced = ["cost"] if record["cost"] is not None else []
     unjudged = ["unjudged"] if record["unjudged"] else []
-    for name in ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric):
+    for name in ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric, *compared):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells

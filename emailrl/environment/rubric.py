@@ -1,4 +1,4 @@
-"""What a rollout did and did not do: ART-E's fifteen rubric fields, filled by the environment and the scorer."""
+"""What a rollout did and did not do: ART-E's fifteen rubric fields, and what its answer looks like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Rubric:
     """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``.
 
-    The environment fills everything but ``answer_correct`` (the scorer) and the token counts (the runner).
+    The environment fills everything but ``answer_correct`` and what follows the token counts (the scorer), and these
+    (the runner).
 
     Departures from ART-E, each mending a defect there: success counts any of the scenario's source mails, not the
     first alone (one is enough, as a question's source mails usually repeat the same fact); a mail counts as read
@@ -33,6 +34,14 @@ class Rubric:
     ever_tried_to_read_invalid_email: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    answer_words: int | None = None
+    """Of an attempted answer, as the other fields below; None without one, so that means are over answers."""
+    answer_candidates: int | None = None
+    """How many things it offers (``rewards.wording.count_candidates``)."""
+    answer_capitals: float | None = None
+    """Share of capitals among its letters."""
+    offline_correct: bool | None = None
+    """What the offline check says, where a judge decided and the answer is in the sample that is compared."""
 
 
 _I_DONT_KNOW = re.compile(

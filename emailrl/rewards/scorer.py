@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Protocol, runtime_checkable
 
 from emailrl.errors import EmailRLError
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
+from emailrl.rewards.wording import measure
 from emailrl.settings import redacted
 from emailrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+
+COMPARED_SHARE = 0.5
+"""Share of a judge's answers that the offline check looks at too, drawn by their text."""
 
 LONGEST = 500
 """Characters kept of why there is no verdict or no reward."""
@@ -78,6 +83,9 @@ class Scorer:
                 trajectory.exception = _told(verdict)
                 continue
             trajectory.rubric["answer_correct"] = verdict
+            if _attempted(trajectory):
+                trajectory.rubric |= measure(trajectory.final_answer or "")
+                trajectory.rubric["offline_correct"] = self._second_opinion(_claim(trajectory))
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
             if isinstance(terms, Exception):
@@ -111,6 +119,12 @@ class Scorer:
             return {claim: self._verdict(claim) for claim in ordered}
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
             return dict(zip(ordered, pool.map(self._verdict, ordered), strict=True))
+
+    def _second_opinion(self, claim: tuple[str, str, str]) -> bool | None:
+        """What the offline check says of a sample of a judge's answers; an answer is always in it or never."""
+        if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim)).random() >= COMPARED_SHARE:
+            return None
+        return OfflineMatcher().check(*claim)
 
     def _verdict(self, claim: tuple[str, str, str]) -> bool | Exception:
         try:

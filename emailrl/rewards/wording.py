@@ -30,9 +30,9 @@ def measure(answer: str) -> dict[str, float]:
 def count_candidates(answer: str) -> int:
     """How many things an answer offers: the items of its longest list or choice; 1 where it names one.
 
-    A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or the
-    lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3, May 4,
-    or May 5" 3, "in Houston, Texas" 1.
+    A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or
+    the lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3,
+    May 4, or May 5" 3, "in Houston, Texas" 1.
     """
     text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
     return max(1, len(_BULLET.findall(text)), *map(_longest_list, _SENTENCE.split(text)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from emailrl.evaluation import Evaluation, is_correct, is_judged, mean, rubric_means
+from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.recording import Record
 from emailrl.training.filtering import Collected
 from emailrl.training.kl import LOG_RATIO_LIMIT
@@ -18,6 +18,18 @@ from emailrl.trajectory import Trajectory
 
 UPDATE_METRICS = ("loss", "policy_loss", "kl", "kl_coef", "clip_fraction", "entropy", "grad_norm", "learning_rate")
 """Null in a step without an update."""
+
+RUBRIC_METRICS = (
+    "answer_correct",
+    "returned_i_dont_know",
+    "sources_correct",
+    "num_sources",
+    "num_turns",
+    "answer_words",
+    "answer_candidates",
+    "answer_capitals",
+)
+"""Means of a step's rollouts; of the answers' looks, over those that attempted one (null where none did)."""
 
 
 class Clock:
@@ -69,9 +81,8 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "reward_median": statistics.median(rewards) if rewards else None,
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
-        "answer_correct": rubric.get("answer_correct"),
-        "sources_correct": rubric.get("sources_correct"),
-        "num_turns": rubric.get("num_turns"),
+        **{name: rubric.get(name) for name in RUBRIC_METRICS},
+        **disagreement(whole),
         "num_trajectories": len(trajectories),
         "groups_kept": len(collected.kept),
         "refill_rounds": collected.refill_rounds,

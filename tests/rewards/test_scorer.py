@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from emailrl.environment import Rubric
+from emailrl.evaluation import disagreement
 from emailrl.rewards import Scorer, build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
@@ -94,6 +95,41 @@ def test_only_attempts_are_judged_and_broken_trajectories_left_alone() -> None:
     Scorer(judge, simple_reward).score([given_up(), broken])
     assert judge.asked == []
     assert broken.reward == 0.0 and broken.reward_terms == {} and broken.rubric["answer_correct"] is False
+
+
+def test_an_attempted_answer_is_measured_and_another_is_not() -> None:
+    listing, idk = answered("May 20, 21 or 22"), given_up()
+    build_scorer(Settings()).score([listing, idk])
+    looks = ("answer_words", "answer_candidates", "answer_capitals", "offline_correct")
+    assert [listing.rubric[name] for name in looks] == [5, 3, pytest.approx(1 / 5), None]  # M of M a y o r
+    assert [idk.rubric[name] for name in looks] == [None] * 4
+
+
+class Gullible:
+    """Believes whatever begins with "Surely", and nothing else."""
+
+    concurrency = 1
+
+    def check(self, question: str, reference: str, answer: str) -> bool:
+        return answer.startswith("Surely")
+
+
+def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> None:
+    believed = [f"Surely June {number}" for number in range(60)]
+    refused = [f"{' ' * number}May 20" for number in range(60)]
+    trajectories = [answered(answer) for answer in (*believed, *refused)]
+    Scorer(Gullible(), simple_reward).score(trajectories)
+    offline = [trajectory.rubric["offline_correct"] for trajectory in trajectories]
+    compared = [verdict is not None for verdict in offline]
+    assert 35 <= sum(compared) <= 85  # half of 120, give or take four and a half standard deviations
+    assert disagreement(trajectories) == {
+        "judge_compared": sum(compared),
+        "only_judge_right": sum(compared[:60]),
+        "only_offline_right": sum(compared[60:]),
+    }
+    again = [answered(trajectory.final_answer or "") for trajectory in reversed(trajectories)]
+    Scorer(Gullible(), simple_reward).score(again)
+    assert [trajectory.rubric["offline_correct"] for trajectory in reversed(again)] == offline  # the same sample
 
 
 def test_named_rewards() -> None:
