@@ -59,7 +59,7 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
     """
     if which not in ("best", "latest"):
         return verify(read_checkpoint(Path(which)))
-    return checkpoint_of(newest_run(output_dir, mode), str(which))
+    return verify(checkpoint_of(newest_run(output_dir, mode), str(which)))
 
 
 def newest_run(output_dir: Path, mode: str | None = None) -> Path:
@@ -73,11 +73,11 @@ def newest_run(output_dir: Path, mode: str | None = None) -> Path:
 
 
 def checkpoint_of(run: Path, which: str) -> Checkpoint:
-    """A run's ``best`` or ``latest`` checkpoint, its hashes checked; UsageError where the run holds none."""
+    """A run's ``best`` or ``latest`` checkpoint, its hashes unchecked; UsageError where the run holds none."""
     checkpoints = list_checkpoints(run)
     if which == "best":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind == "best"]
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
         raise UsageError(f"{run} holds no {name}.", "Use latest, or a checkpoint's path.")
-    return verify(checkpoints[-1])
+    return checkpoints[-1]

@@ -168,7 +168,9 @@ def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None)
             console.print(one_line(f"not whole: {path}: {reason}"), markup=False, style="yellow", soft_wrap=True)
         for aside in (each / REPLACED, each / REPLACING):
             if aside.exists():
-                told = "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
+                told = (
+                    "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
+                )
                 console.print(one_line(f"{aside}: {told} train gives it back"), markup=False, soft_wrap=True)
 
 

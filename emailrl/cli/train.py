@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +24,9 @@ from emailrl.cli.options import (
     Verbose,
 )
 from emailrl.cli.output import one_line, print_json
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
 
 
 def train(
@@ -78,7 +82,8 @@ def train(
 
     Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
     to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
-    metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on.
+    metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on with
+    the options the run was begun with, save those given again; code and servers must be.
 
     Examples:
 
@@ -97,42 +102,43 @@ def train(
         return
     from emailrl.settings import load_settings
 
-    settings = load_settings(
-        {
-            "mode": mode,
-            "algorithm": algorithm,
-            "reward": reward,
-            "environment": environment,
-            "backend": backend,
-            "model_name": model,
-            "engine": engine,
-            "max_steps": max_steps,
-            "num_train_epochs": epochs,
-            "per_device_train_batch_size": batch_size,
-            "num_generations": num_generations,
-            "learning_rate": learning_rate,
-            "beta": beta,
-            "temperature": temperature,
-            "max_turns": max_turns,
-            "max_tokens": max_tokens,
-            "train_dataset_size": train_size,
-            "eval_dataset_size": eval_size,
-            "eval_steps": eval_steps,
-            "save_steps": save_steps,
-            "target_accuracy": target_accuracy,
-            "patience": patience,
-            "questions": questions,
-            "db": db,
-            "output_dir": output_dir,
-            "seed": seed,
-            "resume": resume,
-            "wandb_mode": wandb,
-            "tensorboard": tensorboard,
-            "allow_shared_inbox": allow_shared_inbox,
-            "verbose": verbose,
-        },
-        preset,
-    )
+    given = {
+        "mode": mode,
+        "algorithm": algorithm,
+        "reward": reward,
+        "environment": environment,
+        "backend": backend,
+        "model_name": model,
+        "engine": engine,
+        "max_steps": max_steps,
+        "num_train_epochs": epochs,
+        "per_device_train_batch_size": batch_size,
+        "num_generations": num_generations,
+        "learning_rate": learning_rate,
+        "beta": beta,
+        "temperature": temperature,
+        "max_turns": max_turns,
+        "max_tokens": max_tokens,
+        "train_dataset_size": train_size,
+        "eval_dataset_size": eval_size,
+        "eval_steps": eval_steps,
+        "save_steps": save_steps,
+        "target_accuracy": target_accuracy,
+        "patience": patience,
+        "questions": questions,
+        "db": db,
+        "output_dir": output_dir,
+        "seed": seed,
+        "resume": resume,
+        "wandb_mode": wandb,
+        "tensorboard": tensorboard,
+        "allow_shared_inbox": allow_shared_inbox,
+        "verbose": verbose,
+    }
+    settings = load_settings(given, preset)
+    resume = settings.output.resume
+    if resume is not None and not overwrite:
+        settings, resume = _with_own_options(settings, resume, given, preset)
     from emailrl.export import check_free
 
     output = settings.output
@@ -140,11 +146,30 @@ def train(
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
     from emailrl.training.loop import train as run_training
 
-    result = run_training(settings, resume=output.resume, overwrite=overwrite, progress=_say)
+    result = run_training(settings, resume=resume, overwrite=overwrite, progress=_say)
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:
         print_json(result)
+
+
+def _with_own_options(
+    settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None
+) -> tuple[Settings, str]:
+    """The settings that the run to go on with was begun with, those given now before them; and which run that is."""
+    from emailrl.settings import load_settings
+    from emailrl.training.directory import checkpoint_to_resume, give_back_replaced, run_to_resume
+
+    for line in give_back_replaced(settings):
+        _say(f"Note: {line}")
+    directory = run_to_resume(settings, resume)
+    checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
+    if directory is None or checkpoint is None:
+        return settings, resume  # auto, with nothing to go on with
+    _say(f"Going on with {checkpoint.path} and the options recorded there.")
+    settings = load_settings(given, preset, recorded=checkpoint.metadata.settings)
+    # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
+    return settings, str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
 
 
 def _say(line: str) -> None:

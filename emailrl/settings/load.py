@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from emailrl.errors import UsageError
 from emailrl.settings.names import Leaf, leaves, nearest
+from emailrl.settings.recorded import from_record
 from emailrl.settings.sources import Given, from_dotenv, from_environment, from_flags, from_preset, from_toml
 from emailrl.settings.tree import Settings
 
@@ -22,21 +23,20 @@ def load_settings(
     *,
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
 
     ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is where
-    ``.env`` and ``emailrl.toml`` are looked for. Raises ``UsageError`` for an unknown key, an unreadable value or two
-    names of one setting that differ within one source.
+    ``.env`` and ``emailrl.toml`` are looked for. ``recorded`` is what a run to go on with was begun with: it stands
+    below flags and environment, above the rest (`recorded`). Raises ``UsageError`` for an unknown key, an unreadable
+    value or two names of one setting that differ within one source.
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
-    given = ChainMap(
-        from_flags(overrides or {}),
-        from_environment(os.environ if environ is None else environ),
-        from_dotenv(here / ".env"),
-        from_toml(here / "emailrl.toml"),
-        from_preset(preset),
-    )
+    stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
+    others = ChainMap(from_dotenv(here / ".env"), from_toml(here / "emailrl.toml"), from_preset(preset))
+    record = from_record(recorded, stated, others) if recorded is not None else {}
+    given = ChainMap(*stated.maps, record, *others.maps)
     tree: dict[str, dict[str, Any]] = {}
     for leaf, item in given.items():
         tree.setdefault(leaf.section, {})[leaf.field] = item.value

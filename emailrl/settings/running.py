@@ -16,7 +16,7 @@ class OutputSettings(Section):
     save_total_limit: Positive = 3
     """Checkpoints kept, best and final apart."""
     resume: str | None = None
-    """Go on with a run: auto (the latest, if any), latest, best, or a run's or checkpoint's folder; None begins a new one."""
+    """Go on with a run: auto (the latest, if any), latest, best, or a run's or checkpoint's folder; None begins one."""
     export_dir: Path | None = None
     """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
     export_format: Literal["adapter", "merged"] = "adapter"

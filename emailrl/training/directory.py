@@ -19,7 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints, run_folders
+from emailrl.checkpoints import (
+    Checkpoint,
+    checkpoint_of,
+    find_runs,
+    incomplete_checkpoints,
+    list_checkpoints,
+    newest_run,
+    number_of,
+    read_checkpoint,
+    run_folders,
+)
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, run_root
 
@@ -80,6 +90,33 @@ def begun_in_vain(settings: Settings) -> Path | None:
         return None
     damaged = any(path.exists() for path in incomplete_checkpoints(last))  # a first one, half-written, has no name yet
     return None if damaged else last
+
+
+def run_to_resume(settings: Settings, resume: str) -> Path | None:
+    """The directory of the run that ``resume`` means (`resume.resumed`); None where ``auto`` finds none.
+
+    Where no mode was named, ``latest`` and ``best`` are of the newest run of all modes.
+    """
+    output_dir, mode = settings.output.output_dir, settings.training.mode
+    if resume == "auto":
+        runs, vain = find_runs(output_dir, mode), begun_in_vain(settings)
+        if vain is not None and all(number_of(run) < number_of(vain) for run in runs):
+            return vain
+        return runs[-1] if runs else None
+    if resume in ("latest", "best"):
+        return newest_run(output_dir, mode if "mode" in settings.training.model_fields_set else None)
+    path = Path(resume)
+    return path if list_checkpoints(path) else read_checkpoint(path).path.parent
+
+
+def checkpoint_to_resume(directory: Path, settings: Settings, resume: str) -> Checkpoint | None:
+    """The run's checkpoint that ``resume`` means, its hashes unchecked; None where it died before its first."""
+    if resume == "auto" and directory == begun_in_vain(settings):
+        return None
+    path = Path(resume)
+    if resume in ("auto", "latest", "best") or path == directory:
+        return checkpoint_of(directory, "best" if resume == "best" else "latest")
+    return read_checkpoint(path)
 
 
 def clear_run(directory: Path) -> None:

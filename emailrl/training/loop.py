@@ -39,9 +39,10 @@ def train(
 ) -> TrainResult:
     """Train as the settings say and return what came of it; ``progress`` gets each line meant for the console.
 
-    ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free directory, or
-    with ``overwrite`` the place of the first. A KeyboardInterrupt, or any error between two updates, leaves the last
-    whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that cannot go on.
+    ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
+    directory, or with ``overwrite`` the place of the first. A KeyboardInterrupt, or any error between two updates,
+    leaves the last whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that
+    cannot go on.
     """
     with open_run(settings, resume=resume, overwrite=overwrite, say=progress) as run, run.interrupts.installed():
         try:

@@ -23,12 +23,7 @@ import torch
 
 from emailrl.checkpoints import (
     Checkpoint,
-    checkpoint_of,
-    find_runs,
     list_checkpoints,
-    newest_run,
-    number_of,
-    read_checkpoint,
     recover,
     remove_checkpoints,
     verify,
@@ -38,7 +33,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
-from emailrl.training.directory import begun_in_vain, held
+from emailrl.training.directory import checkpoint_to_resume, held, run_to_resume
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -66,37 +61,16 @@ def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Itera
     """
     if resume is not None and overwrite:
         raise UsageError("--resume and --overwrite contradict each other.", "Give one of them.")
-    directory = None if resume is None else _directory_of(settings, resume)
+    directory = None if resume is None else run_to_resume(settings, resume)
     if resume is None or directory is None:
         yield None
         return
     with held(directory):
-        yield Resumed(directory, _choose(directory, settings, resume))
+        yield Resumed(directory, _whole(checkpoint_to_resume(directory, settings, resume)))
 
 
-def _directory_of(settings: Settings, resume: str) -> Path | None:
-    output_dir, mode = settings.output.output_dir, settings.training.mode
-    if resume == "auto":
-        runs = find_runs(output_dir, mode)
-        vain = begun_in_vain(settings)
-        if vain is not None and all(number_of(run) < number_of(vain) for run in runs):
-            return vain
-        return runs[-1] if runs else None
-    if resume in ("latest", "best"):
-        return newest_run(output_dir, mode)
-    path = Path(resume)
-    return path if list_checkpoints(path) else read_checkpoint(path).path.parent
-
-
-def _choose(directory: Path, settings: Settings, resume: str) -> Checkpoint | None:
-    if resume == "auto" and directory == begun_in_vain(settings):
-        return None
-    path = Path(resume)
-    if resume in ("auto", "latest", "best") or path == directory:
-        checkpoint = checkpoint_of(directory, "best" if resume == "best" else "latest")
-    else:
-        checkpoint = verify(read_checkpoint(path))
-    if not (checkpoint.path / STATE_FILE).is_file():
+def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    if checkpoint is not None and not (verify(checkpoint).path / STATE_FILE).is_file():
         raise UsageError(
             f"{checkpoint.path} holds no trainer state.", "Resume from a checkpoint made by emailrl train."
         )
@@ -136,7 +110,7 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
     for section, values in settings.public().items():
         for name, value in values.items():
             old = before.settings.get(section, {}).get(name, value)
-            if old != value and name != "resume":
+            if old != value and name not in ("resume", "output_dir"):
                 changes.append(f"{name} {old} -> {value}")
                 if section == "lora":
                     raise UsageError(f"{path} has {name} {old}, not {value}.", f"Resume with {name.upper()}={old}.")

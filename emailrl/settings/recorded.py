@@ -1,0 +1,63 @@
+"""The settings that a run recorded in its checkpoints, as a source of their own: a resumed run goes on with them.
+
+A run's folder may be a stranger's. So nothing of it decides what code runs, which server gets mail and keys, or where
+files are written: code and addresses must be given again, places are those now in force, and secrets are not recorded.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from emailrl.errors import UsageError
+from emailrl.settings.credentials import without_credentials
+from emailrl.settings.names import Leaf, leaves
+from emailrl.settings.sources import Given, Source
+from emailrl.settings.tree import Settings
+
+_NOT_TAKEN: Final = {
+    "output_dir", "export_dir", "tensorboard_dir", "judge_cache", "generator_cache", "resume"
+}  # fmt: skip
+_GIVEN_AGAIN: Final = {
+    "environment", "reward", "attn_implementation", "openai_base_url", "vllm_urls", "judge_base_url",
+    "generator_base_url",
+}  # fmt: skip
+_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
+_ORIGIN: Final = "recorded by the run"
+
+
+def from_record(
+    record: Mapping[str, Mapping[str, Any]], stated: Mapping[Leaf, Given], others: Mapping[Leaf, Given]
+) -> Source:
+    """The recorded values, less what is not the record's to decide.
+
+    ``stated`` is what flags and environment give, which goes before; ``others`` what the folder's files and the preset
+    do, which the record goes before. Raises UsageError for code or an address that none of them names.
+    """
+    defaults = Settings().public()
+    source: Source = {}
+    for leaf in leaves():
+        if leaf.secret or leaf.key in _NOT_TAKEN or leaf in stated or leaf.field not in record.get(leaf.section, {}):
+            continue
+        value, default = record[leaf.section][leaf.field], defaults[leaf.section][leaf.field]
+        own = others[leaf].value if leaf in others else default
+        if leaf.key in _GIVEN_AGAIN and value != default and not _WORD.fullmatch(str(value)):
+            if without_credentials(str(own)) != value:
+                raise UsageError(
+                    f"The run was trained with {leaf.env_names[0]}={value}, and a run's folder does not decide that.",
+                    f"Give it again ({leaf.env_names[0]}=… emailrl train …), or another.",
+                )
+        elif value != default or leaf in others:
+            source[leaf] = Given(value, leaf.env_names[0], _ORIGIN)
+    _warn_of_unknown(record)
+    return source
+
+
+def _warn_of_unknown(record: Mapping[str, Mapping[str, Any]]) -> None:
+    known = {(leaf.section, leaf.field) for leaf in leaves()}
+    unknown = [name for section, values in record.items() for name in values if (section, name) not in known]
+    if unknown:
+        names = ", ".join(unknown[:5])
+        print(f"warning: the run recorded what is no setting here, and goes on without: {names!a}", file=sys.stderr)
