@@ -122,10 +122,12 @@ class EmailAgent:
 def _unknown_inbox(db: Path, inbox: str) -> UsageError:
     """The error that names the address most like ``inbox``, and the largest mailboxes."""
     from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.scenarios.inbox.owners import owners
     from emailrl.store.connection import connect
 
     with closing(connect(db)) as connection:
-        known = list(islice(MailReader(connection).inboxes(1), SEARCHED_INBOXES))
+        found = islice(owners(MailReader(connection), 1), SEARCHED_INBOXES)
+        known = [owner.address for owner in found]
     near = get_close_matches(inbox.lower(), known, n=1, cutoff=0.8)
     guess = f"Did you mean {near[0]}? " if near else ""
     return UsageError(
