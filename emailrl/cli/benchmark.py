@@ -236,12 +236,13 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
     tokens = ("tokens", "prompt_tokens", "completion_tokens")
-    told = ("answer_correct", "offline_correct", *tokens)
-    rubric = [field.name for field in fields(Rubric) if field.name not in told]
+    elsewhere = ("answer_correct", "offline_correct", *tokens)
+    rubric = [field.name for field in fields(Rubric) if field.name not in elsewhere]
     compared = ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     priced = ["cost"] if record["cost"] is not None else []
     unjudged = ["unjudged"] if record["unjudged"] else []
-    for name in ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds", *tokens, *priced, *rubric, *compared):
+    told = ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds")
+    for name in (*told, *tokens, *priced, *rubric, *compared):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells
