@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from emailrl.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.checkpoints import find_checkpoint
 from emailrl.disk import replace_bytes
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import is_correct
 from emailrl.policy.adapter import Adapter
 from emailrl.scenarios.demo import questions_file, write_demo
@@ -136,6 +136,7 @@ def quickstart(
     started = time.monotonic()
     settings = _settle(out, steps, overwrite)
     say(f"Demo mailbox: {settings.store.db}")
+    say("Loading the model ...")
     write_demo(settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=True)
     before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, progress)
 
@@ -149,6 +150,15 @@ def quickstart(
     outcome = Outcome(before, after, run_dir, curve, time.monotonic() - started)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
     return outcome
+
+
+def kept(out: Path) -> str:
+    """What of an interrupted quickstart in ``out`` is not done again, in words."""
+    try:
+        latest = find_checkpoint("latest", out / "outputs" / "grpo")
+    except EmailRLError:
+        return "training had not begun"
+    return f"the training up to step {latest.metadata.step} is kept in {out}"
 
 
 def _settle(out: Path, steps: int, overwrite: bool) -> Settings:

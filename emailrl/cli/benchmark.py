@@ -22,12 +22,12 @@ from emailrl.cli.options import (
     Reward,
     path_option,
 )
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import print_json, progress_console, say_loading
+from emailrl.cli.progress import Tally
 from emailrl.environment.rubric import Rubric
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress, TaskID
 
     from emailrl.benchmark import Report, Subject
     from emailrl.settings import Settings
@@ -105,9 +105,14 @@ def benchmark(
         questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
-    with _progress() as progress:
-        task = _Task(progress, len(chosen.scenarios))
-        report = run_benchmark(subjects, chosen.scenarios, settings, folder, notes=notes, progress=task.advance)
+    if not is_chat(settings):
+        say_loading()
+    with Tally() as tally:
+
+        def ended(subject: Subject, _trajectory: object) -> None:
+            tally.advance(_title(subject), len(chosen.scenarios))
+
+        report = run_benchmark(subjects, chosen.scenarios, settings, folder, notes=notes, progress=ended)
     console = progress_console() if json else Console(highlight=False)
     console.print(results_table(report))
     console.print(f"results: {folder}", markup=False, soft_wrap=True)
@@ -138,42 +143,6 @@ def _fresh_folder(settings: Settings) -> Path:
     while folder.exists():
         number, folder = number + 1, root / f"{name}-{number}"
     return folder
-
-
-class _Task:
-    """One progress bar a subject, begun with its first trajectory."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress, self.total = progress, total
-        self.tasks: dict[str, TaskID] = {}
-
-    def advance(self, subject: Subject, _trajectory: object) -> None:
-        if subject.label not in self.tasks:
-            self.tasks[subject.label] = self.progress.add_task(_title(subject), total=self.total)
-        self.progress.advance(self.tasks[subject.label])
-
-
-def _progress() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = progress_console()
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 def results_table(report: Report) -> RenderableType:

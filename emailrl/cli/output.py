@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,30 @@ def progress_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def say(line: str, console: Console | None = None) -> None:
+    """Print a line for people on stderr, without control characters; a terminal breaks a long one between words."""
+    from rich.text import Text
+
+    console = console or progress_console()
+    console.print(Text(one_line(line)), soft_wrap=not console.is_terminal)
+
+
+def say_loading() -> None:
+    """Say why nothing happens for some seconds: before torch is imported and a model is read."""
+    say("Loading the model ...")
+
+
+def program(folder: Path) -> str:
+    """How a shell in ``folder`` calls this command: by its name where that is found, else by its path."""
+    script = Path(sys.executable).with_name("emailrl")
+    found = shutil.which("emailrl")
+    if found and script.exists() and os.path.samefile(found, script):
+        return "emailrl"
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m emailrl"
+    return shlex.quote(min(str(script), os.path.relpath(script, folder), key=len))
 
 
 def out_file(out: Path, *, may_exist: bool) -> Path:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emailrl.cli.options import Json, Overwrite, path_option
-from emailrl.cli.output import one_line, print_json, progress_console
+from emailrl.cli.output import print_json, program, progress_console, say
+from emailrl.cli.progress import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from emailrl.benchmark import Subject
     from emailrl.quickstart import Outcome
 
 
@@ -39,11 +42,20 @@ def quickstart(
     """
     from rich.console import Console
 
-    from emailrl.quickstart import free_folder
+    from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
     from emailrl.quickstart import quickstart as run
 
     folder = out or free_folder(Path("quickstart"))
-    outcome = run(folder, steps=steps, overwrite=overwrite, say=lambda line: typer.echo(one_line(line), err=True))
+    with Tally() as tally:
+
+        def benchmarked(subject: Subject, _trajectory: object) -> None:
+            tally.advance(f"benchmark of {subject.label}", NUM_TEST_QUESTIONS)
+
+        try:
+            outcome = run(folder, steps=steps, overwrite=overwrite, say=say, progress=benchmarked)
+        except KeyboardInterrupt:
+            say(f"Stopped: {kept(folder)}. The same command goes on from there.")
+            raise
     _show(outcome, progress_console() if json else Console(highlight=False))
     if json:
         print_json(outcome.record())
@@ -72,7 +84,8 @@ def _show(outcome: Outcome, console: Console) -> None:
         )
     folder = outcome.curve.parent
     console.print(f"\n{outcome.seconds / 60:.1f} minutes. Picture: {outcome.curve}", markup=False, soft_wrap=True)
-    console.print(f"Next: cd {folder} && emailrl inspect-trajectory --verbose", markup=False, soft_wrap=True)
+    next_command = f"cd {shlex.quote(str(folder))} && {program(folder)} inspect-trajectory --verbose"
+    console.print(f"Next: {next_command}", markup=False, soft_wrap=True)
 
 
 def _decoding(temperature: float) -> str:

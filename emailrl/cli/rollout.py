@@ -21,7 +21,7 @@ from emailrl.cli.options import (
     Seed,
     path_option,
 )
-from emailrl.cli.output import out_file, print_json, progress_console
+from emailrl.cli.output import out_file, print_json, progress_console, say_loading
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
@@ -156,13 +156,15 @@ def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
     """Policy, engine and collector for the settings; a chat server needs no policy."""
     from emailrl.engines import build_engine, is_chat
     from emailrl.environment.custom import load_task
-    from emailrl.policy.load import load_policy
     from emailrl.rewards.build import build_scorer
     from emailrl.rollout.collect import build_chat_collector, build_collector
 
     if is_chat(settings):
         return build_chat_collector(settings)
     load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
+    say_loading()
+    from emailrl.policy.load import load_policy
+
     scorer = build_scorer(settings)
     policy = load_policy(settings)
     engine = build_engine(settings, policy)

@@ -23,7 +23,7 @@ from emailrl.cli.options import (
     Seed,
     Verbose,
 )
-from emailrl.cli.output import one_line, print_json
+from emailrl.cli.output import print_json, say, say_loading
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -144,9 +144,10 @@ def train(
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
+    say_loading()
     from emailrl.training.loop import train as run_training
 
-    result = run_training(settings, resume=resume, overwrite=overwrite, progress=_say)
+    result = run_training(settings, resume=resume, overwrite=overwrite, progress=say)
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:
@@ -161,19 +162,15 @@ def _with_own_options(
     from emailrl.training.directory import checkpoint_to_resume, give_back_replaced, run_to_resume
 
     for line in give_back_replaced(settings):
-        _say(f"Note: {line}")
+        say(f"Note: {line}")
     directory = run_to_resume(settings, resume)
     checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
     if directory is None or checkpoint is None:
         return settings, resume  # auto, with nothing to go on with
-    _say(f"Going on with {checkpoint.path} and the options recorded there.")
+    say(f"Going on with {checkpoint.path} and the options recorded there.")
     settings = load_settings(given, preset, recorded=checkpoint.metadata.settings)
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
     return settings, str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
-
-
-def _say(line: str) -> None:
-    typer.echo(one_line(line), err=True)
 
 
 def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
@@ -184,4 +181,4 @@ def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
     best = run / "best_model"
     found = find_checkpoint(best if best.is_dir() else run / "final", run)
     written = export_checkpoint(found, out, format=format, overwrite=True)
-    _say(f"Exported {written.checkpoint} to {written.out} ({format}).")
+    say(f"Exported {written.checkpoint} to {written.out} ({format}).")

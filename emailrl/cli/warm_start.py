@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from emailrl.cli.options import Db, Json, Model, Questions, Seed
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import print_json, progress_console, say_loading
 
 
 def warm_start(
@@ -39,9 +39,11 @@ def warm_start(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from emailrl.settings import load_settings
-    from emailrl.training.warm_start import warm_start as run
 
     settings = load_settings({"model_name": model, "questions": questions, "db": db, "seed": seed})
+    say_loading()
+    from emailrl.training.warm_start import warm_start as run
+
     columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=progress_console()) as progress:

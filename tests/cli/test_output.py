@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from emailrl.cli.output import one_line, out_file, print_json
+from emailrl.cli.output import one_line, out_file, print_json, program, say
 from emailrl.errors import UsageError
 
 
@@ -46,6 +49,41 @@ def test_what_json_cannot_hold_is_an_error() -> None:
 
 def test_one_line_drops_control_characters() -> None:
     assert one_line("a\r\nb\x1b]0;title\x07\tc  \u202e d") == "a b ]0;title c d"
+
+
+def test_a_terminal_breaks_a_line_between_words_and_a_file_gets_it_whole() -> None:
+    words = [f"word{number}" for number in range(30)]
+    line = " ".join(words)
+    for terminal, lines in ((True, 3), (False, 1)):
+        out = io.StringIO()
+        say(f"{line}\x07", Console(file=out, force_terminal=terminal, color_system=None, width=80))
+        printed = out.getvalue().splitlines()
+        assert len(printed) == lines and max(map(len, printed)) <= (80 if terminal else len(line))
+        assert " ".join(printed).split() == words
+
+
+def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts, folder = tmp_path / ".venv" / "bin", tmp_path / "quickstart"
+    scripts.mkdir(parents=True)
+    folder.mkdir()
+    monkeypatch.setattr("sys.executable", str(scripts / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert program(folder) == f"{scripts}/python -m emailrl"  # not installed, run as a module
+    (scripts / "emailrl").write_text("#!/bin/sh\necho ran")
+    (scripts / "emailrl").chmod(0o755)
+    assert program(folder) == "../.venv/bin/emailrl"
+    ran = subprocess.run(program(folder), shell=True, cwd=folder, capture_output=True, text=True)
+    assert ran.stdout == "ran\n"
+    monkeypatch.setenv("PATH", f"{scripts}:/usr/bin:/bin")
+    assert program(folder) == "emailrl"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "emailrl").write_text("#!/bin/sh\necho another")
+    (other / "emailrl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{other}:{scripts}:/usr/bin:/bin")
+    assert program(folder) == "../.venv/bin/emailrl"  # the shell would find another
 
 
 def test_the_file_that_out_means(tmp_path: Path) -> None:

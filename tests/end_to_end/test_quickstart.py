@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from training.run_files import write
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.prompts import system_prompt
@@ -69,10 +70,33 @@ def test_folders_are_never_overwritten(tmp_path: Path) -> None:
     assert free_folder(wanted) == tmp_path / "quickstart-2"
 
 
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from emailrl.cli import quickstart as command
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emailrl.quickstart.run_benchmark", interrupted)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        command.quickstart()
+    told = capsys.readouterr().err
+    assert "Loading the model ..." in told
+    assert told.splitlines()[-1] == "Stopped: training had not begun. The same command goes on from there."
+    write(tmp_path / "quickstart/outputs/grpo_masked/checkpoint-3", step=3)
+    with pytest.raises(KeyboardInterrupt):
+        command.quickstart()
+    told = " ".join(capsys.readouterr().err.split())
+    assert "Stopped: the training up to step 3 is kept in quickstart. The same command goes on from there." in told
+
+
 @pytest.mark.slow
 def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
     done = emailrl("quickstart", "--out", "demo", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Next: cd demo && " in done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     before, after = outcome["before"], outcome["after"]
     assert before["num_questions"] == after["num_questions"] == 300

@@ -1,0 +1,72 @@
+"""How far a command has come: a bar with the time left on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+from emailrl.cli.output import progress_console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+LINE_SECONDS = 10
+"""Between two lines where there is no terminal."""
+
+
+class Tally:
+    """Counts what ends of one thing after the other; a context manager, behind which no bar is left running."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or progress_console()
+        self._bar: Progress | None = None
+        self._name = ""
+        self._done = 0
+        self._begun = self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def advance(self, name: str, total: int) -> None:
+        """One more of ``total`` has ended; another ``name`` than before begins anew."""
+        if name != self._name:
+            self._begin(name, total)
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0])
+            if self._done == total:
+                self._stop()
+        elif time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            pace = (self._said - self._begun) / (self._done - 1)  # the clock began when the first had ended
+            left = pace * (total - self._done)
+            say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
+
+    def _begin(self, name: str, total: int) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._stop()
+        self._name, self._done = name, 0
+        self._begun = self._said = time.monotonic()
+        if self._console.is_terminal:
+            title, left = TextColumn("{task.description}", markup=False), TextColumn("left")
+            counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, TimeRemainingColumn())
+            self._bar = Progress(title, *counted, console=self._console)
+            self._bar.add_task(name, total=total)
+            self._bar.start()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
