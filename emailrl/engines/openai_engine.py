@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
-from emailrl.engines.renderer import MARKUP, checked_arguments, parse_tool_calls
+from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.text import sendable
 from emailrl.settings import Settings, is_openrouter, redacted, secrets_in
@@ -35,8 +35,21 @@ TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 """How servers say that prompt and token limit together are too long."""
 
-_CONTROL = re.compile(r"<\|[^|>]{1,64}\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|" + "|".join(map(re.escape, MARKUP)))
-"""What servers' tokenizers turn into control tokens, in the families of Llama, Qwen, Mistral and Gemma."""
+_TAGS = (
+    r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
+    r"(?:function|parameter|invoke)(?:[= ][^<>\n]{0,64})?"
+)
+_BRACKETED = (
+    "INST|IMG|AUDIO|PREFIX|SUFFIX|MIDDLE|THINK|ARGS|REF|BBOX|STEP|CLS|SEP|MASK|PAD|UNK|BOS|EOS|EOT|[gs]MASK|"
+    "(?:start|end)_header_id|[A-Z]{2,32}(?:_[A-Z]{2,32}){1,3}"
+)
+_CONTROL = re.compile(
+    r"[<\[](?=[|｜])|<(?=[^\s<>|｜][^<>|｜\n]{0,64}[|｜]>"  # <|im_end|>, <｜User｜>, [|user|], <|turn>, <turn|>
+    r"|(?i:/?(?=[^<>_]{1,64}_)[a-z][\w:-]{1,128}>"  # <start_of_turn>, </tool_call>: no HTML tag has an underscore
+    rf"|/?(?:{_TAGS})>)|</?SYS>>)"
+    rf"|\[(?=/?(?:{_BRACKETED})\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
+)
+"""Where a string begins that tokenizers make a control token of, or templates give a meaning to, in any family."""
 
 
 class PromptTooLong(Exception):
@@ -199,9 +212,7 @@ def _read_arguments(stated: Any) -> dict[str, Any]:
 
 def harmless(text: str) -> str:
     """The text with a space after the first character of each string that looks like a control token."""
-    while _CONTROL.search(text):
-        text = _CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-    return text
+    return _CONTROL.sub(r"\g<0> ", text)  # once is enough: a space makes nothing that was not there
 
 
 def _key(settings: Settings, at_openrouter: bool) -> str:

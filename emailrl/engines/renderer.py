@@ -146,22 +146,27 @@ class ChatRenderer:
 def parse_tool_calls(text: str) -> list[ToolCall]:
     """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
 
-    Raises ValueError where the markup holds anything else, is not closed, or is closed without being opened.
+    A last call that ends with the text counts without its ``</tool_call>`` where it is whole, name and arguments: base
+    models end so, and vLLM's parser takes it. Raises ValueError where the markup holds anything else, or is closed
+    without being opened.
     """
     _, closed, answer = text.rpartition("</think>")
     if not closed and "<think>" in text:
         return []  # still thinking when it stopped: nothing was said
     calls = []
     for body, end in _CALL.findall(answer):
-        if not end:
-            raise ValueError("<tool_call> is not closed")
-        calls.append(_read_call(body))
+        try:
+            calls.append(_read_call(body, is_closed=bool(end)))
+        except ValueError as error:
+            raise (
+                error if end else ValueError("<tool_call> is not closed, and what there is of it is no call")
+            ) from error
     if not calls and "</tool_call>" in answer:
         raise ValueError("</tool_call> without <tool_call>")
     return calls
 
 
-def _read_call(body: str) -> ToolCall:
+def _read_call(body: str, *, is_closed: bool) -> ToolCall:
     try:
         call = json.loads(body)
         if isinstance(call, dict) and isinstance(call.get("arguments"), str):
@@ -170,7 +175,7 @@ def _read_call(body: str) -> ToolCall:
         raise ValueError(f"tool call is not JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ValueError("tool call has no name")
-    return ToolCall(call["name"], checked_arguments(call.get("arguments", {})))
+    return ToolCall(call["name"], checked_arguments(call.get("arguments", {} if is_closed else None)))
 
 
 def checked_arguments(value: Any) -> dict[str, Any]:

@@ -165,6 +165,12 @@ def test_the_stop_token_is_no_part_of_the_message(renderer: ChatRenderer) -> Non
         ),
         ('<think><tool_call>nonsense</think><tool_call>{"name": "f"}</tool_call>', [ToolCall("f", {})]),
         ('<think><tool_call>{"name": "f"}</tool_call>', []),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}', [ToolCall("f", {"a": 1})]),
+        ('Now.<tool_call>\n{"name": "f", "arguments": {}}\n', [ToolCall("f", {})]),
+        (
+            '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": "{}"}',
+            [ToolCall("f", {}), ToolCall("g", {})],
+        ),
     ],
 )
 def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
@@ -175,6 +181,13 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
     ("text", "error"),
     [
         ('<tool_call>{"name": "f"}', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {}} and then', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_cal', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": []}', "not closed"),
+        ("<tool_call>" + '{"name": "f", "arguments": {"a": ' * 50_000, "not closed"),
+        ("<tool_call>", "not closed"),
         ('{"name": "f"}</tool_call>', "without <tool_call>"),
         ("<tool_call>{name: f}</tool_call>", "not JSON"),
         ("<tool_call>[]</tool_call>", "no name"),
