@@ -12,7 +12,7 @@ import openai
 from pydantic import BaseModel, ValidationError
 
 from emailrl.remote.reply import WholeReplies
-from emailrl.settings import split_credentials
+from emailrl.settings import split_credentials, without_credentials
 
 MAX_COUNT = 10**9
 """Tokens and dollars from here on are no count of anything, and would overflow what is summed."""
@@ -54,10 +54,11 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
 
 
 def told(error: openai.APIError) -> str:
-    """What went wrong, in words; a server may have put the key into them."""
+    """What went wrong, in words, and the address that gave no reply; a server may have put the key into them."""
     if isinstance(error, openai.APIStatusError):
         return f"HTTP {error.status_code}: {error.message}"
-    return f"{type(error).__name__}: {str(error.__cause__ or '') or error.message}"
+    reason = f"{type(error).__name__}: {str(error.__cause__ or '') or error.message}"
+    return f"{reason} ({without_credentials(str(error.request.url))})"
 
 
 # -- what a chat server replies ---------------------------------------------------------------------------------------
