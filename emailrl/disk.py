@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of the file in one step, on disk before the name points to it.
+def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Put ``content`` in place of the file in one step, on disk before the name points to it; ``mode`` less the umask.
 
     A device or a pipe is written to and never replaced. OSError, with the path as its ``filename``, where the content
     cannot be put there; nothing is then left beside it.
@@ -21,6 +21,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            beside.touch(mode)
             beside.write_bytes(content)
             sync(beside)
             beside.replace(path)

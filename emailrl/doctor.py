@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emailrl.errors import EmailRLError
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings, Untrusted, load_settings
 
 GIB = 1024**3
 LOW_DISK_GIB = 10
@@ -60,6 +60,9 @@ def examine(*, deep: bool = False) -> list[Check]:
     settings = Settings()
     try:
         settings = load_settings()
+    except Untrusted as error:
+        checks.append(Check("settings", "emailrl.toml, .env", "note", error.message, error.hint))
+        settings = load_settings(looks_only=True)
     except EmailRLError as error:
         checks.append(Check("settings", "emailrl.toml, .env", "broken", error.message, error.hint, essential=True))
     looks: list[tuple[str, Callable[[], Iterable[Check]]]] = [
@@ -280,7 +283,7 @@ def _accounts(settings: Settings) -> Iterable[Check]:
     if settings.rewards.openrouter_api_key:
         yield Check("accounts", "OPENROUTER_API_KEY", "ok", f"set: {settings.rewards.judge_model} judges answers")
     else:
-        remedy = "Set it in .env to judge answers by a language model."
+        remedy = "Set it to judge answers by a language model (one in .env counts once the folder is trusted)."
         yield Check("accounts", "OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
 
 

@@ -36,6 +36,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
+def no_trust_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A test trusts no folder that the developer trusts, nor leaves one trusted."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+
+
+@pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings in the developer's environment must not steer a test; a test sets the ones it needs itself."""
     from emailrl.settings.names import by_env_name

@@ -12,7 +12,7 @@ from emailrl.settings import Settings, load_settings
 
 def settings_of(text: str, folder: Path) -> Settings:
     (folder / "emailrl.toml").write_text(to_toml(text), encoding="utf-8")
-    return load_settings(cwd=folder, environ={})
+    return load_settings(cwd=folder, environ={}, trust=True)
 
 
 def values_of(text: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from emailrl.cli.plan import plan
 from emailrl.cli.quickstart import quickstart
 from emailrl.cli.rollout import rollout
 from emailrl.cli.train import train
+from emailrl.cli.trust import trust
 from emailrl.cli.warm_start import warm_start
 from emailrl.errors import EmailRLError
 
@@ -81,6 +82,7 @@ app.command("export", short_help="Write a checkpoint as an adapter or merged wei
 app.add_typer(checkpoints, name="checkpoints")
 app.command("doctor", short_help="Show what is installed, what is missing, what to do.")(doctor)
 app.command("plan", short_help="Say what memory, tokens, time and money a run takes.")(plan)
+app.command("trust", short_help="Let a folder's settings name servers, keys and code.")(trust)
 app.command("quickstart", short_help="Run the whole cycle on a demo mailbox, in minutes.")(quickstart)
 
 

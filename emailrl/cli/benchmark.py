@@ -20,6 +20,7 @@ from emailrl.cli.options import (
     Overwrite,
     Questions,
     Reward,
+    Trust,
     path_option,
 )
 from emailrl.cli.output import print_json, progress_console, say_loading
@@ -55,6 +56,7 @@ def benchmark(
     db: Db = None,
     allow_shared_inbox: AllowSharedInbox = None,
     overwrite: Overwrite = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
@@ -94,7 +96,8 @@ def benchmark(
             "test_set_size": limit,
             "bench_sequential": sequential,
             "allow_shared_inbox": allow_shared_inbox,
-        }
+        },
+        trust=trust,
     )
     folder = _folder(out, settings, overwrite=overwrite)
     subjects = choose_subjects(checkpoint or [], model or [], settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import Json, Mode, OutputDir
+from emailrl.cli.options import Json, Mode, OutputDir, Trust
 from emailrl.cli.output import one_line, print_json, progress_console
 from emailrl.errors import UsageError
 
@@ -45,7 +45,7 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
     from emailrl.checkpoints import list_checkpoints
     from emailrl.settings import load_settings
 
-    root = load_settings({"output_dir": output_dir}).output.output_dir
+    root = load_settings({"output_dir": output_dir}, looks_only=True).output.output_dir
     found = [checkpoint for each in _runs(run, root, mode) for checkpoint in list_checkpoints(each)]
     _say_what_is_not_whole(run, root, mode)
     if json:
@@ -81,7 +81,7 @@ def show_command(
     from emailrl.checkpoints import find_checkpoint
     from emailrl.settings import load_settings
 
-    settings = load_settings({"output_dir": output_dir})
+    settings = load_settings({"output_dir": output_dir}, looks_only=True)
     found = find_checkpoint(which, settings.output.output_dir, mode)
     if json:
         print_json({"path": found.path, "metadata": found.metadata})
@@ -114,6 +114,7 @@ def prune_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output_dir: OutputDir = None,
     mode: Mode = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Remove the oldest checkpoint-N of each run; best_model and final always stay.
@@ -127,7 +128,7 @@ def prune_command(
     from emailrl.checkpoints import prunable, prune
     from emailrl.settings import load_settings
 
-    output = load_settings({"output_dir": output_dir}).output
+    output = load_settings({"output_dir": output_dir}, trust=trust).output
     limit = output.save_total_limit if keep is None else keep
     runs = _runs(run, output.output_dir, mode)
     paths = [path for each in runs for path in prunable(each, limit)]

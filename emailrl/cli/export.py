@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from emailrl.cli.options import Checkpoint, Json, Overwrite, path_option
+from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
 
@@ -20,6 +20,7 @@ def export(
     format: Annotated[str, typer.Option("--format", help="adapter, or merged weights.")] = "adapter",
     out: Annotated[Path | None, path_option("--out", help="Folder to write; none: exports/ beside the runs.")] = None,
     overwrite: Overwrite = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Write a checkpoint (none named: the best) as a folder that transformers, PEFT and vLLM load as it is.
@@ -39,7 +40,7 @@ def export(
     from emailrl.policy.adapter import untrained_note
     from emailrl.settings import load_settings
 
-    output_dir = load_settings().output.output_dir
+    output_dir = load_settings(trust=trust).output.output_dir
     found = find_checkpoint(checkpoint or "best", output_dir)
     console = progress_console()
     if checkpoint is None and (note := untrained_note(output_dir)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Db, Json, Limit, Overwrite
+from emailrl.cli.options import Db, Json, Limit, Overwrite, Trust
 from emailrl.cli.output import one_line, print_json, print_next, progress_console
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def gen_db(
     allow_truncated: AllowTruncated = False,
     workers: Workers = None,
     verbose: Listed = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Build the searchable mail database from a mailbox.
@@ -74,7 +75,7 @@ def gen_db(
     """
     from emailrl.settings import load_settings
 
-    everything = load_settings({"db": db, "source": source})
+    everything = load_settings({"db": db, "source": source}, trust=trust, builds_db=True)
     settings = everything.store
     if source is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)

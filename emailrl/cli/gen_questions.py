@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, path_option
+from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, Trust, path_option
 from emailrl.cli.output import out_file, print_json, print_next, progress_console
 from emailrl.errors import UsageError
 
@@ -36,6 +36,7 @@ def gen_questions(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="llm: estimate tokens and cost, send nothing.")] = False,
     max_cost: Annotated[float | None, typer.Option(min=0, help="llm: spend no more dollars than this.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: do not ask before spending.")] = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Make questions with known answers from any database that gen-db built.
@@ -69,7 +70,7 @@ def gen_questions(
     settings = load_settings({
         "db": db, "seed": seed, "allow_shared_inbox": allow_shared_inbox, "generator_model": generator_model,
         "generator_base_url": generator_base_url,
-    })  # fmt: skip
+    }, trust=trust, builds_db=True)  # fmt: skip
     database = settings.store.db
     target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
     started = time.perf_counter()

@@ -41,7 +41,7 @@ def inspect_trajectory(
     from emailrl.inspection.plain import plain_line
     from emailrl.settings import load_settings
 
-    settings = load_settings({"verbose": verbose})
+    settings = load_settings({"verbose": verbose}, looks_only=True)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
         for file, position, trajectory in locate.follow(roots):

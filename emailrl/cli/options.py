@@ -45,4 +45,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is th
 AllowSharedInbox = Annotated[
     bool | None, typer.Option("--allow-shared-inbox", help="Accept an inbox in several splits; every table says so.")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Trust what this folder's files set, from now on (docs/security.md).")
+]
 Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Say more.")]

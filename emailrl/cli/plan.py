@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Engine, Json, Mode, Model, Preset
+from emailrl.cli.options import Engine, Json, Mode, Model, Preset, Trust
 from emailrl.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def plan(
     mfu: Annotated[
         float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches; bare: as measured.")
     ] = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Say what memory, tokens, time and money a run takes, and which setting to turn where it does not fit.
@@ -86,6 +87,7 @@ def plan(
             "max_tokens": max_tokens,
         },
         preset,
+        trust=trust,
     )
     measured = None if run is None else measure_run(run)
     if measured is not None:

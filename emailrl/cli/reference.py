@@ -36,6 +36,8 @@ preset (`--preset`), default. `.env` and `emailrl.toml` are read from the direct
 - **`emailrl.toml`**: a setting stands under its section (`[training]`, `max_steps = 20`) or at the top level
   (`max_steps = 20`); aliases work in lower case. Relative paths belong to the file's directory. Unknown
   keys are errors.
+- **Trust**: servers, keys, code and places outside the folder that `.env` or `emailrl.toml` set want the folder to be
+  trusted once (`emailrl trust`, docs/security.md).
 - **Secrets** (marked so) never stand in logs, metadata or error messages.
 """
 

@@ -19,6 +19,7 @@ from emailrl.cli.options import (
     Questions,
     Reward,
     Seed,
+    Trust,
     path_option,
 )
 from emailrl.cli.output import out_file, print_json, progress_console, say_loading
@@ -49,6 +50,7 @@ def rollout(
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,
     seed: Seed = None,
     overwrite: Overwrite = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Play questions with a policy, score the answers, and write every trajectory with its tokens.
@@ -70,7 +72,7 @@ def rollout(
     settings = load_settings({
         "model_name": model, "engine": engine, "reward": reward, "environment": environment, "db": db,
         "questions": questions, "temperature": temperature, "seed": seed,
-    })  # fmt: skip
+    }, trust=trust)  # fmt: skip
     adapter = None
     if checkpoint is not None:
         settings, adapter = _with_adapter(settings, checkpoint, model)

@@ -21,6 +21,7 @@ from emailrl.cli.options import (
     Questions,
     Reward,
     Seed,
+    Trust,
     Verbose,
 )
 from emailrl.cli.output import print_json, say, say_loading
@@ -76,6 +77,7 @@ def train(
     tensorboard: Annotated[bool | None, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = None,
     allow_shared_inbox: AllowSharedInbox = None,
     verbose: Verbose = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Train a policy's LoRA adapter on its own rollouts; the best model by validation accuracy is kept.
@@ -135,7 +137,7 @@ def train(
         "allow_shared_inbox": allow_shared_inbox,
         "verbose": verbose,
     }
-    settings = load_settings(given, preset)
+    settings = load_settings(given, preset, trust=trust)
     resume = settings.output.resume
     if resume is not None and not overwrite:
         settings, resume = _with_own_options(settings, resume, given, preset)

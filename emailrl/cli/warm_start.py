@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from emailrl.cli.options import Db, Json, Model, Questions, Seed
+from emailrl.cli.options import Db, Json, Model, Questions, Seed, Trust
 from emailrl.cli.output import print_json, progress_console, say_loading
 
 
@@ -21,6 +21,7 @@ def warm_start(
     questions: Questions = None,
     db: Db = None,
     seed: Seed = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Teach a policy the form of the work: experts search, read and answer on demo mail, and the policy imitates them.
@@ -40,7 +41,7 @@ def warm_start(
 
     from emailrl.settings import load_settings
 
-    settings = load_settings({"model_name": model, "questions": questions, "db": db, "seed": seed})
+    settings = load_settings({"model_name": model, "questions": questions, "db": db, "seed": seed}, trust=trust)
     say_loading()
     from emailrl.training.warm_start import warm_start as run
 

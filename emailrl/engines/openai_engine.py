@@ -19,6 +19,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
+from emailrl.remote.destination import tell
 from emailrl.remote.text import sendable
 from emailrl.settings import Settings, is_openrouter, redacted, secrets_in
 from emailrl.trajectory import Message, ToolCall
@@ -77,6 +78,7 @@ class OpenAIEngine:
             raise UsageError("OPENAI_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
         self._key = _key(settings, self._at_openrouter)
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
+        tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
         self._timeout = settings.rewards.litellm_timeout
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:

@@ -28,6 +28,7 @@ from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client
 from emailrl.settings import Settings
 
@@ -50,6 +51,8 @@ class VllmServers:
         self._max_model_len = settings.model.max_model_len
         self._key = self._settings.vllm_api_key.get_secret_value() if self._settings.vllm_api_key else ""
         self._replicas = [Replica(url, self._key) for url in read_urls(self._settings.vllm_urls)]
+        for replica in self._replicas:
+            tell(replica.url, "policy", with_key=bool(self._key))
         self._path_map = read_path_map(self._settings.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._path: Path | None = None

@@ -112,7 +112,9 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
     try:
-        base = AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype="auto")
+        base = AutoModelForCausalLM.from_pretrained(
+            resolve_model(name), dtype="auto", trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EmailRLError(f"The base model '{name}' does not load: {reason}", "Use --format adapter.") from error

@@ -202,13 +202,15 @@ def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tu
     options: dict[str, Any] = {
         "dtype": choose_dtype(settings.model.dtype, device),
         "attn_implementation": settings.model.attn_implementation,
+        "trust_remote_code": False,
+        "use_safetensors": True,
     }
     if settings.model.load_in_4bit:
         options["quantization_config"] = _four_bit(device)
         options["device_map"] = {"": device}
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

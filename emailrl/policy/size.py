@@ -68,7 +68,7 @@ def empty_model(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def load_config(name: str, path: str | Path) -> Any:
@@ -81,7 +81,7 @@ def load_config(name: str, path: str | Path) -> Any:
     if isinstance(path, str) and not _cached(path):
         check_hub(name)
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(

@@ -70,7 +70,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
             "Use --backend transformers.",
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
             model, _ = _unsloth().from_pretrained(
                 model_name=str(path),

@@ -18,6 +18,18 @@ MAX_COUNT = 10**9
 """Tokens and dollars from here on are no count of anything, and would overflow what is summed."""
 
 
+_SENT = (
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "user-agent",
+)
+
+
 class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
     """The types are those of httpx or of httpx2, as the version of openai has it."""
 
@@ -29,11 +41,21 @@ def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> ope
     """
     address, credentials = split_credentials(base_url)  # httpx logs the address that it asks
     # What is sent goes to the named host only.
-    http_client = _Client(follow_redirects=False, timeout=timeout, auth=credentials)
-    # The client insists on a key; local servers take any.
-    return openai.AsyncOpenAI(
-        api_key=key or "none", base_url=address, timeout=timeout, max_retries=retries, http_client=http_client
+    http_client = _Client(
+        follow_redirects=False, timeout=timeout, auth=credentials, event_hooks={"request": [_drop_what_is_not_ours]}
     )
+    key = key or "none"  # the client insists on one; local servers take any
+    return openai.AsyncOpenAI(
+        api_key=key, base_url=address, timeout=timeout, max_retries=retries, http_client=http_client,
+        default_headers={"Authorization": f"Bearer {key}"},
+    )  # fmt: skip
+
+
+async def _drop_what_is_not_ours(request: Any) -> None:
+    """The client adds what it finds in the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID), whatever the host."""
+    for name in list(request.headers):
+        if name not in _SENT and not name.startswith("x-stainless-"):  # the client's own, which it reads again
+            del request.headers[name]
 
 
 async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:

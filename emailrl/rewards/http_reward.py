@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client, wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.http_protocol import read_reply, request_body
@@ -48,6 +49,7 @@ class HttpReward:
         if not parsed.host:
             raise UsageError("The reward's address names no host.", "Write http://host:port/path.")
         key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
+        tell(url, "reward", with_key=bool(key or parsed.userinfo))
         self._settings = settings
         self._concurrency = concurrency
         self._secrets = [key, *secrets_in(url)]

@@ -17,6 +17,7 @@ from time import sleep
 from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.destination import tell
 from emailrl.remote.reply import wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.remote.text import sendable
@@ -45,6 +46,7 @@ class LLMJudge:
             raise UsageError(
                 "The LLM judge at OpenRouter needs a key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
             )
+        tell(settings.judge_base_url, "judge", with_key=bool(key))
         self.concurrency = concurrency
         self._settings = settings
         self._key = key

@@ -4,7 +4,7 @@ from emailrl.settings.credentials import is_openrouter, redacted, secrets_in, sp
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
-from emailrl.settings.load import load_settings
+from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 from emailrl.settings.tree import (
@@ -19,6 +19,7 @@ from emailrl.settings.tree import (
     StoreSettings,
     run_root,
 )
+from emailrl.settings.trust import Untrusted, check_wandb
 
 __all__ = [
     "PRESETS",
@@ -43,12 +44,16 @@ __all__ = [
     "StoreSettings",
     "TrackingSettings",
     "TrainingSettings",
+    "Untrusted",
     "VllmSettings",
+    "check_wandb",
+    "folder_risks",
     "is_openrouter",
     "load_settings",
     "redacted",
     "run_root",
     "secrets_in",
     "split_credentials",
+    "trust_folder",
     "without_credentials",
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from emailrl.settings.fields import Env, NonNegative, Positive, Section
+from emailrl.settings.fields import Address, Env, NonNegative, Positive, Section
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -14,7 +14,9 @@ Price = Annotated[float, Field(ge=0)]
 class OpenAISettings(Section):
     """The engine `openai`: any OpenAI-compatible chat server, for benchmarks and rollouts."""
 
-    openai_base_url: str = "https://openrouter.ai/api/v1"
+    openai_base_url: Annotated[str, Address("conversations with the mail in them", "openai_api_key")] = (
+        "https://openrouter.ai/api/v1"
+    )
     """The chat server of `--engine openai`; OpenRouter's uses OPENROUTER_API_KEY."""
     openai_api_key: SecretStr | None = None
     """The key of any other chat server; kept out of logs, dumps and metadata."""
@@ -29,7 +31,7 @@ class OpenAISettings(Section):
 class VllmSettings(Section):
     """The engine `vllm`: in this process, or on the servers that `vllm_urls` names."""
 
-    vllm_urls: Annotated[str, Env("VLLM_URLS")] = ""
+    vllm_urls: Annotated[str, Env("VLLM_URLS"), Address("conversations with the mail in them", "vllm_api_key")] = ""
     """vLLM servers to sample from, separated by commas; empty runs vLLM in this process."""
     vllm_api_key: SecretStr | None = None
     """The servers' key (`--api-key`); kept out of logs, dumps and metadata."""

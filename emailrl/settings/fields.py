@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -12,6 +13,28 @@ class Env:
 
     def __init__(self, *names: str) -> None:
         self.names = names
+
+
+class Address:
+    """Marks a field that may name a server: ``gets`` is what is sent there, ``key`` the setting of the key it gets."""
+
+    def __init__(self, gets: str, key: str) -> None:
+        self.gets, self.key = gets, key
+
+
+class Code:
+    """Marks a field that may name code to run: any value that is no plain word does."""
+
+
+PLAIN_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
+"""What names no code, and no server."""
+
+
+class Written:
+    """Marks a field that says where files are written; ``read_mostly``: only by commands that build what is there."""
+
+    def __init__(self, *, read_mostly: bool = False) -> None:
+        self.read_mostly = read_mostly
 
 
 class Section(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from emailrl.errors import UsageError
+from emailrl.settings.consent import remember
 from emailrl.settings.names import Leaf, leaves, nearest
 from emailrl.settings.recorded import from_record
-from emailrl.settings.sources import Given, from_dotenv, from_environment, from_flags, from_preset, from_toml
+from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml
 from emailrl.settings.tree import Settings
+from emailrl.settings.trust import Risk, check, risks_of, wandb_risks
 
 
 def load_settings(
@@ -24,27 +27,58 @@ def load_settings(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     recorded: Mapping[str, Mapping[str, Any]] | None = None,
+    trust: bool = False,
+    builds_db: bool = False,
+    looks_only: bool = False,
 ) -> Settings:
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
 
     ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is where
     ``.env`` and ``emailrl.toml`` are looked for. ``recorded`` is what a run to go on with was begun with: it stands
-    below flags and environment, above the rest (`recorded`). Raises ``UsageError`` for an unknown key, an unreadable
-    value or two names of one setting that differ within one source.
+    below flags and environment, above the rest (`recorded`). ``trust`` trusts the folder with what its files set now,
+    for good; ``builds_db`` is for commands that write the database. One that sends nothing, runs no code of the folder
+    and writes nothing goes on in a folder that is not trusted: ``looks_only`` leaves out the addresses, keys and code
+    that its files name. Raises ``UsageError`` for an unknown key, an unreadable value or two names of one setting that
+    differ within one source, and ``Untrusted`` for what a file may not decide (`trust`).
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
-    others = ChainMap(from_dotenv(here / ".env"), from_toml(here / "emailrl.toml"), from_preset(preset))
+    others = ChainMap(*_of_folder(here), from_preset(preset))
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
+    risks = risks_of(given, here, builds_db=builds_db)
+    left_out = {leaf for leaf in risks if leaf.written is None} if looks_only else set()
     tree: dict[str, dict[str, Any]] = {}
     for leaf, item in given.items():
-        tree.setdefault(leaf.section, {})[leaf.field] = item.value
+        if leaf not in left_out:
+            tree.setdefault(leaf.section, {})[leaf.field] = item.value
     try:
-        return Settings.model_validate(tree)
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
         # The input and its context stay out of the chained traceback: they may hold a secret.
         raise _usage_error(error, given) from None
+    if trust:
+        for risk in trust_folder(here):
+            print(f"trusted from now on: {risk}", file=sys.stderr)
+    elif not looks_only:
+        check(list(risks.values()), here)
+    return settings
+
+
+def folder_risks(folder: Path) -> list[Risk]:
+    """All that the folder's files set which takes trust, whatever flags and environment say."""
+    return [*risks_of(ChainMap(*_of_folder(folder)), folder, builds_db=True).values(), *wandb_risks(folder)]
+
+
+def trust_folder(folder: Path) -> list[Risk]:
+    """Trust the folder with what its files set now, and with nothing it was trusted with before."""
+    found = folder_risks(folder)
+    remember(folder, [risk.digest for risk in found])
+    return found
+
+
+def _of_folder(folder: Path) -> tuple[Source, Source]:
+    return from_dotenv(folder / ".env"), from_toml(folder / "emailrl.toml")
 
 
 def _usage_error(error: ValidationError, given: Mapping[Leaf, Given]) -> UsageError:

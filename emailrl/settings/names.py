@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from emailrl.settings.fields import Env, Section
+from emailrl.settings.fields import Address, Code, Env, Section, Written
 from emailrl.settings.tree import Settings
+
+_Mark = TypeVar("_Mark")
 
 PREFIX: Final = "EMAILRL_"
 """Before the environment name of a single word, which may belong to another program."""
@@ -35,6 +37,12 @@ class Leaf:
     """The values of a ``Literal``, else empty."""
     default: Any
     description: str
+    address: Address | None = None
+    """What is sent to the server it names."""
+    code: bool = False
+    """Whether it may name code to run."""
+    written: Written | None = None
+    """How files come to be where it says."""
 
     @property
     def key(self) -> str:
@@ -99,17 +107,25 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
-    env = next((item.names for item in field.metadata if isinstance(item, Env)), None)
+    env = _mark(field, Env)
     kinds, choices = _unwrap(field.annotation)
     return Leaf(
         section=section,
         field=name,
-        env_names=env or (name.upper() if "_" in name else PREFIX + name.upper(),),
+        env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
         kinds=frozenset(kinds),
         choices=tuple(choices),
         default=field.default,
         description=field.description or "",
+        address=_mark(field, Address),
+        code=_mark(field, Code) is not None,
+        written=_mark(field, Written),
     )
+
+
+def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
+    """The first of a field's annotations that is of this kind."""
+    return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 
 def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:

@@ -6,25 +6,17 @@ files are written: code and addresses must be given again, places are those now 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from emailrl.errors import UsageError
 from emailrl.settings.credentials import without_credentials
+from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, leaves
 from emailrl.settings.sources import Given, Source
 from emailrl.settings.tree import Settings
 
-_NOT_TAKEN: Final = {
-    "output_dir", "export_dir", "tensorboard_dir", "judge_cache", "generator_cache", "resume"
-}  # fmt: skip
-_GIVEN_AGAIN: Final = {
-    "environment", "reward", "attn_implementation", "openai_base_url", "vllm_urls", "judge_base_url",
-    "generator_base_url",
-}  # fmt: skip
-_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
 _ORIGIN: Final = "recorded by the run"
 
 
@@ -39,11 +31,12 @@ def from_record(
     defaults = Settings().public()
     source: Source = {}
     for leaf in leaves():
-        if leaf.secret or leaf.key in _NOT_TAKEN or leaf in stated or leaf.field not in record.get(leaf.section, {}):
+        placed = leaf.written is not None and not leaf.written.read_mostly
+        if leaf.secret or placed or leaf in stated or leaf.field not in record.get(leaf.section, {}):
             continue
         value, default = record[leaf.section][leaf.field], defaults[leaf.section][leaf.field]
         own = others[leaf].value if leaf in others else default
-        if leaf.key in _GIVEN_AGAIN and value != default and not _WORD.fullmatch(str(value)):
+        if (leaf.address or leaf.code) and value != default and not PLAIN_WORD.fullmatch(str(value)):
             if without_credentials(str(own)) != value:
                 raise UsageError(
                     f"The run was trained with {leaf.env_names[0]}={value}, and a run's folder does not decide that.",

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emailrl.settings.fields import Env, Positive, Section
+from emailrl.settings.fields import Env, Positive, Section, Written
 
 
 class OutputSettings(Section):
-    output_dir: Path = Path("outputs/grpo")
+    output_dir: Annotated[Path, Written()] = Path("outputs/grpo")
     """The mode is appended, unless it already ends in it."""
     save_steps: Positive = 10
     """Steps from one checkpoint to the next."""
     save_total_limit: Positive = 3
     """Checkpoints kept, best and final apart."""
-    resume: str | None = None
+    resume: Annotated[str | None, Written()] = None
     """Go on with a run: auto (the latest, if any), latest, best, or a run's or checkpoint's folder; None begins one."""
-    export_dir: Path | None = None
+    export_dir: Annotated[Path | None, Written()] = None
     """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
     export_format: Literal["adapter", "merged"] = "adapter"
     """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
@@ -36,7 +36,7 @@ class TrackingSettings(Section):
     """Where runs are tracked; online without a login goes on offline."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra)."""
-    tensorboard_dir: Path | None = None
+    tensorboard_dir: Annotated[Path | None, Written()] = None
     """Folder that gets a folder of TensorBoard events a run; None writes them into the run's own."""
     logging_steps: Positive = 1
     """Steps from one line on the console, and at W&B and TensorBoard, to the next; metrics.jsonl has every step."""

@@ -28,6 +28,8 @@ class Given:
     value: Any
     name: str
     origin: str
+    file: Path | None = None
+    """The file of the working folder that it stands in; None where the user gave it, or a preset."""
 
 
 Source = dict[Leaf, Given]
@@ -72,7 +74,7 @@ def from_dotenv(path: Path) -> Source:
             # As in a shell, a later line replaces an earlier one of the same name; an empty one takes it back.
             last.pop(binding.key, None)
             if binding.value:
-                last[binding.key] = leaf, Given(_decode(leaf, binding.value), binding.key, origin)
+                last[binding.key] = leaf, Given(_decode(leaf, binding.value), binding.key, origin, path)
         elif binding.key:
             _warn_of_near_miss(binding.key, origin)
     return _gather(last.values())
@@ -91,7 +93,7 @@ def from_toml(path: Path) -> Source:
         table = value if isinstance(value, dict) else {key: value}
         for name, item in table.items():
             leaf = _toml_leaf(key if isinstance(value, dict) else None, name, path)
-            pairs.append((leaf, Given(_toml_value(leaf, name, item, path), name, path.name)))
+            pairs.append((leaf, Given(_toml_value(leaf, name, item, path), name, path.name, path)))
     return _gather(pairs)
 
 

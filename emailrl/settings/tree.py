@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
-from emailrl.settings.fields import Env, NonNegative, Positive, Section, Temperature
+from emailrl.settings.fields import Address, Code, Env, NonNegative, Positive, Section, Temperature, Written
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 
@@ -42,7 +42,7 @@ class ModelSettings(Section):
     """Parameter type of the frozen base; auto is bf16 on a GPU, fp32 on a CPU."""
     device: str = "auto"
     """auto takes a GPU when there is one; else cpu, cuda or cuda:N."""
-    attn_implementation: str = "sdpa"
+    attn_implementation: Annotated[str, Code()] = "sdpa"
     """transformers' attention: sdpa, eager, flash_attention_2."""
     load_in_4bit: bool = False
     """Hold the frozen base in 4 bits (bitsandbytes, GPU only)."""
@@ -64,7 +64,7 @@ class LoraSettings(Section):
 
 
 class StoreSettings(Section):
-    db: Annotated[Path, Env("EMAILRL_DB")] = Path("data/enron_emails.db")
+    db: Annotated[Path, Env("EMAILRL_DB"), Written(read_mostly=True)] = Path("data/enron_emails.db")
     """The mail database."""
     source: str = "hf"
     """What gen-db reads: hf (the Enron mails of ART-E on the hub), demo, or a path."""
@@ -108,7 +108,7 @@ class GenerationSettings(Section):
 
     generator_model: str = "openai/gpt-4.1"
     """The model's name at its server (ART-E's questions were made by GPT-4.1)."""
-    generator_base_url: str = "https://openrouter.ai/api/v1"
+    generator_base_url: Annotated[str, Address("mails", "generator_api_key")] = "https://openrouter.ai/api/v1"
     """Any OpenAI-compatible server."""
     generator_api_key: SecretStr | None = None
     """The server's key; at OpenRouter, OPENROUTER_API_KEY serves where this is not set."""
@@ -116,7 +116,7 @@ class GenerationSettings(Section):
     """Dollars for a million tokens read; None is unknown (nothing for a server on this machine)."""
     generator_output_price: Annotated[float, Field(ge=0)] | None = None
     """Dollars for a million tokens written; None is unknown (nothing for a server on this machine)."""
-    generator_cache: Path = Path("outputs/generator_cache.sqlite")
+    generator_cache: Annotated[Path, Written()] = Path("outputs/generator_cache.sqlite")
     """Replies on disk: the same prompt is never paid for twice."""
     generator_concurrency: Positive = 10
     """Most prompts in flight at once."""
@@ -127,7 +127,7 @@ class GenerationSettings(Section):
 
 
 class AgentSettings(Section):
-    environment: str = "mail"
+    environment: Annotated[str, Code()] = "mail"
     """What is played: mail, or your own: `module:attribute`, path.py:attribute."""
     question_template: Annotated[str, AfterValidator(_with_a_place)] = "{}"
     """What the user message says; {} is the question."""
@@ -158,7 +158,7 @@ class AgentSettings(Section):
 
 
 class RewardSettings(Section):
-    reward: str = "art_e"
+    reward: Annotated[str, Code(), Address("trajectories with the mail in them", "reward_api_key")] = "art_e"
     """A named reward (docs/rewards.md): art_e, simple, heuristic, or your own: `module:attribute`, path.py:attribute,
     http(s)://…"""
     reward_batch_size: Positive = 32
@@ -173,9 +173,9 @@ class RewardSettings(Section):
     """auto asks an LLM when there is a key for its endpoint (OPENROUTER_API_KEY), else matches offline."""
     judge_model: str = "google/gemini-2.0-flash-001"
     """The judge's name at its endpoint."""
-    judge_base_url: str = "https://openrouter.ai/api/v1"
+    judge_base_url: Annotated[str, Address("questions and answers", "judge_api_key")] = "https://openrouter.ai/api/v1"
     """Any OpenAI-compatible endpoint."""
-    judge_cache: Path = Path("outputs/judge_cache.sqlite")
+    judge_cache: Annotated[Path, Written()] = Path("outputs/judge_cache.sqlite")
     """Verdicts on disk: the same answer is never judged twice."""
     openrouter_api_key: SecretStr | None = None
     """OpenRouter's key, sent to no other host; kept out of logs, dumps and metadata."""

@@ -96,7 +96,8 @@ def own_examples(settings: Settings, tokenizer_path: Path) -> Iterator[Example]:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment.tools import tool_schemas
 
-    renderer: ChatRenderer = ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path), tool_schemas())
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
+    renderer: ChatRenderer = ChatRenderer(tokenizer, tool_schemas())
     samples = [sample for messages in own_conversations(settings) for sample in samples_of(messages, renderer)]
     examples = [(np.array(s.token_ids, dtype=np.uint32), np.array(s.loss_mask, dtype=bool)) for s in samples]
     rng = random.Random(f"{settings.training.seed}/own")

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import MetricsWriter
-from emailrl.settings import Settings
+from emailrl.settings import Settings, check_wandb
 
 RULE = "=" * 60
 Say = Callable[[str], None]
@@ -225,7 +225,7 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
             dir=run_dir,
             mode=mode,
             config=settings.public(),
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off", disable_git=True),
         )
         return WandB(run)
 
@@ -241,7 +241,9 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
 
 
 def check_services(settings: Settings) -> None:
-    """Raise UsageError where a tracking service is asked for whose package is missing."""
+    """Raise UsageError where a service's package is missing, or a folder's file that is not trusted steers W&B."""
+    if settings.tracking.wandb_mode != "disabled":
+        check_wandb(Path.cwd())
     if settings.tracking.tensorboard and find_spec("tensorboard") is None:
         raise UsageError(
             "TENSORBOARD needs the package tensorboard.", "Run in the clone: pip install -e '.[tensorboard]'"

@@ -145,7 +145,7 @@ def _start_worker(tokenizer_path: str, seed: int, times: int, habits: Habits) ->
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment.tools import tool_schemas
 
-    renderer = ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path), tool_schemas())
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False), tool_schemas())
     _worker.update(renderer=renderer, seed=seed, times=times, habits=habits)
 
 

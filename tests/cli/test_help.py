@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "ma
 # Typer lists groups (checkpoints) after plain commands; these stand in the order of a policy's life.
 NAMES = (
     *("gen-db", "gen-questions", "warm-start", "rollout", "train", "benchmark", "inspect-trajectory", "export"),
-    *("doctor", "plan", "quickstart", "checkpoints"),
+    *("doctor", "plan", "trust", "quickstart", "checkpoints"),
 )
 
 

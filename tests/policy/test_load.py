@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -21,6 +22,32 @@ from emailrl.settings import Settings
 def settings_for(model: Path | str, /, **sections: dict[str, Any]) -> Settings:
     model_section = {"name": str(model), **sections.pop("model", {})}
     return Settings.model_validate({"model": model_section, **sections})
+
+
+def test_code_in_a_models_folder_never_runs_and_nobody_is_asked(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's own architecture is refused; for a known one the library's own code is taken."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "pwn.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Model: ...\nclass Config: ...\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "pwn.Config", "AutoModelForCausalLM": "pwn.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    load_policy(settings_for(folder))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "theirs"}))
+    with pytest.raises(EmailRLError, match="does not load"):
+        load_policy(settings_for(folder))
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_weights_in_a_pickle_are_not_opened(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_policy(settings_for(folder)).model.state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(EmailRLError, match=r"does not load: .*safetensors"):
+        load_policy(settings_for(folder))
 
 
 def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) -> None:

@@ -188,6 +188,21 @@ def test_what_was_asked_goes_to_no_host_that_a_server_points_to(serve: Callable[
     assert raised.value.status_code == 307 and asked == []
 
 
+def test_nothing_of_the_environment_goes_along(serve: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ADMIN_KEY", "OPENAI_API_KEY", "OPENAI_WEBHOOK_SECRET"):
+        monkeypatch.setenv(name, "of-the-environment")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer of-the-environment\nX-Key: of-the-environment")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://of-the-environment.invalid/v1")
+    heard: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        heard.append(str(handler.headers))
+        send(handler, GOOD)
+
+    ask(serve(answer))
+    assert len(heard) == 1 and "of-the-environment" not in heard[0] and "bearer key" in heard[0].lower()
+
+
 def test_what_went_wrong_is_told_with_its_cause(serve: Callable[[Answer], str]) -> None:
     for address in ("http://127.0.0.1:9/v1", "http://ann:hunter2@127.0.0.1:9/v1"):  # no one listens there
         with pytest.raises(openai.APIConnectionError) as raised:

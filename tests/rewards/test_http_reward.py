@@ -299,7 +299,7 @@ def test_an_address_that_is_none(url: str) -> None:
 def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> None:
     stub = serve(rewards())
     (tmp_path / "emailrl.toml").write_text(f'[rewards]\nreward = "{stub.url}"\njudge = "offline"\n')
-    scorer = build_scorer(load_settings(environ={}, cwd=tmp_path))
+    scorer = build_scorer(load_settings(environ={}, cwd=tmp_path, trust=True))
     played = [trajectory(4)]
     scorer.score(played)
     assert played[0].reward == 4.0

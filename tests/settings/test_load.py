@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from settings.places import at
 
-from emailrl.settings import Settings
+from emailrl.settings import Settings, trust_folder
 from emailrl.settings.names import leaves
 
 Load = Callable[..., Settings]
@@ -70,6 +70,7 @@ def test_every_specified_name_and_alias(
         found = at(load(**{name: text}), place)
         assert (found.get_secret_value() if name == "OPENROUTER_API_KEY" else found) == value
         (tmp_path / ".env").write_text(f"{name}={text}\n")
+        trust_folder(tmp_path)
         found = at(load(), place)
         assert (found.get_secret_value() if name == "OPENROUTER_API_KEY" else found) == value
         (tmp_path / ".env").unlink()

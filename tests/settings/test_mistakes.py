@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.settings.names import leaves
 
 Load = Callable[..., Settings]
@@ -112,6 +112,7 @@ def test_names_of_other_programs_pass_in_silence(
         "WANDB_API_KEY HF_TOKEN OPENAI_API_KEY CUDA_VISIBLE_DEVICES OMP_NUM_THREADS PATH HF_HOME WANDB_DIR PORT DEBUG"
     )
     (tmp_path / ".env").write_text("".join(f"{name}=x\n" for name in others.split()))
+    trust_folder(tmp_path)
     load()
     assert capsys.readouterr().err == ""
 

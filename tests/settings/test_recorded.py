@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings, load_settings, trust_folder
 
 
 def record(**changes: Any) -> dict[str, dict[str, Any]]:
@@ -59,11 +59,13 @@ def test_code_and_addresses_must_be_given_again(tmp_path: Path, key: str, value:
     assert taken({flag: value}, {}) == value
     assert taken({flag: "art_e"}, {}) == "art_e"
     (tmp_path / "emailrl.toml").write_text(f'{flag} = "{value}"\n')
+    trust_folder(tmp_path)
     assert taken({}, {}) == value
 
 
 def test_a_credential_that_the_record_lacks_is_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text('reward = "http://ann:hush@rewards.example/score"\n')
+    trust_folder(tmp_path)
     settings = load_settings(cwd=tmp_path, environ={}, recorded=record(rewards__reward="http://rewards.example/score"))
     assert settings.rewards.reward == "http://ann:hush@rewards.example/score"
 

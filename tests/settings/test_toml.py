@@ -51,10 +51,10 @@ def test_aliases_and_a_key_named_like_a_section(read: Read) -> None:
 
 
 def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path: Path) -> None:
-    settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[output]\noutput_dir = "~/runs"\n')
+    settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[model]\nchat_template = "~/mine.jinja"\n')
     assert settings.store.db == tmp_path / "mail.db"
     assert settings.data.questions == Path("/abs/q.jsonl")
-    assert settings.output.output_dir == Path.home() / "runs"
+    assert settings.model.chat_template == Path.home() / "mine.jinja"
 
 
 def test_defaults_stay_relative(read: Read) -> None:

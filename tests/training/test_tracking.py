@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,27 @@ def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pyte
     tracker.step({"step": 1, "loss": 0.5}, "a line")
     tracker.close()
     assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
+
+
+def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWNED\n")
+    (tmp_path / "hook").chmod(0o755)
+    git("init")
+    git("config", "core.fsmonitor", "./hook")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SAVE_CODE", "true")
+    run = start_wandb(Settings(tracking=TrackingSettings(wandb_mode="offline")), tmp_path, "run-9", print)
+    assert run is not None
+    run.log({"loss": 1.0}, step=1)
+    run.close()
+    assert not (tmp_path / "PWNED").exists()
+    git("status")
+    assert (tmp_path / "PWNED").exists()  # it would have been
 
 
 def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.destination import tell
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.remote.text import sendable
 from emailrl.scenarios.llm.cache import Reply
@@ -50,6 +51,7 @@ class ReplyClient:
         """
         self._settings = settings
         self._key = _key(settings, openrouter_api_key)
+        tell(settings.generator_base_url, "questions", with_key=bool(self._key))
         self._timeout = timeout
         self._sleep = sleep
 

@@ -1,0 +1,103 @@
+"""``emailrl trust``: let a folder's own settings files name servers, keys, code and places outside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Json
+from emailrl.cli.output import one_line, print_json
+from emailrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from emailrl.settings.trust import Risk
+
+
+def trust(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder; none: this one.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Trust the folder no longer.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders.")] = False,
+    json: Json = False,
+) -> None:
+    """Trust a folder with what its settings files set now: servers, keys, code, and places outside it.
+
+    Before that, commands there refuse an emailrl.toml, a .env or a wandb/settings that would send keys or mail to
+    servers of its choice, run code or write elsewhere (docs/security.md). Each such setting is shown, and asked about.
+    When one changes, or the file of code that it names, trust is asked for anew. It is kept in
+    $XDG_CONFIG_HOME/emailrl/trusted.json (~/.config where that is not set), outside the folder.
+
+    Examples:
+
+    \b
+      emailrl trust .
+      emailrl trust ~/work/mail --yes
+      emailrl trust --list
+      emailrl trust . --revoke
+    """
+    here = (folder or Path()).absolute()
+    if not list_all and not here.is_dir():
+        raise UsageError(f"{here} is no folder.")
+    if list_all:
+        _list(json)
+    elif revoke:
+        _revoke(here, json)
+    else:
+        _trust(here, is_agreed=yes, json=json)
+
+
+def _trust(folder: Path, *, is_agreed: bool, json: bool) -> None:
+    from emailrl.settings import folder_risks, trust_folder
+
+    found = folder_risks(folder)
+    _say(f"{folder}: {'nothing in it takes trust.' if not found else ''}")
+    for risk in found:
+        _say(f"  {risk}")
+    if found and not is_agreed and not _agrees():
+        _say("Not trusted.")
+        raise typer.Exit(1)
+    if found and folder_risks(folder) != found:
+        raise UsageError("The folder's files changed while you read.", "Run it again.")
+    if found:
+        trust_folder(folder)
+        _say("Trusted. `emailrl trust --revoke` takes it back.")
+    if json:
+        print_json({"folder": folder, "trusted": [_record(risk) for risk in found]})
+
+
+def _agrees() -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("Nobody is there to agree.", "Add --yes once you have read it.")
+    return typer.confirm("Trust the folder with all of this?", err=True)
+
+
+def _revoke(folder: Path, json: bool) -> None:
+    from emailrl.settings.consent import forget
+
+    was = forget(folder)
+    _say(f"{folder} {'is trusted no longer' if was else 'was not trusted'}.")
+    if json:
+        print_json({"folder": folder, "revoked": was})
+
+
+def _list(json: bool) -> None:
+    from emailrl.settings.consent import folders, record_file
+
+    known = sorted(folders())
+    for name in known:
+        print(one_line(name))
+    if not known:
+        _say(f"No folder is trusted ({record_file()}).")
+    if json:
+        print_json({"folders": known})
+
+
+def _record(risk: Risk) -> dict[str, str]:
+    return {"file": risk.file, "setting": risk.setting, "value": risk.value, "effect": risk.effect}
+
+
+def _say(line: str) -> None:
+    print(line[: len(line) - len(line.lstrip())] + one_line(line), file=sys.stderr)

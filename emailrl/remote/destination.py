@@ -1,0 +1,27 @@
+"""Where mail goes: every host that gets any of it is named on the terminal."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from functools import cache
+from urllib.parse import urlsplit
+
+
+@cache
+def tell(url: str, use: str, *, with_key: bool) -> None:
+    """Say on stderr, once a process, which host gets mail and what for; and where others on the way can read it."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    open_to_all = parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
+    key = ", the key too" if with_key else ""
+    warning = f" (warning: http, so all on the way can read it{key})" if open_to_all else ""
+    line = "".join(char if char.isprintable() else " " for char in host)
+    print(f"mail goes to {line}: {use}{warning}", file=sys.stderr)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

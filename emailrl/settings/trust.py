@@ -1,0 +1,173 @@
+"""What a folder's own files may not decide before the user trusts the folder: whose hands keys and mail come into, what
+code runs, and where files are written outside it.
+
+Flags and the environment are the user's own; `.env`, `emailrl.toml` and W&B's `wandb/settings` may be a stranger's.
+What of them is dangerous is marked where the settings are declared (`Address`, `Code`, `Written`, every secret);
+numbers, names of models, questions and a database to read are not.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from emailrl.errors import UsageError
+from emailrl.settings.consent import is_trusted, was_trusted
+from emailrl.settings.credentials import without_credentials
+from emailrl.settings.fields import PLAIN_WORD
+from emailrl.settings.names import Leaf, by_name, leaves
+from emailrl.settings.sources import Given
+
+_PROVIDER: Final = re.compile(
+    r"https://(api\.openai\.com|([a-z0-9-]+\.)*openrouter\.ai)(:443)?(/[a-z0-9._/-]*)?", re.ASCII | re.IGNORECASE
+)
+"""Addresses that a file may name without being trusted: the providers whose keys go to nobody else. No name, password,
+escape or query: nothing that two readers of addresses could read as two hosts."""
+_RUN_NAMES: Final = ("auto", "latest", "best")
+_WANDB_OWN: Final = "https://api.wandb.ai"
+_WANDB_HARMLESS: Final = frozenset({"mode", "disabled", "entity", "project", "silent", "quiet"})
+
+
+class Untrusted(UsageError):
+    """A folder's file decides something that it may not before the folder is trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """One value of a folder's file that takes trust."""
+
+    file: str
+    """The file's name in the folder."""
+    setting: str
+    """The name it is written under there."""
+    value: str
+    """What stands there, in ASCII; nothing of a secret."""
+    effect: str
+    """What it would do."""
+    digest: str
+    """Stands for the value, and for the file of code it names."""
+
+    def __str__(self) -> str:
+        return f"{self.file} sets {self.setting} = {self.value}, which {self.effect}"
+
+
+def risks_of(given: Mapping[Leaf, Given], folder: Path, *, builds_db: bool) -> dict[Leaf, Risk]:
+    """The values in force that take trust; ``builds_db`` where the command writes the database too."""
+    found = {}
+    for leaf in leaves():
+        item = given.get(leaf) or Given(leaf.default, leaf.key, "default", folder if leaf.written else None)
+        if item.file is not None and (effect := _effect(leaf, item.value, folder, builds_db=builds_db)):
+            found[leaf] = _risk(leaf, item, effect, folder)
+    return found
+
+
+def wandb_risks(folder: Path) -> list[Risk]:
+    """What W&B's own settings file in the folder decides; W&B reads it before its environment."""
+    if os.environ.get("WANDB_DIR"):  # then it is looked for there
+        return []
+    found = []
+    for name in ("wandb/settings", ".wandb/settings"):
+        for key, value in _wandb_settings(folder / name):
+            if key in _WANDB_HARMLESS or (key == "base_url" and value.rstrip("/") == _WANDB_OWN):
+                continue
+            shown = "(hidden)" if "key" in key else ascii(without_credentials(value))
+            digest = _digest(name, key, value)
+            found.append(Risk(name, key, shown, "steers where W&B sends the run and its key", digest))
+    return found
+
+
+def check_wandb(folder: Path) -> None:
+    """Raise Untrusted where W&B's settings file in the folder decides what it may not."""
+    check(wandb_risks(folder), folder)
+
+
+def check(found: Sequence[Risk], folder: Path) -> None:
+    """Raise Untrusted where the folder holds what it has not been trusted with."""
+    if not found or is_trusted(folder, [risk.digest for risk in found]):
+        return
+    new = [risk for risk in found if not is_trusted(folder, [risk.digest])]
+    first = replace(new[0], value=new[0].value if len(new[0].value) <= 100 else f"{new[0].value[:100]}…")
+    others = f", and {len(new) - 1} more" if len(new) > 1 else ""
+    state = "has changed since it was trusted" if was_trusted(folder) else "is not trusted"
+    raise Untrusted(
+        f"{first}{others}: this folder {state}.",
+        f"Read its settings, then: emailrl trust {shlex.quote(min(os.path.relpath(folder), str(folder), key=len))}",
+    )
+
+
+def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | None:
+    """What a value of a folder's file would do that takes trust; None for a harmless one."""
+    if value is None or value == "":
+        return None
+    text = str(value)
+    if leaf.secret:
+        return "lets its owner read what is sent with it"
+    if leaf.address and (not leaf.code or text.lower().startswith(("http://", "https://"))):
+        key = by_name()[leaf.address.key].env_names[0]
+        return None if _PROVIDER.fullmatch(text) else f"gets {leaf.address.gets}, and {key}"
+    if leaf.code and not PLAIN_WORD.fullmatch(text):
+        return "runs that code"
+    if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:
+        return "lies outside the folder, and is written to" if _leads_outside(text, folder) else None
+    return None
+
+
+def _leads_outside(path: str, folder: Path) -> bool:
+    """Whether a path, links followed, lies elsewhere than below the folder."""
+    real = _real(folder, path)
+    return real is None or Path(os.path.realpath(folder)) not in real.parents
+
+
+def _real(folder: Path, path: str) -> Path | None:
+    try:
+        return Path(os.path.realpath(folder / path))
+    except ValueError:  # a NUL in it
+        return None
+
+
+def _risk(leaf: Leaf, item: Given, effect: str, folder: Path) -> Risk:
+    text = str(item.value)
+    shown = "(hidden)" if leaf.secret else ascii(without_credentials(text))
+    parts = [text]
+    if leaf.written:
+        parts.append(str(_real(folder, text)))
+    if leaf.code:
+        parts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in _code_files(text, folder)]
+    file = item.file.name if item.file and item.file != folder else "a link in the folder"
+    return Risk(file, item.name, shown, effect, _digest(file, leaf.key, *parts))
+
+
+def _code_files(name: str, folder: Path) -> Iterator[Path]:
+    """The files of a folder that a Python path begins at."""
+    place = name.rpartition(":")[0]
+    if not place or "\0" in place:
+        return
+    if place.endswith(".py"):
+        files = [folder / os.path.expanduser(place)]
+    else:
+        *packages, module = place.split(".")
+        files = [folder.joinpath(*packages, f"{module}.py"), folder.joinpath(*packages, module, "__init__.py")]
+        files += [folder.joinpath(*packages[:depth], "__init__.py") for depth in range(1, len(packages) + 1)]
+    yield from (file for file in files if file.is_file())
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _wandb_settings(path: Path) -> list[tuple[str, str]]:
+    """What W&B would read from a settings file of its own; a file that it cannot read decides nothing."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path)
+        return parser.items("default")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return []

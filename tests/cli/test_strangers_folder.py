@@ -1,0 +1,172 @@
+"""Every command in a folder of a stranger's: no key and no mail leaves, no code of the folder runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_server import LocalServer, QuietHandler
+from tiny import make_database, make_model, make_questions
+
+from emailrl.recording import read_trajectories
+from emailrl.remote.destination import tell
+from emailrl.scenarios import write_scenarios
+
+COMMANDS = {
+    "benchmark": ["benchmark", "--limit", 1],
+    "rollout": ["rollout", "--num-scenarios", 1],
+    "train": ["train", "--max-steps", 1],
+    "train --resume": ["train", "--resume", "auto"],
+    "gen-questions": ["gen-questions", "--generator", "llm", "--yes", "--out", "new.jsonl"],
+    "gen-db": ["gen-db"],
+    "plan": ["plan"],
+    "export": ["export"],
+    "warm-start": ["warm-start", "--steps", 1],
+    "prune": ["checkpoints", "prune", "--yes"],
+}
+LOOKING = {
+    "doctor": ["doctor"],
+    "inspect-trajectory": ["inspect-trajectory"],
+    "checkpoints list": ["checkpoints", "list"],
+}
+KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "JUDGE_API_KEY", "GENERATOR_API_KEY", "VLLM_API_KEY", "REWARD_API_KEY")
+PWN = "open('PWNED', 'w')\ndef f(*arguments, **named):\n    open('PWNED', 'w')\n    return 1.0\n"
+
+
+class Listener:
+    """Keeps the first line and the Authorization of whatever is sent to it, and answers 404."""
+
+    def __init__(self) -> None:
+        heard: list[tuple[str, str]] = []
+
+        class Handler(QuietHandler):
+            def do_POST(self) -> None:
+                heard.append((self.requestline, self.headers.get("Authorization", "")))
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_GET = do_POST
+
+        self.heard = heard
+        self.server = LocalServer(Handler)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.server.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a database, questions, a model and hostile code; every key of the user's is in the environment."""
+    make_model(tmp_path / "model")
+    make_database(tmp_path / "mail.db")
+    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
+    (tmp_path / "pwn.py").write_text(PWN)
+    for name in KEYS:
+        monkeypatch.setenv(name, "sk-mine")
+    tell.cache_clear()
+    return tmp_path
+
+
+def settings(folder: Path, lines: str) -> None:
+    (folder / "emailrl.toml").write_text(
+        'model_name = "model"\ndb = "mail.db"\nquestions = "questions.jsonl"\nmax_tokens = 6\nmax_turns = 2\n'
+        'wandb_mode = "disabled"\njudge_retries = 0\nreward_retries = 0\nopenai_retries = 0\ngenerator_retries = 0\n'
+        'allow_shared_inbox = true\nsource = "demo"\n' + lines
+    )
+
+
+def everything(url: str) -> str:
+    return (
+        f'openai_base_url = "{url}/v1"\njudge_base_url = "{url}/v1"\ngenerator_base_url = "{url}/v1"\n'
+        f'vllm_urls = "{url}"\nengine = "openai"\njudge = "llm"\nenvironment = "pwn.py:f"\nreward = "{url}/score"\n'
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("file", ["emailrl.toml", ".env"])
+def test_nothing_is_sent_and_nothing_is_run(emailrl, here: Path, listener: Listener, command: list, file: str) -> None:
+    settings(here, everything(listener.url) if file == "emailrl.toml" else "")
+    if file == ".env":
+        (here / ".env").write_text(
+            "".join(f"{name}_BASE_URL={listener.url}/v1\n" for name in ("OPENAI", "JUDGE", "GENERATOR"))
+            + "EMAILRL_ENGINE=openai\nEMAILRL_JUDGE=llm\nEMAILRL_REWARD=pwn:f\nEMAILRL_ENVIRONMENT=pwn.py:f\n"
+        )
+    before = {path.name for path in here.iterdir()}
+    code, out, err = emailrl(*command)
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith(f"error: {file} sets "), line
+    assert line.endswith("this folder is not trusted. Read its settings, then: emailrl trust .")
+    assert listener.heard == [] and {path.name for path in here.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_who_only_looks_is_let_in(emailrl, here: Path, listener: Listener, command: list) -> None:
+    settings(here, everything(listener.url))
+    _, out, err = emailrl(*command)
+    assert "not trusted" in out + err if command == ["doctor"] else "not trusted" not in out + err
+    assert listener.heard == [] and not (here / "PWNED").exists()
+
+
+def test_once_trusted_it_all_happens_and_every_host_is_named(emailrl, here: Path, listener: Listener) -> None:
+    """The same folder, trusted: what the tests above look for would be seen if it happened."""
+    settings(here, everything(listener.url).replace('"pwn.py:f"', '"mail"'))
+    host = listener.url.removeprefix("http://")
+    _, _, err = emailrl("rollout", "--num-scenarios", 1, "--trust")
+    assert f"trusted from now on: emailrl.toml sets openai_base_url = '{listener.url}/v1', which gets" in err
+    assert sorted(line for line in err.splitlines() if line.startswith("mail goes")) == sorted(
+        f"mail goes to {host}: {use}" for use in ("policy", "judge", "reward")
+    )
+    assert ("POST /v1/chat/completions HTTP/1.1", "Bearer sk-mine") in listener.heard
+    heard = len(listener.heard)
+    emailrl("benchmark", "--limit", 1)  # for good
+    assert len(listener.heard) > heard
+
+
+def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
+    settings(here, 'reward = "pwn.py:f"\njudge = "offline"')
+    assert emailrl("rollout", "--num-scenarios", 1)[0] == 2 and not (here / "PWNED").exists()
+    assert emailrl("rollout", "--num-scenarios", 1, "--trust")[0] == 0 and (here / "PWNED").exists()
+    assert emailrl("rollout", "--num-scenarios", 1)[0] == 0
+    (here / "pwn.py").write_text(PWN + "# more\n")
+    code, _, err = emailrl("rollout", "--num-scenarios", 1)
+    assert code == 2 and "has changed since it was trusted" in err
+    [first] = read_trajectories(here / "outputs/rollouts/rollout-001.jsonl")
+    assert first.reward == 1.0
+
+
+def test_code_that_the_user_names_needs_no_trust(emailrl, here: Path) -> None:
+    settings(here, 'judge = "offline"')
+    assert emailrl("rollout", "--num-scenarios", 1, "--reward", "pwn.py:f")[0] == 0
+
+
+def test_a_settings_file_of_wandbs_gets_no_key(
+    emailrl, here: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(here, 'judge = "offline"')
+    (here / "wandb").mkdir()
+    (here / "wandb" / "settings").write_text(f"[default]\nbase_url = {listener.url}\n")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    code, _, err = emailrl("train", "--max-steps", 1)
+    assert code == 2 and f"wandb/settings sets base_url = '{listener.url}'" in err and listener.heard == []
+    assert emailrl("benchmark", "--limit", 1)[0] == 0  # asks nobody at W&B
+
+
+def test_python_dash_m_does_not_import_from_the_folder(here: Path) -> None:
+    for name in ("rich", "pydantic", "transformers", "torch", "sitecustomize_later"):
+        (here / f"{name}.py").write_text("open('PWNED', 'w')\nraise SystemExit('pwned')\n")
+    settings(here, 'judge = "offline"')
+    command = [sys.executable, "-m", "emailrl", "rollout", "--num-scenarios", "1"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (here / "PWNED").exists()
