@@ -68,10 +68,12 @@ class EmailAgent:
     ) -> None:
         from emailrl.engines.renderer import ChatRenderer
         from emailrl.environment import tool_schemas
+        from emailrl.policy.resolve import with_token_limit
 
         self.settings = config if isinstance(config, Settings) else load_settings(config)
         adapter = _adapter(model)
         policy = self._policy(adapter.base_model if adapter else model, tokenizer)
+        self.settings = with_token_limit(self.settings, policy.model)
         self._engine = _engine(self.settings, policy, adapter)
         self._renderer = ChatRenderer(policy.tokenizer, tool_schemas())
 

@@ -187,6 +187,7 @@ def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tu
     from emailrl.engines import build_engine
     from emailrl.environment.custom import load_task
     from emailrl.policy.load import load_policy
+    from emailrl.policy.resolve import with_token_limit
     from emailrl.rewards import build_scorer
     from emailrl.rollout.collect import build_collector
 
@@ -196,6 +197,7 @@ def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tu
         model = settings.model.model_copy(update={"name": model_name})
         own = settings.model_copy(update={"model": model})
         policy = load_policy(own)
+        own = with_token_limit(own, policy.model)
         engine = build_engine(own, policy)
         try:
             for subject in subjects:

@@ -166,9 +166,11 @@ def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
     load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
     say_loading()
     from emailrl.policy.load import load_policy
+    from emailrl.policy.resolve import with_token_limit
 
     scorer = build_scorer(settings)
     policy = load_policy(settings)
+    settings = with_token_limit(settings, policy.model)
     engine = build_engine(settings, policy)
     if adapter is None:
         engine.load_adapter(None, policy.base_model)

@@ -6,8 +6,10 @@ import difflib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.settings import Settings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
@@ -54,6 +56,18 @@ def same_base(left: str, right: str) -> bool:
         return NANO if full == str(NANO_DIR.resolve()) else full
 
     return canonical(left) == canonical(right)
+
+
+def with_token_limit(settings: Settings, model: Any) -> Settings:
+    """The settings to play ``model`` with: MAX_TOKENS, where it is not given, at most the model's ``max_new_tokens``.
+
+    A small model that finds no end would else write until its context is full, and all others wait for it.
+    """
+    own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
+    agent = settings.agent
+    if "max_tokens" in agent.model_fields_set or own is None or own >= agent.max_tokens:
+        return settings
+    return settings.model_copy(update={"agent": agent.model_copy(update={"max_tokens": own})})
 
 
 def read_chat_template(path: Path) -> str:

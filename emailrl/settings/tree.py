@@ -134,7 +134,8 @@ class AgentSettings(Section):
     max_turns: Positive = 10
     """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096
-    """Most tokens of one generation."""
+    """Most tokens of one generation; `rollout`, `benchmark` and `EmailAgent` take the model's own max_new_tokens (of
+    nano: 96) where it is less and this is not set."""
     temperature: Annotated[Temperature, Env("TEMPERATURE")] = 0.7
     """Sampling temperature of training rollouts."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -10,6 +10,7 @@ from tiny import make_checkpoint, make_database, make_model, make_questions
 
 from emailrl import benchmark
 from emailrl.environment.rubric import Rubric
+from emailrl.recording import read_trajectories
 from emailrl.scenarios import write_scenarios
 
 
@@ -41,6 +42,20 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
     assert list((here / "outputs" / "benchmarks").iterdir())
     code, out, _ = emailrl("inspect-trajectory", "--verbose")
     assert code == 0 and "benchmarks" in out and "Gold answer" in out and "ids only" not in out
+
+
+@pytest.mark.parametrize("command", ["benchmark", "rollout"])
+def test_the_model_s_own_token_limit_holds_where_none_is_given(emailrl, here: Path, command: str) -> None:
+    generation = json.loads((here / "model" / "generation_config.json").read_text())
+    (here / "model" / "generation_config.json").write_text(json.dumps(generation | {"max_new_tokens": 3}))
+    toml = here / "emailrl.toml"
+    for limit in (6, 3):
+        code, _, error = emailrl(command, "--model", "model")
+        assert code == 0, error
+        [newest] = sorted((here / "outputs").glob("*/**/*.jsonl"), key=lambda file: file.stat().st_mtime)[-1:]
+        turns = [turn for trajectory in read_trajectories(newest) for turn in trajectory.turns]
+        assert max(len(turn.completion_ids) for turn in turns) == limit
+        toml.write_text(toml.read_text().replace("max_tokens = 6\n", ""))
 
 
 def test_models_side_by_side(emailrl, here: Path) -> None:
