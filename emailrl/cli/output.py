@@ -28,8 +28,8 @@ def print_json(value: object) -> None:
 
 
 def print_next(arguments: Sequence[str]) -> None:
-    """Print the ``emailrl`` command to type next on stderr, so that it can be pasted into a shell."""
-    print(one_line(f"Next: {shlex.join(['emailrl', *arguments])}"), file=sys.stderr)
+    """Print the command of ours to type next on stderr, so that it can be pasted into a shell."""
+    print(one_line(f"Next: {program(Path.cwd())} {shlex.join(arguments)}"), file=sys.stderr)
 
 
 def progress_console() -> Console:
