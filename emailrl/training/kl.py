@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are cut here before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
+ESTIMATES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "k1": (lambda d: d, -10.0, 10.0),
+    "k2": (lambda d: d.square() / 2, -math.sqrt(20), math.sqrt(20)),
+    "k3": (lambda d: torch.expm1(-d) + d, -2.610868638149876, 10.999983298020256),
+}
+"""Each estimator, and the d at which it reaches ±10 on either side."""
 
 
 def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) at each sampled token from d = ``logprobs - ref_logprobs``.
 
-    k1 = d, k2 = d²/2, k3 = e^-d - 1 + d (Schulman, http://joschu.net/blog/kl-approx.html), each clamped to ±10, where
-    its gradient is 0. Same shape as the inputs, float32 (float64 given float64); no gradient reaches the reference.
+    k1 = d, k2 = d²/2, k3 = e^-d - 1 + d (Schulman, http://joschu.net/blog/kl-approx.html), each clamped to ±10. Beyond
+    the clamp the gradient is the one at the clamp, not 0: a token far from the reference is still pulled back, with a
+    bounded force. Same shape as the inputs, float32 (float64 given float64); no gradient reaches the reference.
     Raises ValueError for another estimator.
     """
+    if estimator not in ESTIMATES:
+        raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
+    formula, low, high = ESTIMATES[estimator]
     wide = torch.float64 in (logprobs.dtype, ref_logprobs.dtype)
     dtype = torch.float64 if wide else torch.float32
-    d = (logprobs.to(dtype) - ref_logprobs.detach().to(dtype)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if estimator == "k1":
-        kl = d
-    elif estimator == "k2":
-        kl = d.square() / 2
-    elif estimator == "k3":
-        kl = torch.expm1(-d) + d
-    else:
-        raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
-    return kl.clamp(-10, 10)
+    d = logprobs.to(dtype) - ref_logprobs.detach().to(dtype)
+    # The value of the clamped d with the gradient of d itself; an infinite one has none.
+    return formula(d.detach().clamp(low, high) + torch.where(d.isfinite(), d - d.detach(), 0))
 
 
 @dataclass

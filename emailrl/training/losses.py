@@ -14,7 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from emailrl.training.kl import LOG_RATIO_LIMIT
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are cut here before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 AGGREGATIONS = get_args(Aggregation)

@@ -12,7 +12,7 @@ from typing import Any
 from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.recording import Record
 from emailrl.training.filtering import Collected
-from emailrl.training.kl import LOG_RATIO_LIMIT
+from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.samples import TrainingSample, is_truncated
 from emailrl.trajectory import Trajectory
 

@@ -69,6 +69,19 @@ def kl(logprob: float, ref: float, estimator: str) -> float:
     return clip(k, -10, 10)
 
 
+def kl_slope(logprob: float, ref: float, estimator: str) -> float:
+    """The slope of ``kl``; of a clamped one, that of the nearest point that is not, which bisection finds."""
+    end, start = logprob, ref
+    while abs(kl(end, ref, estimator)) == 10 and abs(end - start) > 1e-12:
+        middle = (start + end) / 2
+        if abs(kl(middle, ref, estimator)) == 10:
+            end = middle
+        else:
+            start = middle
+    here = start if abs(kl(end, ref, estimator)) == 10 else end
+    return {"k1": 1.0, "k2": here - ref, "k3": 1 - math.exp(ref - here)}[estimator]
+
+
 def adaptive_coef(coef: float, measured: float, target: float, num: int, horizon: float) -> float:
     """Ziegler et al., 1909.08593 section 2.2, with OpenRLHF's n / horizon for their K_beta."""
     return coef * (1 + clip((measured - target) / target, -0.2, 0.2) * num / horizon)

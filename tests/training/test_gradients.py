@@ -50,7 +50,8 @@ def test_gae() -> None:
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl(estimator: str) -> None:
     ref = old_logprobs()
-    assert gradcheck(lambda now: estimate(now, ref, estimator), normal(3, 6))
+    near = (ref + normal(3, 6, seed=2).clamp(-2.5, 2.5)).detach().requires_grad_()  # within every estimator's clamp
+    assert gradcheck(lambda now: estimate(now, ref, estimator), near)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -138,13 +139,17 @@ def test_flat_branch_of_the_value_loss(value: float, is_flat: bool) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_flat_branches_of_the_kl(estimator: str) -> None:
-    edge = {"k1": 10.0, "k2": math.sqrt(20), "k3": 10.9}[estimator]  # where each reaches 10; k3 does just below 11
-    inside = {"k1": -9.9, "k2": -4.4, "k3": -2.5}[estimator]
-    logprobs = torch.tensor([edge + 0.11, inside], dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(estimate(logprobs, torch.zeros(2), estimator).sum(), logprobs)
-    slope = {"k1": 1.0, "k2": inside, "k3": 1 - math.exp(-inside)}[estimator]
-    assert gradient.tolist() == pytest.approx([0.0, slope], rel=1e-9)
+def test_beyond_its_clamp_the_kl_pulls_as_at_it(estimator: str) -> None:
+    # Where each reaches 10: d, d²/2, and e^-d - 1 + d just below 11 and at -2.6108686.
+    high = {"k1": 10.0, "k2": math.sqrt(20), "k3": 10.999983298}[estimator]
+    low = {"k1": -10.0, "k2": -math.sqrt(20), "k3": -2.610868638}[estimator]
+    logprobs = torch.tensor([high + 0.5, low - 0.5, low + 0.1], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(estimate(logprobs, torch.zeros(3), estimator).sum(), logprobs)
+
+    def slope(d: float) -> float:
+        return {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[estimator]
+
+    assert gradient.tolist() == pytest.approx([slope(high), slope(low), slope(low + 0.1)], rel=1e-8)
 
 
 def test_no_gradient_reaches_a_target() -> None:
