@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ from emailrl.training.samples import TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples padded on the right to one length; tensors are ``(B, T)``, ``advantages`` and ``shared`` ``(B,)``."""
+    """Samples padded on the right to one length; tensors are ``(B, T)``, but ``advantages``, ``share`` and ``shared``
+    ``(B,)``."""
 
     token_ids: Tensor
     loss_mask: Tensor
@@ -23,6 +25,8 @@ class MicroBatch:
     sampler_logprobs: Tensor
     """NaN where the sampler gave none."""
     advantages: Tensor
+    share: Tensor
+    """Which part of its trajectory's trainable tokens a row holds: 1, but of a trajectory in several samples."""
     shared: Tensor
     """How many first tokens of a row are computed with the row before it; 0 where prefixes are not shared."""
     indices: tuple[int, ...]
@@ -51,7 +55,8 @@ def micro_batches(
     Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
     for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. With
     ``share_prefixes`` (packed, too) what rows of a batch begin with alike counts once, and such rows come together. A
-    sample longer than ``max_tokens`` gets a batch of its own. The same samples always give the same batches.
+    sample longer than ``max_tokens`` gets a batch of its own. ``samples`` hold all of each trajectory. The same samples
+    always give the same batches.
     """
     max_rows = max_rows or len(samples)
     if share_prefixes:
@@ -60,7 +65,13 @@ def micro_batches(
         by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
         lengths = {i: len(samples[i].token_ids) for i in by_length}
         rows = (_packed if packing else _padded)(lengths, max_tokens, max_rows)
-    return [_pad([samples[i] for i in indices], tuple(indices), pad_id, device, share_prefixes) for indices in rows]
+    trainable = Counter[str]()
+    for sample in samples:
+        trainable[sample.trajectory_id] += sample.num_trainable
+    return [
+        _pad([samples[i] for i in indices], tuple(indices), trainable, pad_id, device, share_prefixes)
+        for indices in rows
+    ]
 
 
 def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
@@ -117,6 +128,7 @@ def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> I
 def _pad(
     samples: list[TrainingSample],
     indices: tuple[int, ...],
+    trainable: Mapping[str, int],
     pad_id: int,
     device: torch.device | str,
     share_prefixes: bool,
@@ -138,6 +150,7 @@ def _pad(
         loss_mask=loss_mask.to(device),
         sampler_logprobs=sampler_logprobs.to(device),
         advantages=torch.tensor([sample.advantage for sample in samples]).to(device),
+        share=torch.tensor([sample.num_trainable / trainable[sample.trajectory_id] for sample in samples]).to(device),
         shared=torch.tensor(shared).to(device),
         indices=indices,
         num_tokens=sum(len(sample.token_ids) for sample in samples) - sum(shared),

@@ -193,12 +193,18 @@ def aggregate(
     return total / torch.as_tensor(count, dtype=total.dtype, device=total.device).where(trainable.any(), 1)
 
 
-def count_for(loss_mask: Tensor, aggregation: Aggregation, constant_length: float | None = None) -> Tensor:
-    """Count what ``aggregation`` divides by in these rows ``(B, T)``; over micro-batches the counts add up."""
+def count_for(
+    loss_mask: Tensor, aggregation: Aggregation, constant_length: float | None = None, *, share: Tensor | None = None
+) -> Tensor:
+    """Count what ``aggregation`` divides by in these rows ``(B, T)``; over micro-batches the counts add up.
+
+    A row counts as ``share`` ``(B,)`` of a sequence, by default 1.
+    """
     trainable = loss_mask.bool()
     if aggregation == "token_mean":
         return trainable.sum()
-    num_sequences = trainable.any(1).sum()
+    rows = trainable.any(1)
+    num_sequences = rows.sum() if share is None else share[rows].sum()
     if aggregation == "sequence_mean":
         return num_sequences
     if constant_length is None or constant_length <= 0:

@@ -22,7 +22,7 @@ class Denominators:
     """What sums over a whole mini-batch are divided by, so that its micro-batches' losses add up."""
 
     policy: float
-    """As the policy's aggregation counts."""
+    """As the policy's aggregation counts; a trajectory in several samples is one sequence."""
     tokens: float
     """Trainable tokens."""
 
@@ -36,10 +36,11 @@ class Objective:
 
     def count(self, prepared: Sequence[Prepared]) -> Denominators:
         """Count a mini-batch."""
-        aggregation = self.algorithm.aggregation
+        aggregation, length = self.algorithm.aggregation, self.constant_length
+        batches = [item.batch for item in prepared]
         return Denominators(
-            policy=sum(float(count_for(p.batch.loss_mask, aggregation, self.constant_length)) for p in prepared),
-            tokens=sum(p.batch.num_trainable for p in prepared),
+            policy=sum(float(count_for(b.loss_mask, aggregation, length, share=b.share)) for b in batches),
+            tokens=sum(batch.num_trainable for batch in batches),
         )
 
     def loss(
@@ -95,12 +96,20 @@ class Objective:
             ratio_level=algorithm.ratio_level,
             aggregation=algorithm.aggregation,
             constant_length=self.constant_length,
-            weights=self._correction(old, batch, seen, first_pass=first_pass),
+            weights=self._weights(old, batch, seen, first_pass=first_pass),
             denominator=denominator,
         )
         for name, value in ratios.items():
             seen.add(name, value, batch.num_trainable)
         return loss
+
+    def _weights(self, old: Tensor, batch: MicroBatch, seen: Tally, *, first_pass: bool) -> Tensor | None:
+        correction, share = self._correction(old, batch, seen, first_pass=first_pass), self._share(batch)
+        return share if correction is None else correction if share is None else correction * share
+
+    def _share(self, batch: MicroBatch) -> Tensor | None:
+        """What a row's token mean counts for ``(B, 1)``: a trajectory in several samples weighs as much as any other."""
+        return batch.share[:, None] if self.algorithm.aggregation == "sequence_mean" else None
 
     def _correction(self, old: Tensor, batch: MicroBatch, seen: Tally, *, first_pass: bool) -> Tensor | None:
         """Weights of the tokens; a function of old and sampler log-probabilities, so the same in every pass."""
@@ -133,8 +142,9 @@ class Objective:
         return loss
 
     def _aggregate(self, per_token: Tensor, item: Prepared, denominator: float) -> Tensor:
+        share = self._share(item.batch)
         return aggregate(
-            per_token,
+            per_token if share is None else per_token * share,
             item.batch.loss_mask,
             self.algorithm.aggregation,
             constant_length=self.constant_length,

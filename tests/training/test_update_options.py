@@ -61,6 +61,33 @@ def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, n
     assert max(part.abs().max() for part in runs[1][1]) > 1e-5
 
 
+@pytest.mark.parametrize("cap", [16384, 1])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
+def test_a_trajectory_in_several_samples_is_one_sequence(make: Make, aggregation: str, cap: int) -> None:
+    """Of three trajectories the first is broken into two samples: each trajectory weighs a third."""
+    made = samples()
+    made[1] = replace(made[1], trajectory_id="t0", advantage=made[0].advantage)
+    updater = make(loss_aggregation=aggregation, constant_length=9 if aggregation == "constant" else None,
+                   max_tokens_per_micro_batch=cap)  # fmt: skip
+    logprobs = [plain_logprobs(updater.policy, one) for one in made]
+    tokens = [torch.cat(logprobs[:2]), logprobs[2], logprobs[3]]
+    worth = [made[0].advantage, made[2].advantage, made[3].advantage]
+    sums = [each.sum() / (9 if aggregation == "constant" else len(each)) for each in tokens]
+    assert_gradients(updater, -sum(a * total for a, total in zip(worth, sums, strict=True)) / 3, made)
+
+
+def test_the_kl_of_a_trajectory_in_several_samples_weighs_once(make: Make) -> None:
+    made = [replace(one, advantage=0.0) for one in samples()]
+    made[1] = replace(made[1], trajectory_id="t0")
+    updater = make(loss_aggregation="sequence_mean", beta=2.0, kl_estimator="k2")
+    rows = []
+    for one in made:
+        reference = plain_logprobs(updater.policy, one, reference=True)
+        rows.append((plain_logprobs(updater.policy, one) - reference).square() / 2)
+    means = [torch.cat(rows[:2]).mean(), rows[2].mean(), rows[3].mean()]
+    assert_gradients(updater, 2.0 * sum(means) / 3, made)
+
+
 def sampled_otherwise(updater: Updater, gaps: list[float]) -> list[TrainingSample]:
     """Samples whose sampler gave their trained tokens, in turn, log-probabilities so much below the trainer's."""
     made = []
