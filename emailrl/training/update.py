@@ -62,6 +62,8 @@ class Updater:
             betas=(settings.training.adam_beta1, settings.training.adam_beta2),
             weight_decay=settings.training.weight_decay,
         )
+        # A gradient through 16-bit floats vanishes where it is divided by many tokens, so the loss is scaled up to it.
+        self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         wanted = settings.algorithm
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
         self.scorer = Scorer(policy, settings)
@@ -106,6 +108,7 @@ class Updater:
             "kl_coef": self.kl.coef,
             "parameters": self.names,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "loss_scale": self.loss_scale.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,6 +126,8 @@ class Updater:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.kl.coef = float(state["kl_coef"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        if state["loss_scale"]:
+            self.loss_scale.load_state_dict(state["loss_scale"])
 
     def _set_rates(self, step: int) -> float:
         """Set the learning rates of adapter and critic, which follow one schedule; returns the adapter's."""
@@ -180,20 +185,35 @@ class Updater:
 
     def _update(self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool) -> None:
         """One optimizer update over the micro-batches of a mini-batch, or none where it would not be finite."""
-        losses, seen = self._accumulate(prepared, tally, step, first_pass=first_pass)
-        limit = self.settings.training.max_grad_norm or math.inf
-        losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-        if self.critic:
-            losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
-        broken = {name: value for name, value in losses.items() if not math.isfinite(value)}
+        losses, seen = self._gradients(prepared, tally, step, first_pass=first_pass)
+        broken = _not_finite(losses)
         if broken:
+            self.loss_scale.update()
             self._skip(prepared, tally, step, broken)
             return
         self.skipped_in_a_row = 0
-        self.optimizer.step()
+        self.loss_scale.step(self.optimizer)
+        self.loss_scale.update()
         tally.merge(seen)
         for name, value in losses.items():
             tally.add(name, value)
+
+    def _gradients(
+        self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool
+    ) -> tuple[dict[str, float], Tally]:
+        """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed."""
+        limit = self.settings.training.max_grad_norm or math.inf
+        while True:
+            losses, seen = self._accumulate(prepared, tally, step, first_pass=first_pass)
+            self.loss_scale.unscale_(self.optimizer)
+            scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
+            retry = scaled_up and not _not_finite(losses)
+            losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+            if self.critic:
+                losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
+            if not (retry and _not_finite(losses)):
+                return losses, seen
+            self.loss_scale.update()
 
     def _skip(self, prepared: list[Prepared], tally: Tally, step: int, broken: dict[str, float]) -> None:
         """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""
@@ -249,8 +269,12 @@ class Updater:
             for sample, before, now, worth in zip(item.samples, *columns, strict=True):
                 length = len(sample.token_ids)
                 self.observe(sample, before[:length], now[:length], worth[:length])
-        loss.backward()
+        self.loss_scale.scale(loss).backward()
         return losses
+
+
+def _not_finite(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if not math.isfinite(value)}
 
 
 def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:

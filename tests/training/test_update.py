@@ -71,6 +71,30 @@ def test_reinforce_pp_gradient_kl_in_the_reward_and_whitened(make: Make) -> None
     assert_gradient(updater, -(whitened * torch.cat(logprobs)).mean())
 
 
+@pytest.mark.parametrize("first_scale", [2.0**16, 2.0**40])
+def test_fp16_gradients_do_not_vanish_under_many_tokens(make: Make, first_scale: float) -> None:
+    """Divided by four million, gradients are below fp16's smallest number; a scale that overflows is halved."""
+    options: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000, "lora_alpha": 4}
+    wide, narrow = make(**options), make(**options, dtype="fp16")
+    narrow.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
+    assert narrow.policy.model.get_input_embeddings().weight.dtype == torch.float16
+    metrics = [updater.step(samples(), step=1) for updater in (wide, narrow)]
+    assert metrics[1]["updates_skipped"] == 0
+    assert metrics[1]["grad_norm"] == pytest.approx(metrics[0]["grad_norm"], rel=0.02)
+    for right, close in zip(wide.parameters, narrow.parameters, strict=True):
+        assert right.grad is not None and close.grad is not None
+        assert (close.grad - right.grad).norm() < 0.02 * right.grad.norm()
+    assert (narrow.loss_scale.get_scale() < first_scale) == (first_scale > 2.0**36)
+    assert narrow.state_dict()["loss_scale"]["scale"] == narrow.loss_scale.get_scale()
+    assert not wide.loss_scale.is_enabled()
+
+
+def test_a_broken_loss_in_fp16_is_skipped_as_in_any_other(make: Make) -> None:
+    updater = make(dtype="fp16")
+    assert updater.step(samples([math.nan, 1.0, 1.0, 1.0]), step=1)["updates_skipped"] == 1
+    assert updater.step(samples(), step=2)["updates_skipped"] == 0
+
+
 def test_dr_grpo_divides_by_sequences_times_constant(make: Make) -> None:
     updater = make(algorithm="dr_grpo")  # MAX_TOKENS is 4096
     total = sum((-sample.advantage * plain_logprobs(updater.policy, sample)).sum() for sample in samples())
