@@ -191,7 +191,7 @@ def _tokens(made: Plan) -> list[Row]:
     return [
         ("a trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
         ("a step", f"{tokens.per_step:,}", f"{tokens.trajectories} trajectories, {tokens.trainable_share:.0%} trained"),
-        ("the run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps"),
+        ("the run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps, {tokens.epochs:.2g} epochs"),
     ]
 
 

@@ -25,6 +25,7 @@ SWITCHES: Final = {
     "packing_samples": ("packing", False),
     "gradient_checkpointing": ("gradient_checkpointing", "off"),
     "use_wandb": ("wandb_mode", "disabled"),
+    "enable_vllm_is_correction": ("importance_correction", "off"),
 }
 """Flags that are off unless given, and the setting that is not off here."""
 _UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu"))
@@ -48,7 +49,8 @@ def offers(given: Given, plan: Plan, settings: Settings, algorithm: Algorithm) -
     if "rollout_batch_size" not in given and "train_batch_size" in given:
         found.pop("num_mini_batches", None)  # it belongs to a number of questions that is not taken over
     for name, (key, value) in SWITCHES.items():
-        if name not in given and key not in plan.values and _may_matter(_BY_NAME[name], given):
+        differs = value != _here(key, settings, algorithm)
+        if name not in given and key not in plan.values and differs and _may_matter(_BY_NAME[name], given):
             found[key] = value, f"--{name} not given: off in OpenRLHF"
     return found
 

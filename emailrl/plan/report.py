@@ -84,6 +84,7 @@ def _tokens(plan: Plan) -> dict[str, Any]:
         "per_step": tokens.per_step,
         "run": tokens.per_step * tokens.steps,
         "steps": tokens.steps,
+        "epochs": round(tokens.epochs, 4),
     }
 
 

@@ -14,7 +14,7 @@ from emailrl.policy.resolve import NANO, same_base
 from emailrl.policy.shape import Shape
 from emailrl.recording import read_records
 from emailrl.settings import Settings
-from emailrl.training.state import count_steps, questions_per_step
+from emailrl.training.state import count_steps, num_epochs, questions_per_step
 
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""
@@ -68,6 +68,8 @@ class Tokens:
     """Of one step."""
     eval_trajectories: int
     steps: int
+    epochs: float
+    """Passes over the training questions."""
     evaluations: int
     source: str
     """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
@@ -128,6 +130,7 @@ def count_tokens(
         trajectories=per_step * training.num_generations,
         eval_trajectories=settings.data.eval_dataset_size,
         steps=steps,
+        epochs=num_epochs(steps, per_step, settings.data.train_dataset_size),
         evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
         source=source,
     )

@@ -107,8 +107,9 @@ class AlgorithmSettings(Section):
     """A lower reward, its group baseline subtracted, counts as this; None is off."""
     reward_clip_high: float | None = None
     """A higher reward, its group baseline subtracted, counts as this; None is off."""
-    importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] = "off"
-    """Weighs tokens by trainer over sampler probability: clamped, zeroed outside bounds, or whole sequences zeroed."""
+    importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] | None = None
+    """Weighs tokens by trainer over sampler probability: clamped (tis), zeroed outside bounds (icepop), or whole
+    sequences zeroed. None is tis where vLLM samples, else off."""
     correction_low: Annotated[float, Field(ge=0)] = 0.5
     """Lower bound of an importance weight."""
     correction_high: Annotated[float, Field(gt=0)] = 5.0

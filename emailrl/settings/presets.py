@@ -18,6 +18,7 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "num_train_epochs": 2,
             # Epochs do not bound masked mode, so the two epochs are said in steps too: 10 questions / 2 a step * 2.
             "max_steps": 10,
+            "warmup_steps": 2,
         },
         "small": {"train_dataset_size": 100, "eval_dataset_size": 20, "eval_steps": 5},
         "medium": {"train_dataset_size": 1000, "eval_dataset_size": 50, "eval_steps": 20},
@@ -36,6 +37,8 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "num_generations": 6,
             "eval_steps": 30,
             "num_train_epochs": 4,
+            # Epochs do not bound masked mode: 4000 questions / 8 a step * 4.
+            "max_steps": 2000,
             "max_tokens": 2048,
         },
     }

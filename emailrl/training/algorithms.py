@@ -34,6 +34,8 @@ class Algorithm:
     """How far a value may move from the old one before its error counts as clipped."""
     dynamic_filtering: bool = False
     """Train only on groups with a mean inside a range, and ask further questions in place of the others."""
+    importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] = "off"
+    """How tokens are weighed where the sampler is not quite the trainer's policy."""
     overlong_share: float = 0.0
     """Share of MAX_TOKENS before its end over which a long completion is charged more and more; 0 is off."""
 
@@ -103,6 +105,8 @@ def resolve(settings: Settings) -> Algorithm:
         "kl_in": wanted.kl_in,
         "value_clip": wanted.value_clip,
         "dynamic_filtering": wanted.dynamic_filtering,
+        # vLLM's kernels give other log-probabilities than the trainer's: all peers correct for it.
+        "importance_correction": wanted.importance_correction or ("tis" if settings.agent.engine == "vllm" else "off"),
     }
     algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
     if not algorithm.has_critic and wanted.value_clip is None:

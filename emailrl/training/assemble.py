@@ -20,6 +20,7 @@ from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
 from emailrl.training.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.filtering import make_filter
+from emailrl.training.idle import idle_settings
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.mix import advice
 from emailrl.training.modes import MODES, Mode
@@ -59,7 +60,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
         scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
         data = load_data(settings)
-        data.notes += restored + said + advice(algorithm, settings)
+        data.notes += restored + said + advice(algorithm, settings) + idle_settings(algorithm, settings)
         if checkpoint:
             data.notes += _changes(checkpoint, settings, data)
         seed_generators(settings.training.seed)

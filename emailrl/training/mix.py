@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings
+from emailrl.training.idle import updates_per_step
 
 if TYPE_CHECKING:
     from emailrl.training.algorithms import Algorithm
@@ -45,6 +46,12 @@ def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
             f"RATIO_LEVEL=sequence averages over tokens: CLIP_LOW={algorithm.clip_low:g} and"
             f" CLIP_HIGH={algorithm.clip_high:g} will hardly ever clip (GSPO's are 3e-4 and 4e-4)"
         )
+    updates = updates_per_step(settings)
+    if updates > 1 and settings.lora.lora_dropout:
+        said.append(
+            f"LORA_DROPOUT={settings.lora.lora_dropout:g} with {updates} updates a step makes the ratios noisy: each"
+            " pass drops other weights than the one before; LORA_DROPOUT=0 is advised"
+        )
     if not algorithm.compares_rollouts and not algorithm.has_critic and not algorithm.whiten:
         said.append(f"{_estimator(algorithm, settings)} without WHITEN_ADVANTAGES has no baseline at all")
     return said
@@ -73,7 +80,7 @@ def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
             f"{_given(wanted, 'kl_target')} adapts a weight that starts at BETA=0 and stays there.",
             "Give BETA a value above 0, or leave KL_TARGET out.",
         )
-    for name in ("correction_low", "correction_high") if wanted.importance_correction == "off" else ():
+    for name in ("correction_low", "correction_high") if algorithm.importance_correction == "off" else ():
         if getattr(wanted, name) != getattr(_DEFAULTS, name):
             yield (
                 f"{_given(wanted, name)} is idle under IMPORTANCE_CORRECTION=off.",
@@ -137,7 +144,7 @@ def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 
 def _bounds(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     wanted, steps = settings.algorithm, settings.training.max_steps
-    if wanted.importance_correction != "off" and wanted.correction_low >= wanted.correction_high:
+    if algorithm.importance_correction != "off" and wanted.correction_low >= wanted.correction_high:
         yield (
             f"No weight lies between {_given(wanted, 'correction_low')} and {_given(wanted, 'correction_high')}.",
             "Give a lower bound below the upper one; 1 should lie between them.",
@@ -162,7 +169,7 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
             f" rollouts of one question ({_estimator(algorithm, settings)}).",
             f"Use at least {algorithm.min_group_size}, or ADVANTAGE_ESTIMATOR=reinforce or gae.",
         )
-    correction = settings.algorithm.importance_correction
+    correction = algorithm.importance_correction
     if correction != "off" and settings.agent.engine == "openai":
         yield (
             f"IMPORTANCE_CORRECTION={correction} needs the sampler's log-probabilities, which EMAILRL_ENGINE=openai"

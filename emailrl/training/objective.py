@@ -108,18 +108,19 @@ class Objective:
         return share if correction is None else correction if share is None else correction * share
 
     def _share(self, batch: MicroBatch) -> Tensor | None:
-        """What a row's token mean counts for ``(B, 1)``: a trajectory in several samples weighs as much as any other."""
+        """What a row's token mean counts for ``(B, 1)``: a trajectory in several samples weighs as one."""
         return batch.share[:, None] if self.algorithm.aggregation == "sequence_mean" else None
 
     def _correction(self, old: Tensor, batch: MicroBatch, seen: Tally, *, first_pass: bool) -> Tensor | None:
         """Weights of the tokens; a function of old and sampler log-probabilities, so the same in every pass."""
-        if self.wanted.importance_correction == "off":
+        kind = self.algorithm.importance_correction
+        if kind == "off":
             return None
         weights, said = correction_weights(
             old,
             batch.sampler_logprobs,
             batch.loss_mask,
-            kind=self.wanted.importance_correction,
+            kind=kind,
             low=self.wanted.correction_low,
             high=self.wanted.correction_high,
             ratio_level=self.algorithm.ratio_level,

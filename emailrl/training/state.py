@@ -134,6 +134,11 @@ def questions_per_step(training: TrainingSettings) -> int:
     return training.per_device_train_batch_size * training.gradient_accumulation_steps
 
 
+def num_epochs(steps: int, per_step: int, num_questions: int) -> float:
+    """Passes that ``steps`` steps make over the questions; the last step of each pass may be short."""
+    return steps / math.ceil(num_questions / per_step)
+
+
 def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
     """Most steps of the run: MAX_STEPS, or fewer where the mode's epochs end before (``epochs`` None: no bound).
 

@@ -13,6 +13,7 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
+from emailrl.training.state import num_epochs, questions_per_step
 
 RULE = "=" * 60
 Say = Callable[[str], None]
@@ -110,14 +111,15 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
 def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int) -> str:
     """The lines a run begins with."""
     training = settings.training
+    per_step = questions_per_step(training)
     begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} steps"
     return "\n".join(
         (
             RULE,
             f"{begun} | mode {training.mode} | algorithm {training.algorithm} | model {settings.model.name}",
             f"Questions: {num_train} to train on, {num_eval} to evaluate on",
-            f"A step: {training.per_device_train_batch_size * training.gradient_accumulation_steps} questions"
-            f" x {training.num_generations} rollouts",
+            f"A step: {per_step} questions x {training.num_generations} rollouts;"
+            f" {total} steps are {num_epochs(total, per_step, num_train):.2g} epochs",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",
             RULE,

@@ -9,6 +9,7 @@ import pytest
 from settings.places import at
 
 from emailrl.settings import Settings
+from emailrl.training.state import num_epochs, questions_per_step
 
 Load = Callable[..., Settings]
 
@@ -28,6 +29,7 @@ Load = Callable[..., Settings]
                 "evaluation.eval_steps": 1,
                 "training.num_train_epochs": 2,
                 "training.max_steps": 10,
+                "training.warmup_steps": 2,
             },
         ),
         ("small", {"data.train_dataset_size": 100, "data.eval_dataset_size": 20, "evaluation.eval_steps": 5}),
@@ -52,6 +54,7 @@ Load = Callable[..., Settings]
                 "training.num_generations": 6,
                 "evaluation.eval_steps": 30,
                 "training.num_train_epochs": 4,
+                "training.max_steps": 2000,
                 "agent.max_tokens": 2048,
             },
         ),
@@ -67,6 +70,17 @@ def test_presets_set_what_they_say_and_nothing_else(load: Load, preset: str, val
     }
     assert changed == {place: value for place, value in values.items() if at(load(), place) != value}
     assert all(at(load(None, preset), place) == value for place, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("preset", "epochs"),
+    # guide and quick make the epochs they name; the default's and paper's steps are the seeds'.
+    [("quick", 2.0), ("guide", 4.0), ("full", 200 / 750), ("paper", 200 / 375), ("small", 8.0), ("medium", 0.8)],
+)
+def test_how_often_a_preset_goes_through_its_questions(load: Load, preset: str, epochs: float) -> None:
+    training, questions = load(None, preset).training, load(None, preset).data.train_dataset_size
+    assert num_epochs(training.max_steps, questions_per_step(training), questions) == pytest.approx(epochs)
+    assert training.warmup_steps <= training.max_steps / 4
 
 
 def test_an_unknown_preset_names_the_nearest(refused: Any) -> None:

@@ -11,6 +11,7 @@ from emailrl.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.training.advantages import ESTIMATORS
 from emailrl.training.algorithms import ALGORITHMS, Algorithm, resolve
+from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice
 
 
@@ -177,6 +178,64 @@ def test_advice(name: str, overrides: dict[str, Any], said: str) -> None:
     settings = Settings.model_validate({"training": {"algorithm": name}, "algorithm": overrides})
     (note,) = advice(resolve(settings), settings)
     assert said in note
+
+
+def test_dropout_is_advised_against_where_a_step_makes_several_updates() -> None:
+    for epochs, notes in ((1, 0), (2, 1)):
+        settings = Settings.model_validate({"lora": {"lora_dropout": 0.1}, "training": {"update_epochs": epochs}})
+        assert len(advice(resolve(settings), settings)) == notes
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "expected"),
+    [("auto", None, "off"), ("transformers", None, "off"), ("vllm", None, "tis"), ("vllm", "off", "off"),
+     ("auto", "icepop", "icepop"), ("vllm", "sequence_mask", "sequence_mask")],
+)  # fmt: skip
+def test_the_sampler_is_corrected_for_where_it_is_vllm(engine: str, given: str | None, expected: str) -> None:
+    settings = Settings.model_validate({"agent": {"engine": engine}, "algorithm": {"importance_correction": given}})
+    assert resolve(settings).importance_correction == expected
+
+
+IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
+    ("grpo", {"algorithm": {"clip_low": 0.1}}, "CLIP_LOW has no effect with one update per step"),
+    ("grpo", {"algorithm": {"clip_high": 0.1}}, "CLIP_HIGH has no effect with one update per step"),
+    ("grpo", {"algorithm": {"dual_clip": 3.0}}, "DUAL_CLIP has no effect with one update per step"),
+    ("ppo", {"algorithm": {"value_clip": 0.1}}, "VALUE_CLIP has no effect with one update per step"),
+    ("gspo", {}, "--algorithm gspo differs from grpo in its aggregation alone with one update per step"),
+    ("grpo", {"algorithm": {"kl_horizon": 99}}, "KL_HORIZON has no effect without KL_TARGET"),
+    ("grpo", {"training": {"min_lr_ratio": 0.1}}, "MIN_LR_RATIO has no effect with LR_SCHEDULER=constant"),
+    ("grpo", {"training": {"warmup_steps": 3, "warmup_ratio": 0.1}}, "WARMUP_STEPS has no effect beside WARMUP_RATIO"),
+    ("ppo", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator gae"),
+    ("reinforce_pp", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator"),
+    ("grpo", {"output": {"export_format": "merged"}}, "EXPORT_FORMAT has no effect without EXPORT_DIR"),
+    (
+        "grpo",
+        {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}},
+        "VLLM_ENFORCE_EAGER has no effect beside",
+    ),
+    ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS has no effect above 1 in this process"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "said"), IDLE)
+def test_a_setting_without_effect_is_named(name: str, given: dict[str, dict[str, Any]], said: str) -> None:
+    sections = {section: dict(fields) for section, fields in given.items()}
+    sections.setdefault("training", {})["algorithm"] = name
+    settings = Settings.model_validate(sections)
+    (line,) = idle_settings(resolve(settings), settings)
+    assert line.startswith(said)
+
+
+def test_what_has_an_effect_is_not_named() -> None:
+    assert idle_settings(resolve(Settings()), Settings()) == []
+    sections: dict[str, dict[str, Any]] = {
+        "training": {"algorithm": "ppo", "update_epochs": 2, "min_lr_ratio": 0.1, "lr_scheduler": "linear"},
+        "algorithm": {"clip_low": 0.1, "dual_clip": 3.0, "value_clip": 0.1, "kl_target": 0.1, "kl_horizon": 99},
+        "output": {"export_dir": "e", "export_format": "merged"},
+        "vllm": {"vllm_urls": "http://a", "vllm_timeout": 5},
+    }
+    settings = Settings.model_validate(sections)
+    assert idle_settings(resolve(settings), settings) == []
 
 
 def test_named_algorithms_need_no_advice() -> None:

@@ -1,0 +1,78 @@
+"""Settings that were given and have no effect beside others, which the head of a run says.
+
+Those that contradict each other are errors (``mix``); these are not wrong, only idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from emailrl.settings import Settings
+
+if TYPE_CHECKING:
+    from emailrl.training.algorithms import Algorithm
+
+IN_PROCESS = (
+    "vllm_tensor_parallel_size",
+    "vllm_gpu_memory_utilization",
+    "vllm_enforce_eager",
+    "vllm_enable_prefix_caching",
+    "vllm_enable_sleep",
+    "vllm_max_loras",
+    "vllm_max_lora_rank",
+)
+"""Settings of vLLM in this process, which servers have as their own flags."""
+
+ONE_UPDATE = "with one update per step (NUM_MINI_BATCHES=1, UPDATE_EPOCHS=1): every ratio is 1"
+
+
+def updates_per_step(settings: Settings) -> int:
+    """Optimizer updates on the trajectories of one step, unless they are too few for as many mini-batches."""
+    return settings.training.num_mini_batches * settings.training.update_epochs
+
+
+def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:
+    """One line for each setting that was given and changes nothing, with the reason."""
+    rows = [*_of_the_update(algorithm, settings), *_of_the_run(settings), *_of_vllm(settings)]
+    said = [
+        f"{name.upper()} has no effect {reason}"
+        for section, name, reason in rows
+        if name in getattr(settings, section).model_fields_set
+    ]
+    if algorithm.name == "gspo" and updates_per_step(settings) == 1:
+        said.append(f"--algorithm gspo differs from grpo in its aggregation alone {ONE_UPDATE}")
+    return said
+
+
+Row = tuple[str, str, str]
+"""Section, setting, and beside what it is idle."""
+
+
+def _of_the_update(algorithm: Algorithm, settings: Settings) -> Iterator[Row]:
+    if updates_per_step(settings) == 1:
+        for name in ("clip_low", "clip_high", "dual_clip", "value_clip", "ratio_level"):
+            yield "algorithm", name, ONE_UPDATE
+    if settings.algorithm.kl_target is None:
+        yield "algorithm", "kl_horizon", "without KL_TARGET"
+    if not algorithm.compares_rollouts:
+        estimator = f"with the advantage estimator {algorithm.advantage}, which does not compare the rewards of a group"
+        yield "algorithm", "min_group_std", estimator
+
+
+def _of_the_run(settings: Settings) -> Iterator[Row]:
+    training = settings.training
+    if training.lr_scheduler == "constant":
+        yield "training", "min_lr_ratio", "with LR_SCHEDULER=constant"
+    if training.warmup_ratio is not None:
+        yield "training", "warmup_steps", "beside WARMUP_RATIO"
+    if settings.output.export_dir is None:
+        yield "output", "export_format", "without EXPORT_DIR"
+
+
+def _of_vllm(settings: Settings) -> Iterator[Row]:
+    if settings.vllm.vllm_urls:
+        for name in IN_PROCESS:
+            yield "vllm", name, "beside VLLM_URLS: the servers have flags of their own"
+    elif settings.vllm.vllm_max_loras > 1:
+        yield "vllm", "vllm_max_loras", "above 1 in this process, which plays one adapter at a time"
