@@ -75,7 +75,7 @@ class EmailAgent:
         policy = self._policy(adapter.base_model if adapter else model, tokenizer)
         self.settings = with_token_limit(self.settings, policy.model)
         self._engine = _engine(self.settings, policy, adapter)
-        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas())
+        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas(self.settings.agent.search_order))
 
     def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
         """Search ``inbox`` for the answer to ``question``.

@@ -174,7 +174,7 @@ def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
     from emailrl.policy.packing import enable_packing, packed_inputs
 
     model = tiny_model(layers, dtype, dropout=dropout)
-    assert enable_packing(model)
+    assert enable_packing(model) is None
     weights = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
     seen: dict[int, Any] = {}
 

@@ -72,12 +72,18 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
     """Raise for all that can be told before a model is loaded.
 
     EmailRLError where vLLM is to run in this process and is missing; UsageError for addresses, paths and sampling that
-    cannot be used, and under torchrun, where vLLM in process would share the trainer's process group.
+    cannot be used, for Unsloth's backend beside vLLM in process (its patches reach vLLM's model too), and under
+    torchrun, where vLLM in process would share the trainer's process group.
     """
     check_sampling(settings, trainable=trainable)
     read_path_map(settings.vllm.vllm_adapter_path_map)
     if read_urls(settings.vllm.vllm_urls):
         return
+    if settings.model.backend == "unsloth":
+        raise UsageError(
+            "The backend unsloth does not work with vLLM in the same process.",
+            "Name servers in VLLM_URLS, or use --backend transformers or --engine transformers.",
+        )
     if find_spec("vllm") is None:
         raise EmailRLError(
             "The engine vllm is not installed.",

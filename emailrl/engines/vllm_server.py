@@ -53,6 +53,12 @@ class VllmServers:
         self._replicas = [Replica(url, self._key) for url in read_urls(self._settings.vllm_urls)]
         for replica in self._replicas:
             tell(replica.url, "policy", with_key=bool(self._key))
+        # The defaults of these two suit chat servers that strangers share; they hold here where they were chosen.
+        chosen = settings.agent.model_fields_set | settings.rewards.model_fields_set
+        most = self._agent.max_batch_trajectories * len(self._replicas)
+        self._limit = self._agent.rollout_concurrency if "rollout_concurrency" in chosen else most
+        given = "litellm_timeout" in chosen and "vllm_timeout" not in self._settings.model_fields_set
+        self._timeout = settings.rewards.litellm_timeout if given else self._settings.vllm_timeout
         self._path_map = read_path_map(self._settings.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._path: Path | None = None
@@ -89,10 +95,9 @@ class VllmServers:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
         if not self._proven:
             self.load_adapter(self._path, self.version)
-        limit = self._agent.max_batch_trajectories * len(self._replicas)
 
         async def play(client: httpx.AsyncClient) -> list[Completion]:
-            return await converse(requests, partial(self._complete, client), advance, limit=limit)
+            return await converse(requests, partial(self._complete, client), advance, limit=self._limit)
 
         try:
             return self._in_loop(play)
@@ -266,7 +271,7 @@ class VllmServers:
 
         async def run() -> T:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            timeout = httpx.Timeout(self._settings.vllm_timeout, connect=10.0, pool=None)
+            timeout = httpx.Timeout(self._timeout, connect=10.0, pool=None)
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             async with Client(headers=headers, timeout=timeout, limits=limits) as client:
                 return await act(client)

@@ -35,10 +35,10 @@ class Task:
     tools: list[dict[str, Any]]
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str, search_order: str = "newest") -> Task:
     """The task that a name stands for: ``mail``, or a Python path; raises UsageError where it cannot be loaded."""
     if name == MAIL:
-        return Task(mail_agent, tool_schemas())
+        return Task(mail_agent, tool_schemas(search_order))
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
@@ -46,7 +46,8 @@ def load_task(name: str) -> Task:
     def make(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> CustomEnvironment:
         return CustomEnvironment(part, scenario, mailbox, settings)
 
-    return Task(make, _tools(part))
+    tools = _tools(part)
+    return Task(make, tool_schemas(search_order) if tools is None else tools)
 
 
 def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> MailEnvironment:
@@ -151,10 +152,11 @@ class CustomEnvironment:
         return EmailRLError(f"{what} the environment {self._part.name} gave {_shown(value)}, not {wanted}.")
 
 
-def _tools(part: Part) -> list[dict[str, Any]]:
+def _tools(part: Part) -> list[dict[str, Any]] | None:
+    """The tools that the maker names; None where it names none."""
     tools = getattr(part.call, "tools", None)
     if tools is None:
-        return tool_schemas()
+        return None
     for tool in tools if isinstance(tools, list) else [tools]:
         name = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
         if not isinstance(name, str):

@@ -78,9 +78,16 @@ TOOLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def tool_schemas() -> list[dict[str, Any]]:
-    """OpenAI function schemas of the tools, in a fixed order; a fresh copy each call."""
-    return [_schema(tool) for tool in TOOLS.values()]
+def tool_schemas(order: str = "newest") -> list[dict[str, Any]]:
+    """OpenAI function schemas of the tools, in a fixed order; a fresh copy each call.
+
+    ``order`` is how the mailbox sorts what a search finds: ``newest`` or ``relevance``.
+    """
+    schemas = [_schema(tool) for tool in TOOLS.values()]
+    if order == "relevance":
+        search = schemas[0]["function"]
+        search["description"] = search["description"].replace("newest first", "most relevant first")
+    return schemas
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:

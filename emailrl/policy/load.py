@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from emailrl.policy.tensors import write_tensors
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
 
-LOG = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -50,6 +48,8 @@ class Policy:
     """Rank, alpha, dropout and target modules; empty for a bare base model."""
     value_head: ValueHead | None = None
     """The critic, where an algorithm with one trains."""
+    notes: list[str] = field(default_factory=list)
+    """Why it trains more slowly than the settings ask for."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
@@ -129,6 +129,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     if settings.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(settings.model.chat_template)
     model.eval()  # the updater alone, while it updates, wants dropout
+    notes: list[str] = []
     if trainable:
         check_projection(model)
         if settings.model.backend == "unsloth":
@@ -136,7 +137,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
 
             model = prepare_unsloth(model, settings)
         else:
-            _prepare_training(model, settings, device)
+            notes = _prepare_training(model, settings, device)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -147,25 +148,30 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         trainable=trainable,
         lora=_lora_facts(model),
         value_head=load_value_head(model, adapter) if trainable and adapter else None,
+        notes=notes,
     )
 
 
-def _prepare_training(model: Any, settings: Settings, device: torch.device) -> None:
-    """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed."""
-    training = settings.training
-    packs = training.packing and enable_packing(model)
-    if training.packing and not packs:
-        LOG.info("%s trains with padding: it does not take packed rows", settings.model.name)
-    if packs and training.fused_layers and device.type == "cuda":
+def _prepare_training(model: Any, settings: Settings, device: torch.device) -> list[str]:
+    """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
+
+    Returns what of PACKING and FUSED_LAYERS could not be had, and why.
+    """
+    training, notes = settings.training, []
+    unpacked = enable_packing(model) if training.packing else "PACKING=false"
+    if training.packing and unpacked:
+        notes.append(f"{settings.model.name} trains with padding, which is slower: {unpacked}")
+    if not unpacked and training.fused_layers and device.type == "cuda":
         reason = enable_fused(model, training.gradient_checkpointing)
         if reason is None:
-            return
-        LOG.info("%s trains by transformers' layers: %s", settings.model.name, reason)
+            return notes
+        notes.append(f"{settings.model.name} trains with transformers' layers, which is slower: {reason}")
     # Between keeping all and nothing transformers knows no middle.
     if training.gradient_checkpointing in ("on", "selective") or (
         training.gradient_checkpointing == "auto" and device.type == "cuda"
     ):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return notes
 
 
 def choose_device(name: str) -> torch.device:

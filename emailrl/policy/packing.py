@@ -116,8 +116,8 @@ AttentionInterface.register(PACKED, packed_attention)
 AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
-def enable_packing(model: Any) -> bool:
-    """Make ``model`` (PEFT or bare) take packed rows where it can; returns whether it does.
+def enable_packing(model: Any) -> str | None:
+    """Make ``model`` (PEFT or bare) take packed rows where it can; returns what keeps it from that, None where it does.
 
     Only plain causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix
     samples or see too far, and a model loaded with another attention than SDPA keeps it.
@@ -127,13 +127,16 @@ def enable_packing(model: Any) -> bool:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     plain = layer_types == {"full_attention"} and (not windowed or hasattr(config, "layer_types"))
-    if not plain or not base._supports_attention_backend or base.config._attn_implementation != "sdpa":
-        return False
+    attention = base.config._attn_implementation
+    if attention != "sdpa":
+        return f"packing needs ATTN_IMPLEMENTATION=sdpa, not {attention}"
+    if not plain or not base._supports_attention_backend:
+        return "its attention is not plain causal attention in every layer"
     base.set_attn_implementation(PACKED)
     if _keeps_samples_apart(base):
-        return True
+        return None
     base.set_attn_implementation("sdpa")
-    return False
+    return "in a packed row its samples would see one another"
 
 
 def takes_packed(model: Any) -> bool:

@@ -151,7 +151,8 @@ def build_collector(
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.rewards.build import build_scorer
 
-    task = load_task(MAIL if make_environment else settings.agent.environment)
+    agent = settings.agent
+    task = load_task(MAIL if make_environment else agent.environment, agent.search_order)
     return Collector(
         engine,
         ChatRenderer(policy.tokenizer, task.tools),
@@ -171,7 +172,7 @@ def build_chat_collector(settings: Settings, *, scorer: Scores | None = None) ->
     from emailrl.engines import build_chat_engine
     from emailrl.rewards.build import build_scorer
 
-    task = load_task(settings.agent.environment)
+    task = load_task(settings.agent.environment, settings.agent.search_order)
     scorer = scorer or build_scorer(settings)
     engine = build_chat_engine(settings, task.tools)
     return Collector(engine, None, settings, scorer, settings.store.db, make_environment=task.make)

@@ -43,7 +43,7 @@ class ModelSettings(Section):
     device: str = "auto"
     """auto takes a GPU when there is one; else cpu, cuda or cuda:N."""
     attn_implementation: Annotated[str, Code()] = "sdpa"
-    """transformers' attention: sdpa, eager, flash_attention_2."""
+    """transformers' attention: sdpa, eager, flash_attention_2. Packing and fused layers need sdpa."""
     load_in_4bit: bool = False
     """Hold the frozen base in 4 bits (bitsandbytes, GPU only)."""
     chat_template: Path | None = None
@@ -147,7 +147,8 @@ class AgentSettings(Section):
     search_order: Literal["newest", "relevance"] = "newest"
     """Which mails search_emails returns first, and so which ten; relevance is BM25, the subject counting five times."""
     rollout_concurrency: Positive = 10
-    """Most remote completions in flight at once."""
+    """Most remote completions in flight at once; with vLLM servers only where it is set (else MAX_BATCH_TRAJECTORIES a
+    server)."""
     max_batch_trajectories: Positive = 64
     """Most trajectories the in-process engine decodes at once."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
@@ -183,7 +184,7 @@ class RewardSettings(Section):
     judge_api_key: SecretStr | None = None
     """The judge's key where its endpoint is not OpenRouter."""
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
-    """Seconds to wait for a remote completion."""
+    """Seconds to wait for a remote completion; with vLLM servers where it is set and VLLM_TIMEOUT is not."""
     judge_max_tokens: Positive = 16
     """Tokens of one verdict; give a model that thinks aloud more."""
     judge_retries: NonNegative = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -48,6 +49,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
+    _check_alone()
     check_services(settings)
     check_engine(settings, trainable=True)
     _check_environment(settings, mode)
@@ -65,6 +67,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
             data.notes += _changes(checkpoint, settings, data)
         seed_generators(settings.training.seed)
         policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
+        data.notes += policy.notes
         total = _total_steps(settings, mode, len(data.train))
         updater = Updater(policy, algorithm, settings, total_steps=total)
         state = _restore(checkpoint, updater) if checkpoint else RunState()
@@ -159,6 +162,15 @@ def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Sc
 
 def _epochs(settings: Settings, mode: Mode) -> int | None:
     return settings.training.num_train_epochs if mode.epochs_bound else None
+
+
+def _check_alone() -> None:
+    """Refuse to be one of several processes: each would train a run of its own, unaware of the others."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise UsageError(
+            f"emailrl train runs as one process, and torchrun started {processes}.", "Start it without torchrun."
+        )
 
 
 def _check_environment(settings: Settings, mode: Mode) -> None:

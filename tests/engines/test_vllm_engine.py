@@ -18,7 +18,7 @@ import torch
 from engines.vllm_stand_in import Params, StandIn, settings_for
 from tiny import make_model
 
-from emailrl.engines import build_engine
+from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
 from emailrl.engines.transformers_engine import TransformersEngine
@@ -206,6 +206,10 @@ def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytes
     with pytest.raises(EmailRLError, match=r"not installed\. Run in the clone: pip install -e '\.\[vllm\]'"):
         build_engine(settings_for(Path(policy.path)), policy)
     monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: name)
+    given = {"engine": "vllm", "backend": "unsloth"}
+    unsloth = load_settings(given, environ={}, cwd=tmp_path)
+    with pytest.raises(UsageError, match="backend unsloth does not work with vLLM in the same process"):
+        check_engine(unsloth, trainable=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="one training process only"):
         build_engine(settings_for(Path(policy.path)), policy)

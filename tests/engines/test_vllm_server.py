@@ -370,3 +370,26 @@ def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
     with pytest.raises(UsageError, match="cannot be trained"):
         build_engine(load_settings(given, environ={}, cwd=model), policy)
     build_engine(load_settings(given | {"temperature": 1.0}, environ={}, cwd=model), policy)
+
+
+def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers]
+) -> None:
+    """Ten at once is for chat servers that strangers share; without the setting these get MAX_BATCH_TRAJECTORIES."""
+    for options, busiest in (({}, 12), ({"rollout_concurrency": 3}, 3), ({"max_batch_trajectories": 4}, 4)):
+        stub = serve(delay=0.2)
+        with closing(connect(stub, **options)) as engine:
+            ask(engine, 12, max_tokens=1)
+        assert stub.http.busiest == busiest
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({"litellm_timeout": 0.2}, 0.2), ({"litellm_timeout": 60, "vllm_timeout": 0.2}, 0.2)],
+)
+def test_a_server_is_waited_for_as_long_as_was_chosen(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], options: dict[str, float], seconds: float
+) -> None:
+    stub = serve(delay=3 * seconds)
+    with pytest.raises(EmailRLError), closing(connect(stub, vllm_retries=0, **options)) as engine:
+        ask(engine, 1)

@@ -67,7 +67,7 @@ def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_pa
 
 
 def test_a_copy_for_sampling_leaves_the_fused_layers_of_its_original_behind(trainer: PeftModel) -> None:
-    assert enable_packing(trainer) and enable_fused(trainer, "auto") is None
+    assert enable_packing(trainer) is None and enable_fused(trainer, "auto") is None
     merged = weights.MergedWeights(trainer.get_base_model())
     assert fused_backbone(merged.model) is None and fused_backbone(trainer) is not None
 

@@ -72,6 +72,12 @@ def test_every_parameter_is_described() -> None:
         assert all(p["description"] for p in schema["function"]["parameters"]["properties"].values())
 
 
+def test_the_search_tool_says_in_which_order_it_answers() -> None:
+    newest, relevance = (tool_schemas(order)[0]["function"]["description"] for order in ("newest", "relevance"))
+    assert tool_schemas()[0]["function"]["description"] == newest and newest.endswith("keywords, newest first.")
+    assert relevance == newest.replace("newest first", "most relevant first")
+
+
 def test_schemas_are_fresh_copies() -> None:
     tool_schemas()[0]["function"]["name"] = "broken"
     assert tool_schemas()[0]["function"]["name"] == "search_emails"

@@ -62,7 +62,7 @@ def test_equals_transformers_and_peft(kind: str, targets: list[str], others: dic
     peft = with_lora(random_model(kind, **others), targets)
     ids, mask = batch([13, 5, 2, 9])
     expected, expected_entropy, expected_gradients = scored(peft, ids, mask)
-    assert enable_packing(peft) and enable_fused(peft, "auto") is None
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
     peft.get_base_model().emailrl_fused.keep_for = lambda *given: keep
     logprobs, entropy, gradients = scored(peft, ids, mask)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
@@ -86,7 +86,7 @@ def test_adapter_off_and_adapter_moved() -> None:
 
     parameters = [one for one in peft.parameters() if one.requires_grad]
     expected = both()
-    assert enable_packing(peft) and enable_fused(peft, "auto") is None
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
     torch.testing.assert_close(both(), expected, atol=1e-5, rtol=0)
     optimizer = torch.optim.AdamW(parameters, lr=0.1)
     token_logprobs(peft, ids, mask).logprobs.sum().backward()

@@ -81,7 +81,7 @@ def test_equals_separate_forwards(kind: str, heads: str) -> None:
     watched += [model.model.embed_tokens.weight, model.model.layers[1].mlp.down_proj.weight]
     expected = separate(model, ids, mask)
     expected_gradient = torch.autograd.grad((weight * expected).sum(), watched)
-    assert enable_packing(model) and shares_prefixes(model)
+    assert enable_packing(model) is None and shares_prefixes(model)
     seen: list[int] = []
     model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     actual = token_logprobs(model, ids, mask, shared=shared).logprobs
@@ -101,7 +101,7 @@ def test_fused_layers_equal_transformers_and_peft(kind: str, keep: Keep) -> None
     peft = with_lora(random_model(kind, **({"head_dim": 8} if kind == "Qwen3" else {})))
     ids, mask, shared = grow(TREE, seed=2)
     expected, expected_entropy, expected_gradients = scored(peft, ids, mask)
-    assert enable_packing(peft) and enable_fused(peft, "auto") is None
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
     peft.get_base_model().emailrl_fused.keep_for = lambda *given: keep
     logprobs, entropy, gradients = scored(peft, ids, mask, shared=shared)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
@@ -115,7 +115,7 @@ def test_fused_layers_equal_transformers_and_peft(kind: str, keep: Keep) -> None
 @cache
 def packed_model() -> Any:
     model = random_model("Qwen3", head_dim=8)
-    assert enable_packing(model)
+    assert enable_packing(model) is None
     return model
 
 
@@ -123,7 +123,7 @@ def packed_model() -> Any:
 def fused_model() -> Any:
     """In float64: what remains between two orders of the same sums is then far below any mistake."""
     peft = with_lora(random_model("Qwen3", head_dim=8)).double()
-    assert enable_packing(peft) and enable_fused(peft, "off") is None
+    assert enable_packing(peft) is None and enable_fused(peft, "off") is None
     return peft
 
 
@@ -181,7 +181,7 @@ def test_gradients_of_shared_keys_are_summed_in_float32() -> None:
 
 def test_with_dropout_nothing_is_shared() -> None:
     def shares(model: Any) -> bool:
-        assert enable_packing(model)
+        assert enable_packing(model) is None
         return shares_prefixes(model)
 
     def adapted(**others: Any) -> Any:
@@ -190,7 +190,7 @@ def test_with_dropout_nothing_is_shared() -> None:
     assert shares(adapted()) and not shares(adapted(lora_dropout=0.1))
     assert not shares(random_model("Qwen3", head_dim=8, attention_dropout=0.1))
     padded = random_model("Mistral", sliding_window=4)
-    assert not enable_packing(padded) and not shares_prefixes(padded)
+    assert enable_packing(padded) is not None and not shares_prefixes(padded)
     dropping = random_model("Qwen3", head_dim=8)
     dropping.model.layers[0].mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.1))
     assert not shares(dropping)
