@@ -321,7 +321,7 @@ def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PEAK_ON_A_CPU], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shape, layout = find_shape("nano"), Layout("transformers", 4, 16, ALL, on_gpu=False, fused_head=False)
-    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1, "given")
+    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, "given")
     planned = training_bytes(shape, layout, "all", 2048, tokens)
     assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, "all")
     assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward"], rel=0.15)
@@ -498,7 +498,7 @@ def test_tokens_and_steps(tmp_path: Path) -> None:
 def test_training_operations_by_hand() -> None:
     """One layer of one weight each way: 4 operations a weight, attention 3·2·T, head 4 a trained token's product."""
     shape = Shape("llama", 1, 1, 1, 1, 1, 1, 10, True, 100)
-    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1, "given")
+    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1.0, 1, "given")
     layout = Layout("fused", 2, 16, ALL)
     # 7 weights; 20 tokens: 4·7 + 6·10 a token, and 4·10 for each of the 10 trained.
     assert training_flops(shape, layout, "all", tokens) == 20 * (28 + 60) + 10 * 40
