@@ -90,6 +90,11 @@ class Evaluation:
         """The accuracy's Wilson 95 % interval."""
         return wilson_interval(self.num_correct, self.num_judged)
 
+    @property
+    def verdicts(self) -> dict[str, bool]:
+        """Whether each judged question was answered rightly, by its id."""
+        return {each.scenario.id: is_correct(each) for each in self.trajectories if is_judged(each)}
+
     def metrics(self) -> dict[str, Any]:
         """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included."""
         low, high = self.interval

@@ -154,6 +154,8 @@ def origin(file: Path, trajectory: Trajectory) -> str | None:
         return f"benchmark of {_measured(results, file.name) or trajectory.policy_version or 'an unnamed model'}"
     if file.name.startswith("eval-"):
         return f"evaluation at step {trajectory.step}"
+    if file.name.startswith("confirm-"):
+        return f"best_model, of step {trajectory.step}, on questions that did not choose it"
     return None if file.name.startswith("step-") else "rollout"
 
 

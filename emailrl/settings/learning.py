@@ -150,4 +150,5 @@ class EvaluationSettings(Section):
     target_accuracy: Fraction = 0.95
     """Training stops when an evaluation reaches it."""
     patience: Annotated[Positive, Env("PATIENCE")] = 5
-    """Evaluations without a better accuracy before training stops."""
+    """Evaluations without a better accuracy before training stops; it stops only where the last so many evaluations
+    are, question by question, no better than the so many before (upper end of a 95 % interval at most 0)."""

@@ -130,7 +130,9 @@ def load_data(settings: Settings) -> Data:
     data, seed = settings.data, settings.training.seed
     database = database_fingerprint(settings.store.db)
     train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
-    val = load_scenario_set(None, "val", limit=data.eval_dataset_size, seed=seed, data=data)
+    num_val = data.eval_dataset_size
+    val = load_scenario_set(None, "val", limit=2 * num_val, seed=seed, data=data)
+    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     coverage = missing_ids(train.scenarios, settings.store.db)
     if not coverage.num_answerable:
         raise UsageError(
@@ -143,10 +145,11 @@ def load_data(settings: Settings) -> Data:
         notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
     return Data(
         train=train.scenarios,
-        val=val.scenarios,
+        val=chosen,
         notes=notes,
         database_fingerprint=database,
-        questions_fingerprint=fingerprint([*train.scenarios, *val.scenarios]),
+        questions_fingerprint=fingerprint([*train.scenarios, *chosen]),
+        confirm=confirm,
     )
 
 

@@ -36,12 +36,12 @@ from emailrl.settings import Settings, run_root
 LOCK = ".lock"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
-_RECORDS = re.compile(r"\.?(?:(?:step|eval)-\d+\.jsonl(?:\.\d+)?|v-\d+|step-\d+-\d+\.(?:json|safetensors))")
+_RECORDS = re.compile(r"\.?(?:(?:step|eval|confirm)-\d+\.jsonl(?:\.\d+)?|v-\d+|step-\d+-\d+\.(?:json|safetensors))")
 _FOLDERS = ("trajectories", "training", "policy", "skipped")
 """Of these only what a run records in them is its own."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
-    r"|wandb|tensorboard|training\.log|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
+    r"|wandb|tensorboard|training\.log|confirmed\.json|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
 )
 """What else a run puts into its directory."""
 

@@ -37,7 +37,7 @@ from emailrl.training.directory import checkpoint_to_resume, held, run_to_resume
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
-_RECORDED = re.compile(r"(\.?)(?:step|eval|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|-\d+\.(?:json|safetensors))?")
+_RECORDED = re.compile(r"(\.?)(?:step|eval|confirm|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|-\d+\.(?:json|safetensors))?")
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from emailrl.checkpoints import (
     run_folders,
     write_checkpoint,
 )
+from emailrl.disk import replace_bytes
 from emailrl.engines import PolicyEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
@@ -33,7 +35,7 @@ from emailrl.training.provenance import git_commit, versions
 from emailrl.training.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.samples import TrainingSample
 from emailrl.training.state import Cursor, RunState, StepQuestions, questions_per_step
-from emailrl.training.tracking import Tracker, evaluation_block
+from emailrl.training.tracking import Tracker, evaluation_block, percent
 from emailrl.training.update import Updater
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
@@ -52,6 +54,8 @@ class Data:
     notes: list[str]
     database_fingerprint: str
     questions_fingerprint: str
+    confirm: list[Scenario] = field(default_factory=list)
+    """Further validation questions, which choose nothing: they say what the best model's accuracy is worth."""
 
 
 @dataclass
@@ -80,6 +84,8 @@ class Run:
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
+    confirmed: Evaluation | None = field(default=None, init=False)
+    """The best model on questions that did not choose it, once the run is finished."""
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
@@ -148,12 +154,10 @@ class Run:
         if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
             state.last_evaluated = state.step
         else:
-            is_best = state.note_evaluation(evaluation.accuracy)
+            is_best = state.note_evaluation(evaluation, wanted.patience)
             state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
         self.tracker.evaluation(evaluation)
-        self.tracker.say(
-            evaluation_block(evaluation, is_best=is_best, best_accuracy=state.best_accuracy, best_step=state.best_step)
-        )
+        self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
         return evaluation
 
     def _record(self, name: str, trajectories: Sequence[Trajectory]) -> None:
@@ -246,16 +250,41 @@ class Run:
             )
 
     def finish(self, reason: str) -> None:
-        """Write ``final`` and say why the run ended."""
+        """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
         self.save("final")
-        best, step = self.state.best_accuracy, self.state.best_step
-        if best is None:
+        best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
+        if best is None or interval is None:
             said = "No evaluation was whole: there is no best_model"
         elif best == 0:
             said = f"No evaluation had a right answer; best_model is that of step {step}"
         else:
-            said = f"Best accuracy {best:.1%} at step {step}"
+            said = f"Best accuracy {percent(best, interval)} at step {step}"
         self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
+        if best and self.data.confirm:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """The best of many evaluations of the same questions is partly luck: other questions tell how much."""
+        step = self.state.best_step
+        with self.interrupts.droppable():
+            self.engine.resume()
+            self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
+            self.confirmed = evaluate(
+                self.evaluator,
+                self.data.confirm,
+                step=step or 0,
+                seed=self.settings.training.seed,
+                temperature=self.settings.agent.eval_temperature,
+                split_label="confirm",
+            )
+            self.engine.release()
+        self._record(f"confirm-{step:06d}.jsonl", self.confirmed.trajectories)
+        record = {"step": step} | self.confirmed.metrics()
+        replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
+        self.tracker.say(
+            f"best_model on {self.confirmed.num_judged} validation questions that did not choose it:"
+            f" {percent(self.confirmed.accuracy, self.confirmed.interval)}"
+        )
 
     def _metadata(self, kind: str, step: int) -> Metadata:
         training = self.settings.training

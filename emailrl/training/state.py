@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from emailrl.evaluation import Evaluation
 from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.training.stopping import no_longer_rising
 from emailrl.trajectory import Scenario
 
 MOVING_STEPS = 10
@@ -34,8 +36,12 @@ class RunState:
     cursor: Cursor = Cursor()
     best_accuracy: float | None = None
     best_step: int | None = None
+    best_interval: tuple[float, float] | None = None
+    """The best accuracy's 95 % interval; of the best of many evaluations, it is too high."""
     last_evaluated: int | None = None
     evaluations_without_better: int = 0
+    verdicts: list[dict[str, bool]] = field(default_factory=list)
+    """Right or wrong by question, of the evaluations that patience looks back on."""
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     steps_without_update: int = 0
@@ -43,11 +49,13 @@ class RunState:
     last_metrics: dict[str, Any] = field(default_factory=dict)
     """``accuracy``, ``reward`` and the rest of the last evaluation, for the metadata of checkpoints."""
 
-    def note_evaluation(self, accuracy: float) -> bool:
+    def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Count an evaluation of the present step; True if it is the best so far (of equals, the earlier is)."""
         self.last_evaluated = self.step
-        if self.best_accuracy is None or accuracy > self.best_accuracy:
-            self.best_accuracy, self.best_step, self.evaluations_without_better = accuracy, self.step, 0
+        self.verdicts = [*self.verdicts, evaluation.verdicts][-2 * patience :]
+        if self.best_accuracy is None or evaluation.accuracy > self.best_accuracy:
+            self.best_accuracy, self.best_interval, self.best_step = evaluation.accuracy, evaluation.interval, self.step
+            self.evaluations_without_better = 0
             return True
         self.evaluations_without_better += 1
         return False
@@ -71,8 +79,9 @@ class RunState:
         """Why training ends here, or None while it goes on."""
         if self.best_accuracy is not None and self.best_accuracy >= evaluation.target_accuracy:
             return f"target accuracy {evaluation.target_accuracy:.1%} reached"
-        if self.evaluations_without_better >= evaluation.patience:
-            return f"no better accuracy in {evaluation.patience} evaluations"
+        patience = evaluation.patience
+        if self.evaluations_without_better >= patience and (fall := no_longer_rising(self.verdicts, patience)):
+            return f"no better accuracy in {patience} evaluation{'s' * (patience > 1)} ({fall})"
         if self.is_last(total_steps, epochs):
             return "all steps done" if self.step >= total_steps else f"all {epochs} epochs done"
         return None

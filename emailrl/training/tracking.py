@@ -13,7 +13,7 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
-from emailrl.training.state import num_epochs, questions_per_step
+from emailrl.training.state import RunState, num_epochs, questions_per_step
 
 RULE = "=" * 60
 Say = Callable[[str], None]
@@ -160,10 +160,14 @@ def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0)
     return " | ".join(parts)
 
 
-def evaluation_block(
-    evaluation: Evaluation, *, is_best: bool, best_accuracy: float | None, best_step: int | None
-) -> str:
-    """What an evaluation showed, and whether it is the best so far."""
+def percent(accuracy: float, interval: tuple[float, float]) -> str:
+    """An accuracy with its 95 % interval."""
+    low, high = interval
+    return f"{accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) -> str:
+    """What an evaluation showed, and how it stands to the best so far, which ``state`` already knows of."""
     low, high = evaluation.interval
     reward = "-" if evaluation.reward is None else f"{evaluation.reward:.3f}"
     turns = evaluation.rubric.get("num_turns")
@@ -180,12 +184,13 @@ def evaluation_block(
             f"{evaluation.unjudged} of {evaluation.num_questions} answers have no verdict, "
             + (void if evaluation.is_void else "and are left out of the accuracy.")
         )
-    if best_accuracy == 0:
-        lines.append(f"No answer has been right yet; best_model stays that of step {best_step} until one is")
+    if state.best_accuracy == 0:
+        lines.append(f"No answer has been right yet; best_model stays that of step {state.best_step} until one is")
     elif is_best:
         lines.append(f"New best accuracy: {evaluation.accuracy:.1%}, saved to best_model")
-    elif best_accuracy is not None:
-        lines.append(f"Best accuracy so far: {best_accuracy:.1%} at step {best_step}")
+    elif state.best_accuracy is not None and state.best_interval is not None:
+        best = percent(state.best_accuracy, state.best_interval)
+        lines.append(f"Best accuracy so far: {best} at step {state.best_step}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,7 +59,7 @@ class Script:
         (directory / "adapter_model.safetensors").write_text("x")
 
     def load_adapter(self, path: Path, version: str) -> None:
-        assert path.name == version and (path / "adapter_model.safetensors").exists()
+        assert version in (path.name, "best-1", "best-2") and (path / "adapter_model.safetensors").exists()
         self.events.append(f"load {version}")
 
     def release(self) -> None:
@@ -69,8 +69,9 @@ class Script:
         self.events.append("resume")
 
     def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
-        evaluating = how.get("split_label") == "val"
-        self.events.append(f"{'evaluate' if evaluating else 'collect'} {step}")
+        evaluating = how.get("split_label") in ("val", "confirm")
+        label = {"val": "evaluate", "confirm": "confirm"}.get(how["split_label"], "collect")
+        self.events.append(f"{label} {step}")
         groups = []
         if not evaluating:
             self.asked.append((how["split_label"], [scenario.id for scenario in scenarios]))
@@ -137,6 +138,7 @@ def play(
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
     val_repeats: int = 1,
+    confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     **evaluation: Any,
 ) -> Played:
@@ -155,7 +157,7 @@ def play(
         settings=settings,
         mode=MODES["masked"],
         algorithm=resolve(settings),
-        data=Data(QUESTIONS, QUESTIONS * val_repeats, [], "d", "q"),
+        data=Data(QUESTIONS, QUESTIONS * val_repeats, [], "d", "q", list(confirm)),
         run_id="r",
         parent=None,
         directory=directory,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training.scripted import play
+from training.scripted import QUESTIONS, play
 
 from emailrl.recording import read_records
 
@@ -44,8 +46,8 @@ def test_a_run_that_answers_nothing_rightly_does_not_cheer(tmp_path: Path) -> No
     [
         ((1.0,), {}, 0, "target accuracy 95.0% reached"),
         ((0.0, 0.5, 1.0), {"eval_steps": 1}, 2, "target accuracy 95.0% reached"),
-        ((0.5, 0.5, 0.25), {"eval_steps": 1, "patience": 2}, 2, "no better accuracy in 2 evaluations"),
-        ((0.5, 0.5, 0.75, 0.5), {"eval_steps": 1, "patience": 2}, 3, "all steps done"),
+        ((0.5, 0.5), {"eval_steps": 1, "patience": 1}, 1, "no better accuracy in 1 evaluation (+0.0 points"),
+        ((0.5, 0.75, 0.5, 0.75), {"eval_steps": 1, "patience": 1}, 3, "all steps done"),
     ],
 )
 def test_early_stops(
@@ -53,7 +55,20 @@ def test_early_stops(
 ) -> None:
     played = play(tmp_path, accuracies=accuracies, **evaluation)
     assert len(played.metrics) == steps and played.saved["final"] == steps
-    assert f"Done after step {steps}: {reason}." in played.said[-1]
+    assert f"Done after step {steps}: {reason}" in played.said[-1]
+
+
+def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path: Path) -> None:
+    others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
+    played = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others)
+    assert played.said[-2].endswith("all steps done. Best accuracy 75.0% (95 % interval 30.1% to 95.4%) at step 1.")
+    line = "best_model on 4 validation questions that did not choose it: 50.0% (95 % interval 15.0% to 85.0%)"
+    assert played.said[-1] == line
+    assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
+    record = json.loads((tmp_path / "confirmed.json").read_text())
+    assert (record["step"], record["accuracy"], record["num_questions"]) == (1, 0.5, 4)
+    kept = read_records(tmp_path / "trajectories" / "confirm-000001.jsonl")
+    assert [each["scenario"]["id"] for each in kept] == [f"other{n}" for n in range(4)]
 
 
 def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothing(tmp_path: Path) -> None:

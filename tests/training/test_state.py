@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 
+from emailrl.evaluation import Evaluation, wilson_interval
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
-from emailrl.trajectory import Scenario
+from emailrl.trajectory import Scenario, Trajectory
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
@@ -95,30 +97,48 @@ def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: i
     assert count_steps(questions, per_step, max_steps, epochs) == steps
 
 
-def evaluated(*accuracies: float) -> RunState:
+def measured(accuracy: float, questions: int = 10) -> Evaluation:
+    """An evaluation in which the first questions are right."""
+    played = [
+        Trajectory(
+            f"t{n}", f"g{n}", replace(SCENARIOS[0], id=f"q{n}"), rubric={"answer_correct": n < accuracy * questions}
+        )
+        for n in range(questions)
+    ]
+    return Evaluation.of(played)
+
+
+def evaluated(*accuracies: float, patience: int = 2) -> RunState:
     state = RunState()
     for step, accuracy in enumerate(accuracies):
         state.step = step
-        state.note_evaluation(accuracy)
+        state.note_evaluation(measured(accuracy), patience)
     return state
 
 
 def test_the_best_is_the_first_of_equals_and_step_0_counts() -> None:
-    assert [evaluated(0.4).note_evaluation(a) for a in (0.39, 0.4, 0.41)] == [False, False, True]
+    assert [evaluated(0.4).note_evaluation(measured(a), 2) for a in (0.3, 0.4, 0.5)] == [False, False, True]
     state = evaluated(0.4, 0.2, 0.4)
     assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.4, 0, 2)
     state = evaluated(0.0, 0.5, 0.4)
     assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+    assert state.best_interval == wilson_interval(5, 10)
 
 
 @pytest.mark.parametrize(
     ("accuracies", "reason"),
     [
-        ((0.5, 0.4, 0.4), "no better accuracy in 2 evaluations"),
+        # Patience is 2: the last two evaluations are compared with the two before them.
+        ((0.5, 0.4, 0.4), None),
+        ((0.5, 0.5, 0.5, 0.5), "no better accuracy in 2 evaluations (+0.0 points, 95 % interval +0.0 to +0.0)"),
+        # Five of ten questions are lost: mean -0.5, s = 0.527, ± 1.96 · 0.527 / √10 = 0.327.
+        ((0.7, 0.7, 0.2, 0.2), "no better accuracy in 2 evaluations (-50.0 points, 95 % interval -82.7 to -17.3)"),
+        # One is lost: -0.1 ± 0.196 reaches above 0.
+        ((0.5, 0.5, 0.4, 0.4), None),
         ((0.5, 0.4, 0.6, 0.6), None),
-        ((0.5, 0.4, 0.6, 0.6, 0.6), "no better accuracy in 2 evaluations"),
+        ((0.2, 0.6, 0.5, 0.6), None),
         ((0.8,), "target accuracy 80.0% reached"),
-        ((0.79,), None),
+        ((0.7,), None),
         ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "all steps done"),
     ],
 )

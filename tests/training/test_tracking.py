@@ -16,6 +16,7 @@ from emailrl.recording import read_records
 from emailrl.settings import RewardSettings, Settings, TrackingSettings, TrainingSettings
 from emailrl.training import tracking
 from emailrl.training.metrics import Pace
+from emailrl.training.state import RunState
 from emailrl.training.tracking import (
     Tracker,
     evaluation_block,
@@ -79,20 +80,22 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
 
 
 def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
-    best = evaluation_block(evaluation(8, 10), is_best=True, best_accuracy=0.8, best_step=30)
+    state = RunState(best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
+    best = evaluation_block(evaluation(8, 10), state, is_best=True)
     assert best.splitlines() == [
         "--- Evaluation at step 30 ---",
         "Eval reward: 0.500 | turns: 3.0 | exceptions: 0",
         "Eval accuracy: 80.0% (8 of 10, 95 % interval 49.0% to 94.3%)",
         "New best accuracy: 80.0%, saved to best_model",
     ]
-    worse = evaluation_block(evaluation(7, 10), is_best=False, best_accuracy=0.8, best_step=30)
-    assert worse.splitlines()[-1] == "Best accuracy so far: 80.0% at step 30"
+    worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
+    assert worse[-1] == "Best accuracy so far: 80.0% (95 % interval 49.0% to 94.3%) at step 30"
 
 
 def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
+    state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
     for is_best in (True, False):
-        lines = evaluation_block(evaluation(0, 10), is_best=is_best, best_accuracy=0.0, best_step=0).splitlines()
+        lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
         assert lines[-1] == "No answer has been right yet; best_model stays that of step 0 until one is"
 
 
