@@ -204,8 +204,10 @@ def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int
 
 def draw_curve(run_dir: Path, path: Path) -> Path:
     """Save the run's accuracy over its steps as a picture."""
+    import matplotlib
     from matplotlib.figure import Figure
 
+    matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for LaTeX and run what it likes there
     rollouts, evaluations = curve_points(run_dir)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
