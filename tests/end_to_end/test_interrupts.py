@@ -16,7 +16,7 @@ import pytest
 from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings
+from emailrl.settings import Settings, trust_folder
 from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.update import Updater
@@ -102,6 +102,7 @@ def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]
         for name, value in options(tmp_path).items()
     ]
     (tmp_path / "emailrl.toml").write_text("\n".join(toml))
+    trust_folder(tmp_path)
     return [sys.executable, "-c", "from emailrl.cli.app import main; main()", "train"]
 
 

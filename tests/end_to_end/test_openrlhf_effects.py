@@ -23,7 +23,7 @@ from emailrl.recording import read_records
 from emailrl.rewards import http_reward
 from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import load_scenario_set, read_jsonl
-from emailrl.settings import Settings
+from emailrl.settings import Settings, trust_folder
 from emailrl.training import tracking
 from emailrl.training.algorithms import resolve
 from emailrl.training.assemble import _total_steps, _training_scorer
@@ -399,6 +399,7 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
             f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in given.items()
         ]
         (tmp_path / "emailrl.toml").write_text("\n".join(lines))
+        trust_folder(tmp_path)
         command()
         return sorted(len(list(read_records(path))) for path in tmp_path.glob("grpo*/metrics.jsonl"))
 

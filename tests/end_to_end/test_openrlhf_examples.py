@@ -86,7 +86,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def run(flags: str, demo: dict[str, Any], folder: Path, **scaled: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train as the flags say, scaled down; returns the steps' metrics and the final checkpoint's settings."""
     (folder / "emailrl.toml").write_text(to_toml(flags), encoding="utf-8")
-    settings = load_settings(demo | {"output_dir": folder / "grpo"} | scaled, cwd=folder, environ={})
+    settings = load_settings(demo | {"output_dir": folder / "grpo"} | scaled, cwd=folder, environ={}, trust=True)
     result = train(settings)
     assert result.steps == 2
     metadata = read_checkpoint(result.run_dir / "final").metadata

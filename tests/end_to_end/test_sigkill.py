@@ -20,7 +20,7 @@ import torch
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings
+from emailrl.settings import Settings, trust_folder
 from emailrl.training.loop import TrainResult, train
 
 MakeSettings = Callable[..., Settings]
@@ -133,6 +133,7 @@ def write_settings(folder: Path, options: dict[str, Any]) -> None:
     folder.mkdir()
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     (folder / "emailrl.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items()))
+    trust_folder(folder)
 
 
 def start_and_kill(folder: Path, moment: Callable[[float], bool]) -> float:
