@@ -8,6 +8,7 @@ print(agent.answer("When does the lease end?", inbox="ann@example.com"))
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -116,6 +117,11 @@ class EmailAgent:
             return load_policy(self.settings)
         if tokenizer is None:
             raise UsageError("EmailAgent needs the model's tokenizer.", "Or give the model by name.")
+        if (
+            "unsloth" in sys.modules
+        ):  # its forward takes no cache but its own: engines sample from the twin of its model
+            patched = self.settings.model.model_copy(update={"backend": "unsloth"})
+            self.settings = self.settings.model_copy(update={"model": patched})
         parameter = next(model.parameters())
         name = str(getattr(model, "name_or_path", ""))
         return Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)

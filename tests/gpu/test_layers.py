@@ -72,3 +72,18 @@ def test_bf16_rounds_no_more_than_transformers(
     far, near = distance(plain_gradient, exact[1]), distance(gradient, exact[1])
     report(f"mean distance from float32 {ours:.1e} (padded {theirs:.1e}), gradient {near:.1e} (padded {far:.1e})")
     assert 0 < ours < 1.3 * theirs and 0 < near < 1.3 * far
+
+
+@pytest.mark.parametrize("name", ["packed", "fused, on", "fused, auto"])
+def test_fp16_gradients_do_not_vanish(model: Path, report: Report, name: str) -> None:
+    """A loss divided by 16 million: unscaled, its gradients are below the smallest number of fp16."""
+    many: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000}
+    start = make_updater(model, dtype="fp32", **PADDED | many)
+    start.step(make_samples(16, 300, 900), step=1)
+    narrow = make_updater(model, dtype="fp16", **WAYS[name] | many)
+    metrics = narrow.step(make_samples(16, 300, 900), step=1)
+    gradients = [[one.grad for one in updater.parameters if one.grad is not None] for updater in (narrow, start)]
+    gap = distance(*gradients)
+    report(f"scale 2^{torch.tensor(narrow.loss_scale.get_scale()).log2():.0f}, distance from float32 {gap:.1e}")
+    assert metrics["updates_skipped"] == 0 and narrow.loss_scale.is_enabled()
+    assert len(gradients[0]) == len(gradients[1]) and gap < 0.05

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from gpu.loop import RunLeft, finish, gaps, make_workplace, policy_logprobs, sta
 from torch import Tensor
 
 from emailrl.policy.load import load_policy
-from emailrl.settings import Settings
+from emailrl.policy.resolve import NANO_DIR
+from emailrl.scenarios import load_scenarios
+from emailrl.settings import Settings, load_settings
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]
@@ -99,27 +104,57 @@ def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
     assert alike(run.adapter("final"), before) < 1 - 1e-6
 
 
-@pytest.mark.parametrize(
-    ("packages", "engine", "environment"),
-    [
-        (("bitsandbytes",), "transformers", {"LOAD_IN_4BIT": "true"}),
-        (("vllm",), "vllm", {"VLLM_ENFORCE_EAGER": "true", "VLLM_GPU_MEMORY_UTILIZATION": "0.2"}),
-    ],
-    ids=["in four bits", "with vLLM"],
-)
-def test_the_loop(
-    tmp_path: Path,
-    needs: Callable[..., None],
-    report: Report,
-    packages: tuple[str, ...],
-    engine: str,
-    environment: dict[str, str],
-) -> None:
-    """Two steps from a base in 4 bits, which sampling cannot merge; and two sampled by vLLM in the same process."""
-    needs("unsloth", *packages)
+def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report) -> None:
+    """Two steps from a base in 4 bits, which sampling cannot merge."""
+    needs("unsloth", "bitsandbytes")
     folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--backend", "unsloth", "--engine", engine, "--max-steps", "2", **environment))
+    finish(start(folder, "--backend", "unsloth", "--max-steps", "2", LOAD_IN_4BIT="true"))
     metrics = RunLeft(folder / "outputs" / "grpo_masked").metrics
     report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
     assert [one["step"] for one in metrics] == [1, 2]
     assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
+
+
+ASK = """
+import json, sys
+adapter, question, inbox, way = sys.argv[1:]
+if way == "unsloth":
+    from unsloth import FastLanguageModel
+    given = FastLanguageModel.from_pretrained(adapter, max_seq_length=4096, load_in_4bit=False)
+else:
+    given = (adapter,)
+from emailrl import EmailAgent
+agent = EmailAgent(*given, config={"db": "demo.db", "max_turns": 6, "max_tokens": 96})
+answer = agent.answer(question, inbox=inbox)
+(sample,) = answer.trajectory.samples
+print(json.dumps({"answer": answer.answer, "ids": sample.token_ids}))
+"""
+
+
+def test_a_model_of_fast_language_model_answers_as_the_agent(
+    tmp_path: Path, needs: Callable[..., None], report: Report
+) -> None:
+    """``FastLanguageModel.from_pretrained(best_model)`` handed to ``EmailAgent`` with its tokenizer."""
+    needs("unsloth")
+    folder = make_workplace(tmp_path / "work")
+    base = shutil.copytree(NANO_DIR, tmp_path / "base")
+    settings = load_settings({"model_name": str(base)}, environ={}, cwd=folder)
+    policy = load_policy(settings, trainable=True)
+    generator = torch.Generator().manual_seed(0)
+    for _, parameter in policy.trainable_parameters():
+        parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
+    policy.save_adapter(tmp_path / "best_model")
+    file = folder / "demo_questions.jsonl"
+    questions = load_scenarios(file, "val", limit=2, seed=0, data=settings.data)
+    for one in questions:
+        said = {}
+        for way in ("transformers", "unsloth"):
+            command = [sys.executable, "-c", ASK, str(tmp_path / "best_model"), one.question, one.inbox_address, way]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+            assert done.returncode == 0, done.stderr[-3000:]
+            said[way] = json.loads(done.stdout.strip().splitlines()[-1])
+        ours, theirs = said["transformers"]["ids"], said["unsloth"]["ids"]
+        same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+        report(f"{same} of {len(ours)} tokens the same; answers {said['transformers']['answer']!r},"
+               f" {said['unsloth']['answer']!r}")  # fmt: skip
+        assert said["unsloth"]["answer"] and same > 0.5 * len(ours)
