@@ -27,11 +27,11 @@ LAYERS: list[set[str]] = [
     {"recording"},
     {"trajectory", "custom", "remote"},
     {"settings"},
-    {"errors", "disk"},
+    {"errors", "disk", "plain"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "vllm", "unsloth"}
-LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk"}
+LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk", "plain"}
 
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emailrl import checkpoints
 from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.errors import EmailRLError, UsageError
@@ -625,10 +626,12 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
 
 def write_checkpoint(run: Path, base_model: str) -> None:
     """A checkpoint that names its base model, and holds nothing else."""
-    record = dict.fromkeys((item.name for item in fields(Metadata)), "")
-    named = record | {"kind": "final", "step": 3, "base_model": base_model, "files": {}, "schema_version": 1}
-    (run / "final").mkdir()
-    (run / "final" / "metadata.json").write_text(json.dumps(named))
+    metadata = Metadata(
+        run_id="r", kind="final", step=3, mode="masked", algorithm="grpo", base_model=base_model, lora={}, metrics={},
+        settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
+        git_commit=None,
+    )  # fmt: skip
+    checkpoints.write_checkpoint(run / "final", metadata, lambda folder: None)
 
 
 def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

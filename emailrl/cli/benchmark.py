@@ -23,7 +23,7 @@ from emailrl.cli.options import (
     Trust,
     path_option,
 )
-from emailrl.cli.output import print_json, progress_console, say_loading
+from emailrl.cli.output import print_json, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.environment.rubric import Rubric
 
@@ -78,7 +78,6 @@ def benchmark(
       emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
       emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
     """
-    from rich.console import Console
 
     from emailrl.benchmark import choose_subjects, run_benchmark
     from emailrl.engines import is_chat
@@ -116,7 +115,7 @@ def benchmark(
             tally.advance(_title(subject), len(chosen.scenarios))
 
         report = run_benchmark(subjects, chosen.scenarios, settings, folder, notes=notes, progress=ended)
-    console = progress_console() if json else Console(highlight=False)
+    console = progress_console() if json else result_console()
     console.print(results_table(report))
     console.print(f"results: {folder}", markup=False, soft_wrap=True)
     if json:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.options import Json, Mode, OutputDir, Trust
-from emailrl.cli.output import one_line, print_json, progress_console
+from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.errors import UsageError
+from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from emailrl.checkpoints import Checkpoint
@@ -75,7 +76,6 @@ def show_command(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.json import JSON
 
     from emailrl.checkpoints import find_checkpoint
@@ -86,7 +86,7 @@ def show_command(
     if json:
         print_json({"path": found.path, "metadata": found.metadata})
         return
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = result_console()
     console.print(f"{found.path}: all {len(found.metadata.files)} files have their recorded hashes", soft_wrap=True)
     shown = asdict(found.metadata)
     if not verbose:
@@ -185,14 +185,13 @@ def _print_table(found: list[Checkpoint]) -> None:
     from itertools import groupby
 
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     if not found:
         progress_console().print("no checkpoints yet: train first (emailrl train)")
         return
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = result_console()
     for run, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
         console.print(str(run), soft_wrap=True)
         table = Table(box=SIMPLE, pad_edge=False)

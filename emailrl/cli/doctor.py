@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Json
-from emailrl.cli.output import print_json
+from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,6 @@ def doctor(
       emailrl doctor --deep
       emailrl doctor --json
     """
-    from rich.console import Console
 
     from emailrl.doctor import examine
 
@@ -41,7 +40,7 @@ def doctor(
     if json:
         print_json({"ok": not fatal, "checks": checks})
     else:
-        Console(highlight=False).print(_table(checks))
+        result_console().print(_table(checks))
     if fatal:
         raise typer.Exit(1)
 
@@ -50,7 +49,7 @@ def _table(checks: list[Check]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from emailrl.inspection.plain import plain_line
+    from emailrl.plain import plain_line
 
     table = Table.grid(padding=(0, 2))
     area = ""

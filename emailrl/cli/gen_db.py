@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Db, Json, Limit, Overwrite, Trust
-from emailrl.cli.output import one_line, print_json, print_next, progress_console
+from emailrl.cli.output import print_json, print_next, progress_console
+from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +80,8 @@ def gen_db(
     settings = everything.store
     if source is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)
-        print(f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew.", file=sys.stderr)
+        line = f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew."
+        print(one_line(line), file=sys.stderr)
     elif settings.source == "demo":
         report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
     else:
@@ -108,7 +110,7 @@ def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | Non
         limit=limit,
     )  # fmt: skip
     _print_summary(report)
-    print(f"Questions: {questions_file(report.db)}", file=sys.stderr)
+    print(one_line(f"Questions: {questions_file(report.db)}"), file=sys.stderr)
     return report
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Verbose
-from emailrl.cli.output import progress_console
+from emailrl.cli.output import progress_console, result_console
 from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def inspect_trajectory(
       emailrl inspect-trajectory outputs/grpo_masked --follow
     """
     from emailrl.inspection import locate
-    from emailrl.inspection.plain import plain_line
+    from emailrl.plain import plain_line
     from emailrl.settings import load_settings
 
     settings = load_settings({"verbose": verbose}, looks_only=True)
@@ -66,7 +66,6 @@ def _newest(settings: Settings) -> Path:
 
 
 def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
-    from rich.console import Console
 
     from emailrl.inspection.console import render_trajectory
     from emailrl.inspection.locate import fitting_tokenizer, origin, tokenizer_folders, training_note
@@ -80,4 +79,4 @@ def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) ->
         note=training_note(file, trajectory),
         origin=origin(file, trajectory),
     )
-    Console(highlight=False, markup=False, emoji=False).print(rendered)
+    result_console().print(rendered)

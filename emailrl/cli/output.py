@@ -11,12 +11,16 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from emailrl.errors import UsageError
+from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LONGEST_ERROR: Final = 2000
+"""Characters; the name of a tensor or a key may be a megabyte."""
 
 
 def print_json(value: object) -> None:
@@ -33,10 +37,17 @@ def print_next(arguments: Sequence[str]) -> None:
 
 
 def progress_console() -> Console:
-    """A Rich console on stderr for progress and tables; mail text must be escaped before it is printed there."""
-    from rich.console import Console
+    """The console for progress, notes and tables beside a result: on stderr."""
+    from emailrl.cli.console import PlainConsole
 
-    return Console(stderr=True, highlight=False)
+    return PlainConsole(stderr=True)
+
+
+def result_console() -> Console:
+    """The console for what a command was asked to show: on stdout."""
+    from emailrl.cli.console import PlainConsole
+
+    return PlainConsole()
 
 
 def say(line: str, console: Console | None = None) -> None:
@@ -79,13 +90,9 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     """End the process with one line on stderr, ``error: message hint``."""
-    print(one_line(f"error: {message} {hint}"), file=sys.stderr)
+    line = one_line(f"error: {message} {hint}")
+    print(line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…", file=sys.stderr)
     sys.exit(exit_code)
-
-
-def one_line(text: str) -> str:
-    """``text`` on one line without control characters, which a file name or a mail may carry into an error."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _jsonable(value: Any) -> Any:

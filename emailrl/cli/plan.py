@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Engine, Json, Mode, Model, Preset, Trust
-from emailrl.cli.output import print_json
+from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,12 +113,11 @@ def plan(
 
 
 def _print(made: Plan) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from emailrl.plan import duration
 
-    console = Console(highlight=False)
+    console = result_console()
     console.print(_table(made))
     if made.ways:
         console.print(Text("To make it fit", style="bold"))
@@ -135,7 +134,7 @@ def _table(made: Plan) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from emailrl.cli.output import one_line
+    from emailrl.plain import one_line
 
     table = Table.grid(padding=(0, 2))
     table.add_column()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Json, Overwrite, path_option
-from emailrl.cli.output import print_json, program, progress_console, say
+from emailrl.cli.output import print_json, program, progress_console, result_console, say
 from emailrl.cli.progress import Tally
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def quickstart(
       emailrl quickstart
       emailrl quickstart --steps 5 --out /tmp/try --json
     """
-    from rich.console import Console
 
     from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
     from emailrl.quickstart import quickstart as run
@@ -56,7 +55,7 @@ def quickstart(
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. The same command goes on from there.")
             raise
-    _show(outcome, progress_console() if json else Console(highlight=False))
+    _show(outcome, progress_console() if json else result_console())
     if json:
         print_json(outcome.record())
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Json
-from emailrl.cli.output import one_line, print_json
+from emailrl.cli.output import print_json
 from emailrl.errors import UsageError
+from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from emailrl.settings.trust import Risk

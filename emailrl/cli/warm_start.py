@@ -9,6 +9,7 @@ import typer
 
 from emailrl.cli.options import Db, Json, Model, Questions, Seed, Trust
 from emailrl.cli.output import print_json, progress_console, say_loading
+from emailrl.plain import one_line
 
 
 def warm_start(
@@ -54,4 +55,7 @@ def warm_start(
             batch_size=batch_size, learning_rate=learning_rate, workers=workers,
             report=lambda step, value: progress.update(task, completed=step, loss=value),
         )  # fmt: skip
-    print_json({"out": out, "steps": steps, "loss": loss}) if json else print(f"Wrote {out}: loss {loss:.4f}")
+    if json:
+        print_json({"out": out, "steps": steps, "loss": loss})
+    else:
+        print(one_line(f"Wrote {out}: loss {loss:.4f}"))

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from emailrl.evaluation import verdict
-from emailrl.inspection.plain import plain, plain_line
 from emailrl.inspection.tokens import TokenTexts
+from emailrl.plain import plain, plain_line
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"

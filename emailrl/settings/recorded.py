@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from emailrl.errors import UsageError
+from emailrl.plain import one_line
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, leaves
@@ -52,5 +53,5 @@ def _warn_of_unknown(record: Mapping[str, Mapping[str, Any]]) -> None:
     known = {(leaf.section, leaf.field) for leaf in leaves()}
     unknown = [name for section, values in record.items() for name in values if (section, name) not in known]
     if unknown:
-        names = ", ".join(unknown[:5])
-        print(f"warning: the run recorded what is no setting here, and goes on without: {names!a}", file=sys.stderr)
+        names = ", ".join(unknown[:5])[:200]
+        print(one_line(f"warning: the run recorded what is no setting here: {names}"), file=sys.stderr)

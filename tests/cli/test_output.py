@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from emailrl.cli.output import one_line, out_file, print_json, program, say
+from emailrl.cli.output import out_file, print_json, program, say
 from emailrl.errors import UsageError
+from emailrl.plain import one_line
 
 
 @dataclass

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emailrl.inspection.plain import plain, plain_line
+from emailrl.plain import plain, plain_line
 
 
 def test_escape_sequences_and_controls_become_visible() -> None:

@@ -31,6 +31,11 @@ def plain_line(text: str) -> str:
     return plain(text).replace("\n", "⏎")
 
 
+def one_line(text: str) -> str:
+    """Return ``text`` on one line, a space for whatever is not printed as itself: for what is said and logged."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
 def _visible(match: re.Match[str]) -> str:
     character = match.group()
     code = ord(character)

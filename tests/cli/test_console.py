@@ -1,0 +1,90 @@
+"""Texts of others on the terminal: no markup is read, no escape sequence gets there, whichever way they are printed."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from rich.panel import Panel
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+import emailrl as package
+from emailrl.checkpoints import read_checkpoint
+from emailrl.cli.output import LONGEST_ERROR, fail, progress_console, result_console
+
+HOSTILE = "\x1b[2J[red]x[/red]\x1b]8;;http://evil.example\x07\u202egpj.\x9b31m"
+SHOWN = "␛[2J[red]x[/red]␛]8;;http://evil.example"
+STEERING = ("\x1b[2J", "\x1b]8", "\x07", "\u202e", "\x9b")
+
+
+def is_harmless(stream: str) -> bool:
+    return not any(sign in stream for sign in STEERING)
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+
+def table(text: str) -> Table:
+    made = Table(text, title=text)
+    made.add_row(text)
+    made.add_row(Text(text, style="bold"))
+    return made
+
+
+@pytest.mark.parametrize("renderable", [HOSTILE, Text(HOSTILE), table(HOSTILE), Panel(HOSTILE)])
+def test_what_is_printed_is_shown_and_not_acted_on(capsys: pytest.CaptureFixture[str], renderable: object) -> None:
+    result_console().print(renderable, style="green")
+    progress_console().print(renderable)
+    for stream in capsys.readouterr():
+        assert SHOWN in stream and is_harmless(stream)
+
+
+def test_a_progress_bar_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(TextColumn("{task.description}", markup=False), console=progress_console()) as bar:
+        bar.add_task(HOSTILE)
+    error = capsys.readouterr().err
+    assert SHOWN in error and is_harmless(error)
+
+
+def test_an_error_is_one_line_of_bounded_length(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        fail(HOSTILE + "y" * 10**6, "hint", 1)
+    error = capsys.readouterr().err
+    assert error.startswith("error: [2J[red]x[/red] ]8;;http://evil.example gpj. 31my") and error.count("\n") == 1
+    assert len(error) == LONGEST_ERROR + 2
+
+
+def test_no_command_prints_past_these_consoles() -> None:
+    found = []
+    for path in sorted((Path(package.__file__).parent / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Console":
+                found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
+def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "grpo_masked" / "best_model"
+    folder.mkdir(parents=True)
+    record = {
+        "run_id": HOSTILE, "kind": HOSTILE, "step": 1, "mode": HOSTILE, "algorithm": HOSTILE, "base_model": HOSTILE,
+        "lora": {HOSTILE: HOSTILE}, "metrics": {HOSTILE: HOSTILE}, "settings": {HOSTILE: {HOSTILE: HOSTILE}},
+        "parent": HOSTILE, "seed": 1, "versions": {}, "database_fingerprint": "", "questions_fingerprint": "",
+        "git_commit": HOSTILE, "created_at": "2026-01-01T00:00:00+00:00", "files": {}, "schema_version": 1,
+    }  # fmt: skip
+    (folder / "metadata.json").write_text(json.dumps(record))
+    assert read_checkpoint(folder).metadata.kind == HOSTILE
+    for arguments in (("list",), ("show", folder), ("show", folder, "--verbose"), ("list", "--json")):
+        code, *streams = emailrl("checkpoints", *arguments)
+        assert code == 0 and any("[red]x[/red]" in stream for stream in streams)
+        assert all(map(is_harmless, streams))
+    (folder / "metadata.json").write_text(json.dumps(record | {"files": {HOSTILE: "0"}}))
+    error = emailrl("checkpoints", "show", folder)[2] + emailrl("checkpoints", "list")[2]
+    assert error.count("[red]x[/red]") == 2 and is_harmless(error)
