@@ -152,3 +152,5 @@ class EvaluationSettings(Section):
     patience: Annotated[Positive, Env("PATIENCE")] = 5
     """Evaluations without a better accuracy before training stops; it stops only where the last so many evaluations
     are, question by question, no better than the so many before (upper end of a 95 % interval at most 0)."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """At signs of collapse (docs/rewards.md): warn, or stop with the state saved and name the last good checkpoint."""

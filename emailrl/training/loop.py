@@ -95,5 +95,5 @@ def loop(run: Run) -> None:
             | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
         )
         run.tracker.step(metrics, step_line(metrics, run.total_steps, pace.seconds_left(state.step, run.total_steps)))
-        run.end_step()
+        run.end_step(metrics)
     run.finish(reason)

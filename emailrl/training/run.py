@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from emailrl.checkpoints import (
     Checkpoint,
@@ -26,6 +27,7 @@ from emailrl.recording import Record, write_records, write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.collapse import Alarm, watch, way_back
 from emailrl.training.directory import REPLACED, discard_replaced
 from emailrl.training.filtering import Collected, Filter, collect_groups
 from emailrl.training.interrupts import Interrupts
@@ -210,14 +212,32 @@ class Run:
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
         write_records(path, training_records(collected, advantages, noted, mask_truncated=self.mask_truncated))
 
-    def end_step(self) -> None:
-        """Take the run as it is for done: keep what is due on disk."""
+    def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """Take the run as it is for done: keep what is due on disk, and warn of signs of collapse in ``metrics``.
+
+        Raises EmailRLError at such a sign where ON_COLLAPSE is ``stop`` and the run would go on.
+        """
+        alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
         self.snapshot = take_snapshot(self.state)
         self._half_done = False
         if self.state.best_step == self.state.step:
             self.save("best")
         if self.state.step and self.state.step % self.settings.output.save_steps == 0:
             self.save("checkpoint")
+        if alarms:
+            self._warn(alarms)
+
+    def _warn(self, alarms: Sequence[Alarm]) -> None:
+        wanted, step = self.settings.evaluation, self.state.step
+        ends = self.state.stop_reason(wanted, self.total_steps, self.epochs) is not None
+        for alarm in alarms:
+            self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
+        if wanted.on_collapse == "stop" and not ends:
+            self.save("final")  # a further checkpoint-N would push out the oldest, which may be the one to go back to
+            first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
+            raise EmailRLError(
+                f"Stopped at step {step} for signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
+            )
 
     def save(self, kind: str) -> Checkpoint:
         """Write the last whole step as ``best_model``, ``final`` or ``checkpoint-N``, and prune the last."""

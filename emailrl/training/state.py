@@ -44,6 +44,10 @@ class RunState:
     """Right or wrong by question, of the evaluations that patience looks back on."""
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
+    watched: list[dict[str, float | None]] = field(default_factory=list)
+    """Numbers of the last steps that tell a collapse (``training.collapse``)."""
+    collapsing: list[str] = field(default_factory=list)
+    """Signs of collapse that were warned of and have not passed."""
     steps_without_update: int = 0
     """Steps in which no group was left to learn from."""
     last_metrics: dict[str, Any] = field(default_factory=dict)

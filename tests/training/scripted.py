@@ -43,7 +43,9 @@ class Script:
         outages: Mapping[int, int],
         right: Callable[[int], set[str]] | None = None,
         truncated: int | None = None,
+        entropy: Callable[[int], float] = lambda step: 0.1,
     ) -> None:
+        self.entropy = entropy
         self.rewards, self.accuracies, self.raises, self.outages = rewards, accuracies, raises, outages
         self.right = right
         """Questions of which the second rollout is right; None goes by the rewards."""
@@ -111,7 +113,7 @@ class Script:
         for sample in samples:
             self.observe(sample, [0.0, 0.0, -0.5], [0.0, 0.0, -0.5], [0.0, 0.0, sample.advantage])
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
-        return {"loss": 0.5, "learning_rate": 1e-5} | tokens
+        return {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -140,6 +142,7 @@ def play(
     val_repeats: int = 1,
     confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
+    entropy: Callable[[int], float] = lambda step: 0.1,
     **evaluation: Any,
 ) -> Played:
     settings = Settings(
@@ -150,7 +153,7 @@ def play(
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    script, state = Script(rewards, list(accuracies), raises, outages, right, truncated), RunState()
+    script, state = Script(rewards, list(accuracies), raises, outages, right, truncated, entropy), RunState()
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
     part: Any = script
     run = Run(

@@ -1,0 +1,49 @@
+"""A run that collapses, stops, and goes back by the command it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.checkpoints import list_checkpoints
+from emailrl.cli.app import main
+from emailrl.recording import read_records
+
+Options = Callable[..., dict[str, Any]]
+
+
+def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_before(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def emailrl(command: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, capsys.readouterr().err
+
+    given = options(tmp_path, max_steps=8, on_collapse="stop", kl_target=1e-6)
+    lines = (f"{name} = {each if isinstance(each, (int, float)) else repr(str(each))}" for name, each in given.items())
+    (tmp_path / "emailrl.toml").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert emailrl("emailrl trust . --yes")[0] == 0  # its reward is code
+    code, said = emailrl("emailrl train")
+    assert code == 1 and "Warning at step 5: the KL to the reference policy is" in said
+    run = tmp_path / "grpo_masked"
+    assert {item.path.name: item.metadata.step for item in list_checkpoints(run)} == {
+        "best_model": 0, "checkpoint-2": 2, "checkpoint-4": 4, "final": 5,
+    }  # fmt: skip
+    last = said.strip().splitlines()[-1]
+    assert "Stopped at step 5 for signs of collapse (ON_COLLAPSE=stop). Back to step 0, before it" in last
+    (back,) = re.findall(r"emailrl train --resume \S+", last)
+
+    monkeypatch.setenv("KL_TARGET", "10")  # else the same happens again: the run goes on with its own options
+    code, said = emailrl(back)
+    assert code == 0 and "Done after step 8: all steps done." in said and "Warning" not in said
+    assert [line["step"] for line in read_records(run / "metrics.jsonl")] == list(range(1, 9))
