@@ -29,8 +29,8 @@ from emailrl.settings.sources import Given
 _PROVIDER: Final = re.compile(
     r"https://(api\.openai\.com|([a-z0-9-]+\.)*openrouter\.ai)(:443)?(/[a-z0-9._/-]*)?", re.ASCII | re.IGNORECASE
 )
-"""Addresses that a file may name without being trusted: the providers whose keys go to nobody else. No name, password,
-escape or query: nothing that two readers of addresses could read as two hosts."""
+"""Addresses that a file may name without being trusted, where the default is one of them. No name, password, escape or
+query: nothing that two readers of addresses could read as two hosts."""
 _RUN_NAMES: Final = ("auto", "latest", "best")
 _WANDB_OWN: Final = "https://api.wandb.ai"
 _WANDB_HARMLESS: Final = frozenset({"mode", "disabled", "entity", "project", "silent", "quiet"})
@@ -112,7 +112,8 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
         return "lets its owner read what is sent with it"
     if leaf.address and (not leaf.code or text.lower().startswith(("http://", "https://"))):
         key = by_name()[leaf.address.key].env_names[0]
-        return None if _PROVIDER.fullmatch(text) else f"gets {leaf.address.gets}, and {key}"
+        is_provider = _PROVIDER.fullmatch(str(leaf.default)) and _PROVIDER.fullmatch(text)
+        return None if is_provider else f"gets {leaf.address.gets}, and {key}"
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:

@@ -75,6 +75,8 @@ def test_no_setting_that_names_a_server_code_or_a_place_to_write_is_forgotten() 
         'openai_base_url = " https://api.openai.com/v1"',
         'openai_base_url = "https://api.openai.com/v1\\n"',
         'vllm_urls = "https://openrouter.ai/api,https://evil.example"',
+        'vllm_urls = "https://openrouter.ai/api"',  # no vLLM server, whose key is none of OpenRouter's
+        'reward = "https://api.openai.com/v1"',
         'reward = "https://evil.example/score"',
         'reward = "HTTP://evil.example/score"',
         'reward = "pwn.py:f"',
