@@ -37,7 +37,7 @@ def may_hold_many(start: bytes) -> bool:
     if _HEADER.match(start):
         return False
     return (
-        start.startswith((*COMPRESSED, MAGIC, b"From ", b"{", b"\xef\xbb\xbf{"))
+        start.startswith((*COMPRESSED, MAGIC, b"From ", b"\xef\xbb\xbfFrom ", b"{", b"\xef\xbb\xbf{"))
         or is_mail_table(start)
     )  # fmt: skip
 

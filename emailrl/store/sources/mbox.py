@@ -1,9 +1,10 @@
 """An mbox, read as a stream: messages one after another, each under an envelope line ``From sender date`` (RFC 4155).
 
 Where a message ends is not certain in the wild: bodies hold lines that begin with ``From `` too. A line is an envelope
-here if it ends in a date and the line after it is a header; every other stays in the body. The empty line before,
-which RFC 4155 asks for, is not required, since some writers forget it. One ``>`` is taken off lines such as ``>From``
-(mboxrd).
+here if it ends in a date and the line after it is a header, or if it names a sender, a dash or nothing at all, as
+Thunderbird writes it, and the line after it is a header that every mail program knows; every other stays in the body.
+The empty line before, which RFC 4155 asks for, is required only where there is a sender without a date, since some
+writers forget it. One ``>`` is taken off lines such as ``>From`` (mboxrd).
 """
 
 from __future__ import annotations
@@ -25,19 +26,31 @@ _DATE = (
     rb"(?:" + _MONTH + rb" +\d{1,2}" + _TIME + _ZONE + rb"{0,2} +\d{4}" + _ZONE + rb"?"
     rb"|\d{1,2} +" + _MONTH + rb" +\d{4}" + _TIME + _ZONE + rb"{0,2})"
 )  # fmt: skip
-_ENVELOPE = re.compile(
+_HEADER = rb">?From |[!-9;-~]{1,200}[ \t]{0,9}:"
+_KNOWN_HEADER = (
+    rb"(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|sender|delivered-to|mime-version"
+    rb"|content-[a-z-]{1,40}|x-[a-z0-9-]{1,80}|status|dkim-signature|list-[a-z]{1,40}|in-reply-to|references)"
+    rb"[ \t]{0,9}:"
+)
+_DATED = (
     rb"From [^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
-    + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n"
-    rb"(?:>?From |[!-9;-~]{1,200}[ \t]{0,9}:)"
+    + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:" + _HEADER + rb")"
 )  # fmt: skip
+_BARE = rb"From -?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+_UNDATED = (
+    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))From (?:-|MAILER-DAEMON|[^\s@]{0,300}@[^\s@]{1,300}|\S{1,300}(?=[ \t]{0,9}\r?\n))"
+    rb"[^\r\n]{0,300}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+)
+_ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
+_START = re.compile(rb"(?:\xef\xbb\xbf)?From [^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
 _ENVELOPE_BYTES = 2048
 """No match of ``_ENVELOPE`` is longer."""
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 
 def is_mbox(start: bytes) -> bool:
-    """Whether content that starts so is an mbox: an envelope line and a header."""
-    return _ENVELOPE.match(start) is not None
+    """Whether content that starts so is an mbox: a line ``From …`` and a header."""
+    return _START.match(start) is not None
 
 
 def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
@@ -99,7 +112,7 @@ def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
             if _ENVELOPE.match(buffer, looked):
                 yield None if dropped or looked - start > largest else bytes(buffer[start:looked])
                 start, dropped = looked, False
-        looked = max(looked, last - 5, 0)  # the line end and "From" may stand astride
+        looked = max(looked, last - 8, 0)  # an empty line and "From" may stand astride
         if looked - start > largest:
             start, dropped = looked, True
         del buffer[:start]

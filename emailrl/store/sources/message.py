@@ -1,8 +1,8 @@
 """One message: from the bytes of a mail to a ``RawEmail``.
 
 Most mail is one plain-text part under plain ASCII headers and is read here by a short path; everything else (MIME
-trees, encoded words, quoted names, unusual charsets) goes to ``emailrl.store.sources.mime``, the standard library's
-parser. Tests hold both paths to the same result.
+trees, encoded words, quoted names, unusual charsets, odd lines) goes to ``emailrl.store.sources.mime``. Tests hold both
+paths to the same result.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_tz
+from datetime import datetime
 
 from emailrl.store.parties import clean_text
+from emailrl.store.sources.dates import parse_date
 
 PEOPLE = ("from", "to", "cc", "bcc")
 
@@ -80,10 +80,10 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     headers = _plain_headers(head)
     text = None if headers is None else _plain_body(headers, body)
     if headers is None or text is None:
-        return _parse_by_library(raw, file_name)
+        return _parse_any(raw, file_name)
     people = [_plain_addresses(headers.get(name, "")) for name in PEOPLE]
     if None in people:
-        return _parse_by_library(raw, file_name)
+        return _parse_any(raw, file_name)
     return assemble(raw, file_name, headers, people, text, [])  # type: ignore[arg-type]
 
 
@@ -91,7 +91,7 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """How Apple Mail's .emlx begins: the length of the message, which other data follow."""
 
 
-def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
+def _parse_any(raw: bytes, file_name: str) -> RawEmail | Skipped:
     if not raw.strip():
         return Skipped("empty", file_name)
     if not _MAIL_HEADER.search(raw.partition(b"\n\n")[0]):
@@ -105,7 +105,7 @@ def _parse_by_library(raw: bytes, file_name: str) -> RawEmail | Skipped:
     return parse_mime(raw, file_name)
 
 
-_MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received):", re.IGNORECASE | re.MULTILINE)
+_MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _KEPT = frozenset(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE),
 )
@@ -148,7 +148,7 @@ def _plain_body(headers: Mapping[str, str], body: bytes) -> str | None:
         return None
     encoding = headers.get("content-transfer-encoding", "7bit").lower()
     if encoding == "quoted-printable":
-        body = binascii.a2b_qp(body)
+        body = binascii.a2b_qp(body).replace(b"\r\n", b"\n")
     elif encoding not in ("7bit", "8bit", "binary"):
         return None
     return body.decode("ascii") if body.isascii() else None
@@ -202,37 +202,3 @@ def made_up_id(content: bytes) -> str:
     """A Message-ID for a message without one, the same whenever the same content is read: archives differ in the empty
     lines that end it."""
     return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}@made-up.emailrl>"
-
-
-_DATE = re.compile(
-    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
-)
-_DAY_MINUTES = 24 * 60
-_MONTHS = {
-    name: i + 1
-    for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
-}
-
-
-def parse_date(value: str) -> datetime | None:
-    """A Date header as an aware time in UTC; None where it cannot be read or its zone is a day or more off. A time
-    without a zone is taken as UTC."""
-    try:
-        if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
-            day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
-            offset = int(zone_hours) * 60 + int(zone_minutes)
-            if offset >= _DAY_MINUTES:
-                return None
-            local = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
-            return local - timedelta(minutes=offset if sign == "+" else -offset)
-        fields = parsedate_tz(value)
-        if fields is None or abs(fields[9] or 0) >= _DAY_MINUTES * 60:
-            return None
-        return datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
-    except (
-        ValueError,
-        OverflowError,
-        TypeError,
-        IndexError,
-    ):  # parsedate_tz lets odd fields through, or trips over them
-        return None

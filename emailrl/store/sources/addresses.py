@@ -1,0 +1,100 @@
+"""The addresses of a header, read as mail programs write them, in time that grows with its length alone.
+
+Where an item has ``<address>``, that is the address; what stands around is a name, be it ``bob@x.org`` or
+``Smith, John``. Comments and the names of groups are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+MAX_ADDRESS_CHARS = 1_000_000
+"""Characters that are read of an address header."""
+
+_QUOTED = r'"(?:[^"\\]|\\.)*+"'
+_AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
+_TOKEN = re.compile(
+    rf'(?P<quoted>{_QUOTED})|<(?P<angle>[^<>]*)>|<(?P<open>[^<>,;]*)|(?P<end>[,;:])|\[[^\[\]<>,"]*\]|[^"<,;:\[\\]+|\\.|.',
+    re.DOTALL,
+)
+_PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')
+"""A route, the name of a group, or ``mailto``."""
+_AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
+
+
+def addresses_of(value: str) -> list[str]:
+    """The addresses of a header's value on one line, bare and in lower case, in its order.
+
+    A word without ``@`` is one where it stands alone, as the mailboxes of a machine itself do, unless the next item
+    shows that it was the beginning of a name (``Smith, John <john@x.org>``).
+    """
+    found: list[str] = []
+    words: list[str] = []  # items of one word since the last address
+    for bare, angles in _items(_without_comments(value)):
+        inside = [address for angle in angles for address in _specs(angle)]
+        whole = [address for address in inside if "@" in address] or inside[-1:]
+        if whole:
+            words.clear()
+        elif angles:
+            continue
+        else:
+            tokens = _AROUND_SIGNS.sub(r"\1", bare.lower()).split()
+            whole = [token for token in tokens if "@" in token.strip("@")]
+            if not whole:
+                words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
+                continue
+        found += words + whole
+        words.clear()
+    return found + words
+
+
+def _items(value: str) -> Iterator[tuple[str, list[str]]]:
+    """What stands between commas and semicolons: the text outside of angle brackets, and what is inside of each."""
+    text: list[str] = []
+    angles: list[str] = []
+    quoted = ""
+    for token in _TOKEN.finditer(value):
+        kind = token.lastgroup
+        if kind == "end":
+            if token[0] != ":":  # else a group's name ends, or ``mailto``
+                yield "".join(text).strip() or quoted, angles
+            text, angles, quoted = [], [], ""
+        elif kind in ("angle", "open"):
+            angles.append(token[kind])
+        elif kind != "quoted":
+            text.append(token[0])
+        elif value[token.end() : token.end() + 1] == "@":
+            text.append("".join(token[0].split()))
+        elif "@" in token[0]:
+            quoted = token[0][1:-1]
+    yield "".join(text).strip() or quoted, angles
+
+
+def _specs(angle: str) -> Iterator[str]:
+    """The addresses between angle brackets: one, or several that should each have their own."""
+    for spec in re.split("[,;]", angle.lower()):
+        address = "".join(_PREFIX.sub("", spec, count=1).split())
+        if address and address[0] != "@":
+            yield address
+
+
+def _without_comments(value: str) -> str:
+    """The value without what stands in round brackets; brackets without their partner stay."""
+    if "(" not in value:
+        return value
+    opened: list[int] = []
+    comments: list[tuple[int, int]] = []
+    for token in _AROUND_COMMENTS.finditer(value):
+        if token[0] == "(":
+            opened.append(token.start())
+        elif token[0] == ")" and opened:
+            start = opened.pop()
+            while comments and comments[-1][0] > start:
+                comments.pop()
+            comments.append((start, token.end()))
+    kept, at = [], 0
+    for start, end in comments:
+        kept.append(value[at:start])
+        at = end
+    return "".join(kept) + value[at:]

@@ -1,0 +1,84 @@
+"""The charsets of mail: from the label that a message gives to a codec, and from bytes to text.
+
+Labels mean what the WHATWG's Encoding standard says, by which mail programs and browsers go: a label of an older set
+is read as the superset that programs really write under it. Only sets that mail uses are known; Python's other codecs
+(punycode, zip, rot13 …) are no charsets, and some take time squared.
+"""
+
+from __future__ import annotations
+
+import re
+from encodings.aliases import aliases
+
+_CODEC = re.compile(
+    r"ascii|latin_1|utf_(?:7|8|16|32)(?:_[bl]e)?|utf_8_sig|cp\d+|iso8859_\d+|iso2022_(?:jp|kr)\w*|koi8_\w|mac_\w+"
+    r"|big5\w*|gb2312|gbk|gb18030|hz|euc_\w+|shift_jis\w*|johab|tis_620|ptcp154|kz1048|hp_roman8"
+)
+_NO_LETTER = re.compile(r"[^a-z0-9]+")
+
+
+def _key(label: str) -> str:
+    return _NO_LETTER.sub("", label.lower())
+
+
+_CODECS = {
+    _key(name): codec
+    for alias, codec in aliases.items()
+    if _CODEC.fullmatch(codec)
+    for name in (alias, codec)
+} | {
+    "gb2312": "gb2312", "koi8u": "koi8_u", "koi8t": "koi8_t", "unicode11utf8": "utf_8", "utf8mb4": "utf_8",
+    "windows874": "cp874", "dos874": "cp874", "iso88598i": "iso8859_8", "iso88598e": "iso8859_8",
+    "iso88596i": "iso8859_6", "iso88596e": "iso8859_6", "macintosh": "mac_roman", "mac": "mac_roman",
+    "macukrainian": "mac_cyrillic", "ksc5601": "euc_kr", "unicode": "utf_16", "ucs2": "utf_16", "big5eten": "big5",
+}  # fmt: skip
+"""Codecs by label, all but letters and digits left out of it."""
+
+_SUPERSETS = {
+    "latin_1": "cp1252", "iso8859_9": "cp1254", "iso8859_11": "cp874", "tis_620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs", "cp950": "big5hkscs",
+    "shift_jis": "cp932", "euc_jp": "euc_jis_2004", "iso2022_jp": "iso2022_jp_2004",
+}  # fmt: skip
+_WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
+"""Sets that read the bytes 0x80 to 0x9f as control characters, which no mail has: letters of the superset are meant."""
+_CONTROLS = re.compile("[\x80-\x9f]")
+_JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
+_TRUSTED_SHARE = 4
+"""A charset is still believed where it fits so many times more signs beyond ASCII than it does not."""
+
+
+def codec_of(label: str) -> str | None:
+    """Python's codec for a charset label, however written; None where mail uses no such charset."""
+    key = _key(label.partition("*")[0])  # what follows an asterisk is a language (RFC 2231)
+    return _CODECS.get(key) or _CODECS.get(key.removeprefix("x"))
+
+
+def decode(raw: bytes, label: str, defects: list[str]) -> str:
+    """Bytes to text: as the charset says, else (``bad_charset`` is noted) as UTF-8, a form that no other text has by
+    chance, as the charset's superset, or as Windows-1252. Text with a few broken signs keeps all others.
+    """
+    codec = codec_of(label)
+    text = _strictly(raw, codec) if codec else None
+    if text is not None and not (codec in _WITH_CONTROLS and _CONTROLS.search(text)):
+        return text
+    defects.append("bad_charset")
+    superset = _SUPERSETS.get(codec or "")
+    for candidate in filter(None, ("utf_8", superset)):
+        text = _strictly(raw, candidate)
+        if text is not None:
+            return text
+    if codec:
+        text = raw.decode(superset or codec, "replace")
+        broken = text.count("\ufffd")
+        if _TRUSTED_SHARE * broken <= sum(character > "\x7f" for character in text) - broken:
+            return text
+    return raw.decode("cp1252", "replace")
+
+
+def _strictly(raw: bytes, codec: str) -> str | None:
+    if codec == "iso2022_jp_2004":  # its signs stand in a set of another name
+        raw = _JIS_X_0208.sub(_JIS_X_0213, raw)
+    try:
+        return raw.decode(codec)
+    except ValueError:
+        return None

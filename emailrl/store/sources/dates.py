@@ -1,0 +1,87 @@
+"""The Date header of a mail, as programs write it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_tz
+
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
+)
+_DAY_MINUTES = 24 * 60
+_MONTHS = {
+    name: i + 1
+    for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
+}
+_MAX_CHARS = 200
+_COMMENT = re.compile(r"\(([^()]*)\)")
+_AROUND_COLON = re.compile(r"\s*:\s*")
+_TWELVE_HOURS = re.compile(r"\b(\d{1,2})((?::\d\d){1,2}) ?([ap])\.?m\b\.?", re.IGNORECASE)
+_ZONES = {
+    "WET": "+0000", "WEST": "+0100", "BST": "+0100", "CET": "+0100", "MET": "+0100", "CEST": "+0200",
+    "MEST": "+0200", "EET": "+0200", "EEST": "+0300", "MSK": "+0300", "HKT": "+0800", "AWST": "+0800", "SGT": "+0800",
+    "JST": "+0900", "KST": "+0900", "AEST": "+1000", "AEDT": "+1100", "NZST": "+1200", "NZDT": "+1300",
+    "AKST": "-0900", "AKDT": "-0800", "HST": "-1000", "NST": "-0330", "NDT": "-0230",
+}  # fmt: skip
+"""Names of zones that the library lacks and that mean one zone alone, to mail at least."""
+_ZONE_NAMES = frozenset(_ZONES) | {
+    "UT", "UTC", "GMT", "AST", "ADT", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT",
+}  # fmt: skip
+_ZONE = re.compile(
+    r"(?P<time>:\d\d)(?:\.\d+)?(?:\s*(?P<name>[A-Z]{1,5}))?"
+    r"(?:\s*(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d\d)?)?(?!\S)"
+)
+
+
+def parse_date(value: str) -> datetime | None:
+    """A Date header as an aware time in UTC; None where it cannot be read or its zone is a day or more off. A time
+    without a zone is taken as UTC."""
+    try:
+        if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
+            day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
+            offset = int(zone_hours) * 60 + int(zone_minutes)
+            if offset >= _DAY_MINUTES:
+                return None
+            local = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+            return local - timedelta(minutes=offset if sign == "+" else -offset)
+        fields = parsedate_tz(_plain(value[:_MAX_CHARS]))
+        if fields is None:
+            moment = datetime.fromisoformat(value)
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        if abs(fields[9] or 0) >= _DAY_MINUTES * 60:
+            return None
+        return datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
+    except (
+        ValueError,
+        OverflowError,
+        TypeError,
+        IndexError,
+    ):  # the library lets odd fields through, or trips over them
+        return None
+
+
+def _plain(value: str) -> str:
+    """The date as ``parsedate_tz`` reads it: without comments, in 24 hours, its zone a number or a name it knows."""
+    comments = _COMMENT.findall(value)
+    value = _COMMENT.sub(" ", value)
+    value = _AROUND_COLON.sub(":", value)
+    value = _TWELVE_HOURS.sub(_of_24_hours, value)
+    zone = _ZONE.search(value)
+    if zone is None:
+        return value
+    name = zone["name"] or ""
+    if zone["sign"]:
+        number = f"{zone['sign']}{zone['hours']:0>2}{zone['minutes'] or '00'}"
+    elif not name or name == "UT":
+        number = next((_ZONES.get(word, word) for word in comments if word in _ZONE_NAMES), name)
+    else:
+        number = _ZONES.get(name, name)
+    return f"{value[: zone.end('time')]} {number} {value[zone.end() :]}"
+
+
+def _of_24_hours(match: re.Match[str]) -> str:
+    hour = int(match[1])
+    if hour <= 12:
+        hour = hour % 12 + (12 if match[3] in "pP" else 0)
+    return f"{hour}{match[2]} "
