@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,22 @@ def test_every_mistake_is_one_line_and_leaves_nothing(
         assert sorted(tmp_path.rglob("*")) == before, arguments
 
 
-def test_ctrl_c_ends_with_130_and_no_rest(tmp_path: Path) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+def end_all_processes(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGTERM)  # as systemd does
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers too
+
+
+@pytest.mark.parametrize("end", [press_ctrl_c, end_process, end_all_processes])
+def test_an_ended_build_exits_with_130_and_leaves_no_file_and_no_process(
+    tmp_path: Path, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
     with tarfile.open(tmp_path / "mail.tar", "w") as archive:
         for number in range(20_000):
             mail = f"From: a@x\nTo: b@x\nMessage-ID: <{number}@x>\n\nword {number}".encode()
@@ -144,9 +160,11 @@ def test_ctrl_c_ends_with_130_and_no_rest(tmp_path: Path) -> None:
     while not list(tmp_path.glob("mail.db.staging-*")) and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.3)  # past the last import: Python drops an interrupt that arrives while it frees an import's lock
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers too
+    end(process)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
     assert "Traceback" not in stderr
     assert not list(tmp_path.glob("mail.db*"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import mailbox
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +36,15 @@ def test_an_mbox_whatever_its_name(path: Path, compress: Callable[[bytes], bytes
         "From ann@x Mon May 14 16:39:00 MET DST 2001", "From ann@x Mon May 14 16:39:00 2001 -0700",
         "From a Mon May 14 16:39:00 2001 remote from b",
         "From ann@x Mon, 14 May 2001 16:39:00 +0000", "From 0123456789abcdef Mon Sep 17 00:00:00 2001",
+        "From ", "From - ", "From -", "From 1844347792267117879@xxx", "From MAILER-DAEMON",
+        "From - 2001-05-14 16:39:00", "From ann@x lun. mai 14 16:39",
     ],
 )  # fmt: skip
 def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> None:
-    path.write_bytes(mbox(mail(1), mail(2), envelope=envelope.encode() + b"\n"))
-    assert read(path) == ["<1@x>", "<2@x>"]
+    for content in (mails := mbox(mail(1), mail(2), envelope=envelope.encode() + b"\n"), mails.replace(b"\n", b"\r\n")):
+        path.write_bytes(content)
+        assert read(path) == ["<1@x>", "<2@x>"]
+        assert len(mailbox.mbox(path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -47,13 +52,37 @@ def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> Non
     [
         "\nFrom here on we drill.\n", "\nFrom: not a header\n", "From ann Mon May 14 16:39:00 2001 we met.\nTo: her",
         "\nFrom ann@x.org Mon May 14 16:39:00 2001\nwas written above.", "\nFrom Monday on: gas", "From ",
-        "\nFrom\nFrom \n",
+        "\nFrom\nFrom \n", "\nFrom ann@x.org:\nTo: her", "\nFrom ann@x.org we heard\nSubject: gas", "\nFrom -\nGas: 3",
+        "we heard\nFrom ann@x.org\nTo: her", "\nFrom : ann@x.org\nTo: her",
     ],
 )  # fmt: skip
 def test_from_inside_a_body_stays_there(path: Path, body: str) -> None:
     path.write_bytes(mbox(mail(1, body), mail(2)))
     first, second = emails(path)
     assert (first.body, second.body) == (body + "\n", "2\n")
+
+
+@pytest.mark.parametrize("separator", [b"From \r\n", b"From - \r\n", b"From -\r\n"])
+def test_thunderbird_s_folders(tmp_path: Path, separator: bytes) -> None:
+    mails = [
+        mail(number).replace(b"\n", b"\r\n").replace(b"From:", b"X-Mozilla-Status: 0001\r\nFrom:")
+        for number in range(5)
+    ]
+    (tmp_path / "profile" / "Mail").mkdir(parents=True)
+    path = tmp_path / "profile" / "Mail" / "Inbox"
+    path.write_bytes(b"".join(separator + one + b"\r\n" for one in mails))
+    expected = [f"<{number}@x>" for number in range(5)]
+    assert read(path) == read(tmp_path / "profile") == expected
+    assert [one.body for one in emails(path)] == [f"{number or 0}\n" for number in range(5)]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == read(tmp_path / "profile") == expected
+
+
+def test_a_mail_whose_from_header_has_a_space_is_no_mbox(path: Path) -> None:
+    path.with_name("mail").mkdir()
+    path = path.with_name("mail") / "1."
+    path.write_bytes(mail(1).replace(b"Message-ID", b"From : ann@x.org\nMessage-ID"))
+    assert [one.file_name for one in emails(path.parent)] == ["1."]
 
 
 def test_quoted_from_loses_one_mark(path: Path) -> None:

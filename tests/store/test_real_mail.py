@@ -43,7 +43,8 @@ def built(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildRepor
 def test_every_message_is_stored_or_counted(built: BuildReport) -> None:
     # Counted once more by tarfile, the standard library's parser and the filters written anew.
     assert built.skipped == {"long_body": 1664, "many_recipients": 1544, "duplicate": 7217}
-    assert (built.emails, built.recipients) == (23585, 120489)
+    # Four mails to a group (<"the.desk":@enron.com>) have no recipient, where the standard library sees two each.
+    assert (built.emails, built.recipients) == (23585, 120481)
     assert built.emails + sum(built.skipped.values()) == 34010
     assert built.defects == {}
 

@@ -63,7 +63,7 @@ def decode(raw: bytes, label: str, defects: list[str]) -> str:
         return text
     defects.append("bad_charset")
     superset = _SUPERSETS.get(codec or "")
-    for candidate in filter(None, ("utf_8", superset)):
+    for candidate in filter(None, (superset, "utf_8") if raw.isascii() else ("utf_8", superset)):
         text = _strictly(raw, candidate)
         if text is not None:
             return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from emailrl.store.sources.archive import BLOCK, is_tar_header, read_archive
-from emailrl.store.sources.mbox import is_mbox, read_mbox
+from emailrl.store.sources.mbox import MBOX_STARTS, is_mbox, read_mbox
 from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.parallel import Item
 from emailrl.store.sources.parquet import MAGIC, is_mail_parquet, read_parquet
@@ -37,7 +37,7 @@ def may_hold_many(start: bytes) -> bool:
     if _HEADER.match(start):
         return False
     return (
-        start.startswith((*COMPRESSED, MAGIC, b"From ", b"\xef\xbb\xbfFrom ", b"{", b"\xef\xbb\xbf{"))
+        start.startswith((*COMPRESSED, MAGIC, *MBOX_STARTS, b"{", b"\xef\xbb\xbf{"))
         or is_mail_table(start)
     )  # fmt: skip
 

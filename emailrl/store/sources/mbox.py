@@ -1,10 +1,10 @@
 """An mbox, read as a stream: messages one after another, each under an envelope line ``From sender date`` (RFC 4155).
 
 Where a message ends is not certain in the wild: bodies hold lines that begin with ``From `` too. A line is an envelope
-here if it ends in a date and the line after it is a header, or if it names a sender, a dash or nothing at all, as
+here if it ends in a date and the line after it is a header, or if it holds no date, but a sender, a dash or nothing, as
 Thunderbird writes it, and the line after it is a header that every mail program knows; every other stays in the body.
-The empty line before, which RFC 4155 asks for, is required only where there is a sender without a date, since some
-writers forget it. One ``>`` is taken off lines such as ``>From`` (mboxrd).
+The empty line before, which RFC 4155 asks for, is required only of a sender without a date, since some writers forget
+it. One ``>`` is taken off lines such as ``>From`` (mboxrd).
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ _KNOWN_HEADER = (
     rb"|content-[a-z-]{1,40}|x-[a-z0-9-]{1,80}|status|dkim-signature|list-[a-z]{1,40}|in-reply-to|references)"
     rb"[ \t]{0,9}:"
 )
+_FROM = rb"From (?![ \t]{0,9}:)"
+"""No header ``From :``, which may have spaces before its colon."""
 _DATED = (
-    rb"From [^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
+    _FROM + rb"[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
     + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:" + _HEADER + rb")"
 )  # fmt: skip
-_BARE = rb"From -?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+_BARE = _FROM + rb"-?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
 _UNDATED = (
-    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))From (?:-|MAILER-DAEMON|[^\s@]{0,300}@[^\s@]{1,300}|\S{1,300}(?=[ \t]{0,9}\r?\n))"
-    rb"[^\r\n]{0,300}\r?\n(?i:" + _KNOWN_HEADER + rb")"
-)
+    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))" + _FROM + rb"\S{1,300}(?<!:)(?:[ \t][^\r\n]{0,200}\d:\d\d[\d:. +A-Z-]{0,40})?"
+    rb"[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+)  # fmt: skip
 _ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
-_START = re.compile(rb"(?:\xef\xbb\xbf)?From [^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
+_START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
+MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
 _ENVELOPE_BYTES = 2048
 """No match of ``_ENVELOPE`` is longer."""
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
@@ -50,7 +53,7 @@ _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 def is_mbox(start: bytes) -> bool:
     """Whether content that starts so is an mbox: a line ``From …`` and a header."""
-    return _START.match(start) is not None
+    return start.startswith(MBOX_STARTS) and _START.match(start) is not None
 
 
 def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:

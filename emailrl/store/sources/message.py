@@ -74,7 +74,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if raw[:1] in (b"\n", b"\xef"):
         raw = raw.removeprefix(b"\xef\xbb\xbf").lstrip(b"\n")
-    if raw[:5] == b"From ":  # the envelope line of an mbox
+    if raw[:5] == b"From " and _ENVELOPE.match(raw):
         raw = raw.partition(b"\n")[2]
     head, _, body = raw.partition(b"\n\n")
     headers = _plain_headers(head)
@@ -87,6 +87,8 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     return assemble(raw, file_name, headers, people, text, [])  # type: ignore[arg-type]
 
 
+_ENVELOPE = re.compile(rb"From (?![ \t]*:)")
+"""How an mbox announces a message."""
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """How Apple Mail's .emlx begins: the length of the message, which other data follow."""
 

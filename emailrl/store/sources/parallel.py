@@ -80,17 +80,22 @@ def parse_all(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait: while forking, Python would drop the ``KeyboardInterrupt``; workers, who inherit this, leave it
-    to the process that writes."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let Ctrl-C and SIGTERM wait: while forking, Python would drop the ``KeyboardInterrupt``; workers, who inherit
+    this, leave both to the process that writes."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _begin_worker() -> None:
-    """End when the process that writes ends, be it killed."""
+    """End when the process that writes ends, be it killed, and at its SIGTERM, by which a broken pool ends its workers.
+
+    A SIGTERM that others send to all processes is left to it: a worker that died while it hands on a batch would have
+    it wait for the rest for ever.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -98,7 +103,16 @@ def _begin_worker() -> None:
         parent.join()
         os._exit(1)
 
+    def end_when_told() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            continue
+        os._exit(1)
+
     threading.Thread(target=end_with_parent, daemon=True).start()
+    if hasattr(signal, "sigwaitinfo"):
+        threading.Thread(target=end_when_told, daemon=True).start()
+    else:  # macOS cannot tell who sends a signal
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

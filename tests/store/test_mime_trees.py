@@ -1,0 +1,126 @@
+"""MIME trees that are not as they should be: text is found, no raw MIME is shown, every repair is counted."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from emailrl.store.sources import RawEmail, parse_message
+
+HEAD = b"From: ann@x.org\nTo: bob@x.org\nMessage-ID: <1@x>\nDate: Tue, 1 May 2001 10:00:00 +0000\n"
+INNER = b"Subject: inner\n\nInner text\n"
+IN_BASE64 = b"Content-Transfer-Encoding: base64\n"
+
+
+def read(raw: bytes) -> tuple[str, tuple[str, ...]]:
+    email = parse_message(HEAD + raw)
+    assert isinstance(email, RawEmail), email
+    return email.body, email.defects
+
+
+def mixed(boundary: bytes, delimiter: bytes, *parts: bytes) -> bytes:
+    inside = b"".join(b"--" + delimiter + b"\n" + part + b"\n" for part in parts)
+    return b"Content-Type: multipart/mixed; boundary=" + boundary + b"\n\n" + inside + b"--" + delimiter + b"--\n"
+
+
+TEXT = b"Content-Type: text/plain\n\nThe text"
+
+
+@pytest.mark.parametrize(
+    ("raw", "defects"),
+    [
+        (mixed(b'"one\n two"', b"one two", TEXT), ()),
+        (mixed(b'"one\n\ttwo"', b"one two", TEXT), ()),
+        (mixed(b'"one\n two"', b"onetwo", TEXT), ()),
+        (mixed(b'"one"', b"other", TEXT), ("bad_mime",)),
+        (mixed(b"", b"other", TEXT), ("bad_mime",)),
+        (b"Content-Type: multipart/mixed\n\tboundary=b\n\n--b\n" + TEXT + b"\n--b--", ("bad_mime",)),
+        (mixed(b"b", b"b", TEXT).replace(b"\n--b\n", b"\n--b \t\n"), ()),
+        (mixed(b"b", b"b", TEXT) + b"Epilogue\n--b\nContent-Type: text/plain\n\nMore\n", ()),
+        (mixed(b"a", b"a", b"Content-Type: multipart/mixed; boundary=b\n\n--b\n" + TEXT), ()),
+    ],
+)
+def test_delimiters(raw: bytes, defects: tuple[str, ...]) -> None:
+    assert read(raw) == ("The text", defects)
+
+
+def in_base64(content: bytes) -> bytes:
+    return IN_BASE64 + b"\n" + base64.encodebytes(content)
+
+
+@pytest.mark.parametrize("subtype", [b"rfc822", b"global", b"news"])
+@pytest.mark.parametrize("content", [INNER, INNER.replace(b"\n", b"\r\n")])
+def test_a_message_in_base64_is_read(subtype: bytes, content: bytes) -> None:
+    forwarded = b"Content-Type: message/" + subtype + b"\n" + in_base64(content)
+    assert read(forwarded) == ("Inner text\n", ())
+    assert read(mixed(b"b", b"b", TEXT, forwarded)) == ("The text\nInner text\n", ())
+
+
+def test_of_a_message_in_fragments_the_first_is_read() -> None:
+    first = b'Content-Type: message/partial; id="i"; number=1; total=2\n\nSubject: s\nContent-Type: text/plain\n\nBegin'
+    assert read(first) == ("Begin", ("partial_message",))
+    second = b'Content-Type: message/partial; id="i"; number=2; total=2\n\nQUJD\n--b\nContent-Type: x/y\n\n'
+    assert read(second) == ("", ("no_text", "partial_message"))
+
+
+def test_reports_have_nothing_to_show_but_text_without_fields() -> None:
+    status = b"Content-Type: message/delivery-status\n\nReporting-MTA: dns; x.org\n\nAction: failed\n"
+    assert read(mixed(b"b", b"b", TEXT, status)) == ("The text", ())
+    words = b"Content-Type: message/delivery-status\n\nIt could not be delivered.\n"
+    assert read(mixed(b"b", b"b", words)) == ("It could not be delivered.\n", ("bad_header",))
+
+
+NAMED = b'Content-Type: text/plain; name="letter.txt"\n\nDear Bob'
+NAMED_HTML = b"Content-Type: text/html\nContent-Disposition: inline; filename=a.html\n\n<p>Dear Bob</p>"
+PICTURE = b"Content-Type: image/png; name=a.png\n\nAAAA"
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (NAMED, ("Dear Bob", ("named_text",))),
+        (mixed(b"b", b"b", NAMED, PICTURE), ("Dear Bob", ("named_text",))),
+        (mixed(b"b", b"b", NAMED_HTML), ("Dear Bob", ("html_only", "named_text"))),
+        (mixed(b"b", b"b", TEXT, NAMED), ("The text", ())),
+        (mixed(b"b", b"b", b"Content-Type: text/html\n\n<p>Hi</p>", NAMED), ("Hi", ("html_only",))),
+        (mixed(b"b", b"b", PICTURE), ("", ("no_text",))),
+    ],
+)
+def test_the_only_text_is_kept_though_it_has_a_name(raw: bytes, expected: tuple[str, tuple[str, ...]]) -> None:
+    assert read(raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "expected"),
+    [
+        (b"base64;", b"SGVsbG8gQm9i", ("Hello Bob", ())),
+        (b'"base64"', b"SGVsbG8NCkJvYg==", ("Hello\nBob", ())),
+        (b"Base64", b"SGVsbG8gQm9", ("Hello Bo", ("bad_encoding",))),
+        (b"base64", b"SGVsbG8g\0\nQm9iLCBob3cgYXJl\nIHlvdT8gV2UgbWlzc2Vk\nIHlvdSBoZXJ",
+         ("Hello Bob, how are you? We missed you her", ("bad_encoding",))),
+        (b"base64", b"This is plain, after all.", ("This is plain, after all.", ("bad_encoding",))),
+        (b"quoted-printable", b"a=3Db=\nc=0D=0Ad", ("a=bc\nd", ())),
+        (b"x-uuencode", b"begin 644 a\n#0V%T\n`\nend\n", ("Cat", ())),
+    ],
+)  # fmt: skip
+def test_transfer_encodings(encoding: bytes, content: bytes, expected: tuple[str, tuple[str, ...]]) -> None:
+    raw = b"Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: " + encoding + b"\n\n" + content
+    assert read(raw) == expected
+
+
+def test_containers_are_opened_to_a_depth() -> None:
+    def nested(depth: int) -> bytes:
+        around = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(depth))
+        return around + TEXT
+
+    assert read(nested(50)) == ("The text", ())
+    assert read(nested(51)) == ("", ("bad_mime", "no_text"))
+
+
+def test_the_charset_of_html_may_stand_in_it() -> None:
+    html = '<html><head><meta charset="gb2312"></head><p>中文</p>'.encode("gb2312")
+    assert read(b"Content-Type: text/html\n\n" + html) == ("中文", ("html_only",))
+    subject = b"Subject: " + "中文".encode("gb2312") + b"\n"
+    email = parse_message(HEAD + subject + b"Content-Type: text/plain; charset=gb2312\n\nx")
+    assert isinstance(email, RawEmail) and email.subject == "中文"
