@@ -74,6 +74,9 @@ output_dir = "outputs/grpo"
 wandb_mode = "disabled"
 """
 
+Begin = Callable[[Subject, int], None]
+"""Hears of a benchmark as it begins: who is measured, and on how many questions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -126,9 +129,12 @@ def quickstart(
     steps: int = STEPS,
     overwrite: bool = False,
     say: Callable[[str], None],
+    begin: Begin = lambda subject, questions: None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Run the cycle in ``out``; ``say`` gets every line for the console, ``progress`` each benchmarked trajectory.
+
+    ``begin`` hears of each benchmark as it begins.
 
     An ``out`` whose quickstart was interrupted goes on where it was. Raises UsageError where ``out`` holds anything
     else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts, not the environment.
@@ -138,14 +144,14 @@ def quickstart(
     say(f"Demo mailbox: {settings.store.db}")
     say("Loading the model ...")
     write_demo(settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=True)
-    before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, progress)
+    before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, begin, progress)
 
     from emailrl.training.loop import train
 
     run_dir = train(settings, resume="auto", progress=say).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
-    after = _benchmark(subject, settings, out / "benchmarks" / "after", say, progress)
+    after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)
     curve = draw_curve(run_dir, out / "curve.png")
     outcome = Outcome(before, after, run_dir, curve, time.monotonic() - started)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
@@ -175,7 +181,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
 
 
 def _benchmark(
-    subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], progress: Progress | None
+    subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], begin: Begin, progress: Progress | None
 ) -> Report:
     say(f"Benchmark of {subject.label} on questions of mailboxes it never saw")
     chosen = load_scenario_set(
@@ -185,6 +191,7 @@ def _benchmark(
         seed=settings.training.seed,
         data=settings.data,
     )
+    begin(subject, len(chosen.scenarios))
     report = run_benchmark([subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress)
     if report.interrupted:
         raise KeyboardInterrupt

@@ -114,6 +114,7 @@ def benchmark(
         def ended(subject: Subject, _trajectory: object) -> None:
             tally.advance(_title(subject), len(chosen.scenarios))
 
+        tally.begin(_title(subjects[0]), len(chosen.scenarios))
         report = run_benchmark(subjects, chosen.scenarios, settings, folder, notes=notes, progress=ended)
     console = progress_console() if json else result_console()
     console.print(results_table(report))

@@ -23,7 +23,7 @@ class Tally:
         self._bar: Progress | None = None
         self._name = ""
         self._done = 0
-        self._begun = self._said = 0.0
+        self._first = self._said = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -32,21 +32,25 @@ class Tally:
         self._stop()
 
     def advance(self, name: str, total: int) -> None:
-        """One more of ``total`` has ended; another ``name`` than before begins anew."""
-        if name != self._name:
-            self._begin(name, total)
+        """One more of ``total`` has ended."""
+        self.begin(name, total)
         self._done += 1
+        now = time.monotonic()
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
             if self._done == total:
                 self._stop()
-        elif time.monotonic() - self._said >= LINE_SECONDS:
-            self._said = time.monotonic()
-            pace = (self._said - self._begun) / (self._done - 1)  # the clock began when the first had ended
-            left = pace * (total - self._done)
+        elif self._done == 1:
+            self._first = now  # what came before, the model's loading too, tells nothing of what is left
+        elif now - self._said >= LINE_SECONDS:
+            self._said = now
+            left = (now - self._first) / (self._done - 1) * (total - self._done)
             say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
 
-    def _begin(self, name: str, total: int) -> None:
+    def begin(self, name: str, total: int) -> None:
+        """Show that none of ``total`` has ended, unless ``name`` is under way already."""
+        if name == self._name and self._done < total:
+            return
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -58,7 +62,7 @@ class Tally:
 
         self._stop()
         self._name, self._done = name, 0
-        self._begun = self._said = time.monotonic()
+        self._said = time.monotonic()
         if self._console.is_terminal:
             title, left = TextColumn("{task.description}", markup=False), TextColumn("left")
             counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, TimeRemainingColumn())

@@ -47,11 +47,14 @@ def quickstart(
     folder = out or free_folder(Path("quickstart"))
     with Tally() as tally:
 
-        def benchmarked(subject: Subject, _trajectory: object) -> None:
+        def begin(subject: Subject, questions: int) -> None:
+            tally.begin(f"benchmark of {subject.label}", questions)
+
+        def ended(subject: Subject, _trajectory: object) -> None:
             tally.advance(f"benchmark of {subject.label}", NUM_TEST_QUESTIONS)
 
         try:
-            outcome = run(folder, steps=steps, overwrite=overwrite, say=say, progress=benchmarked)
+            outcome = run(folder, steps=steps, overwrite=overwrite, say=say, begin=begin, progress=ended)
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. The same command goes on from there.")
             raise

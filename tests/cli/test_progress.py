@@ -12,24 +12,29 @@ from emailrl.cli.progress import Tally
 
 
 def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 101.0, 104.0, 111.0, 111.0, 113.0, 200.0, 200.0, 290.0, 290.0])
+    clock = iter([60.0, 100.0, 104.0, 108.0, 114.0, 200.0, 230.0, 290.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     out = io.StringIO()
     with Tally(Console(file=out)) as tally:
+        tally.begin("nano", 10)
         for _ in range(4):
             tally.advance("nano", 10)
         tally.advance("trained", 10)
         tally.advance("trained", 10)
-    # nano: 2 ended in the 11 s since the first had, 7 are left: 38.5 s. trained: 1 in 90 s, 8 are left.
+    # nano, begun at 60, the first ended at 100: 1 in the 4 s since, 8 are left; then 3 in 14 s, 6 are left.
+    # trained: 1 in 60 s, 8 are left.
     assert out.getvalue().splitlines() == [
-        "nano: 3 of 10, about 38 s left",
-        "trained: 2 of 10, about 720 s left",
+        "nano: 2 of 10, about 32 s left",
+        "nano: 4 of 10, about 28 s left",
+        "trained: 2 of 10, about 480 s left",
     ]
 
 
 def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     out = io.StringIO()
     with Tally(Console(file=out, force_terminal=True, width=80)) as tally:
+        tally.begin("nano", 3)
+        assert "0/3" in out.getvalue()  # there from the beginning, not from the first that ends
         for name in ("nano", "trained"):
             for _ in range(3):
                 tally.advance(name, 3)
