@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
@@ -31,6 +32,7 @@ class Collects(Protocol):
         temperature: float,
         split_label: str = "train",
         progress: Callable[[Trajectory], None] | None = None,
+        played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> list[TrajectoryGroup]: ...
 
 
@@ -138,10 +140,21 @@ def evaluate(
     temperature: float,
     split_label: str = "val",
     progress: Callable[[Trajectory], None] | None = None,
+    played: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> Evaluation:
-    """Roll out and score each question once with the policy the collector's engine now holds."""
+    """Roll out and score each question once with the policy the collector's engine now holds.
+
+    ``progress`` hears of each trajectory as it ends; those ``played`` before, by id, are not played again.
+    """
     groups = collector.collect(
-        scenarios, 1, step=step, seed=seed, temperature=temperature, split_label=split_label, progress=progress
+        scenarios,
+        1,
+        step=step,
+        seed=seed,
+        temperature=temperature,
+        split_label=split_label,
+        progress=progress,
+        played=played,
     )
     return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
 from emailrl import benchmark
-from emailrl.benchmark import Subject, choose_subjects, mcnemar, run_benchmark
+from emailrl.benchmark import Subject, choose_subjects, is_unfinished, mcnemar, run_benchmark
 from emailrl.environment.rubric import Rubric
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import Adapter
 from emailrl.recording import read_trajectories
 from emailrl.settings import Settings
@@ -56,6 +57,7 @@ class Scripted:
             if trajectory.exception is None:
                 trajectory.rubric["answer_correct"] = trajectory.scenario.id in self.right
                 trajectory.reward = 1.0 if trajectory.rubric["answer_correct"] else -1.0
+                trajectory.reward_terms = {"outcome": trajectory.reward}
 
     def collect(
         self,
@@ -67,13 +69,17 @@ class Scripted:
         temperature: float,
         split_label: str = "train",
         progress: Callable[[Trajectory], None] | None = None,
+        played: Mapping[str, Trajectory],
     ) -> list[TrajectoryGroup]:
-        self.calls.append(len(scenarios))
+        self.calls.append(len([each for each in scenarios if f"{split_label}-{each.id}-0" not in played]))
         groups = []
         for scenario in reversed(scenarios):  # the last one ends first
             if self.ended == self.stop_after:
                 raise KeyboardInterrupt
             name = f"{split_label}-{scenario.id}"
+            if before := played.get(f"{name}-0"):
+                groups.append(TrajectoryGroup(name, scenario, [before]))
+                continue
             trajectory = Trajectory(f"{name}-0", name, scenario, seconds=0.5, turns=[Turn([1], [-0.1], "stop")])
             trajectory.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
             trajectory.rubric = {"answer_correct": False, "num_turns": 1}
@@ -83,7 +89,7 @@ class Scripted:
             if progress is not None:
                 progress(trajectory)
             groups.append(TrajectoryGroup(name, scenario, [trajectory]))
-        self.score([trajectory for group in groups for trajectory in group.trajectories])
+        self.score([each for group in groups for each in group.trajectories if not each.reward_terms])
         return groups
 
 
@@ -91,9 +97,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *collectors: Scripted) -> list[Sub
     subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
 
     def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
-        yield from zip(chosen, collectors, strict=True)
+        yield from ((subject, collectors[subjects.index(subject)]) for subject in chosen)
 
-    monkeypatch.setattr(benchmark, "_players", players)
+    monkeypatch.setattr(benchmark, "players", players)
     return subjects
 
 
@@ -158,6 +164,104 @@ def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: 
     [comparison] = report.comparisons
     assert (comparison.num_questions, comparison.only_first, comparison.only_second) == (2, 1, 0)
     assert len(list(read_trajectories(report.results[1].trajectories))) == 2
+
+
+def test_a_crash_of_the_scorer_loses_nothing_and_resuming_plays_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crashing(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            raise MemoryError("the scorer died")
+
+    questions, settings, out = make_questions(3), settings_of(tmp_path), tmp_path / "out"
+    subjects = scripted(monkeypatch, Crashing(set()))
+    with pytest.raises(MemoryError):
+        run_benchmark(subjects, questions, settings, out)
+    [file] = (out / "trajectories").iterdir()
+    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q2", "q1", "q0"]
+    assert is_unfinished(out)
+    second = Scripted({"q1"})
+    heard: list[str] = []
+    scripted(monkeypatch, second)
+    report = run_benchmark(
+        subjects, questions, settings, out, resume=True, progress=lambda _, t: heard.append(t.scenario.id)
+    )
+    assert second.calls == [0] and heard == ["q2", "q1", "q0"]
+    assert report.results[0].complete and report.results[0].evaluation.num_correct == 1
+    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q0", "q1", "q2"]
+    assert not is_unfinished(out)
+
+
+def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            super().score(trajectories)
+            for trajectory in trajectories:
+                if trajectory.scenario.id in ("q1", "q3"):
+                    trajectory.exception, trajectory.reward, trajectory.reward_terms = "JudgeError: away", 0.0, {}
+                    trajectory.rubric["answer_correct"] = None
+
+    questions, settings, out = make_questions(5), settings_of(tmp_path), tmp_path / "out"
+    subjects = scripted(monkeypatch, Away({"q0", "q1"}, raising=frozenset({"q4"})))
+    [record] = run_benchmark(subjects, questions, settings, out).records()
+    # Judged: q0 right, q2 wrong, q4 raised; Wilson of 1 of 3.
+    assert (record["accuracy"], record["unjudged"], record["exceptions"], record["num_questions"]) == (1 / 3, 2, 3, 5)
+    assert (record["accuracy_low"], record["accuracy_high"]) == pytest.approx((0.0614919, 0.7923404), abs=1e-6)
+    rows = list(csv.DictReader((out / "questions.csv").open(newline="")))
+    assert [row["correct"] for row in rows] == ["True", "", "False", "", "False"]
+    assert [row["verdict"] for row in rows] == ["correct", "not judged", "wrong", "not judged", "crashed"]
+    assert next(csv.DictReader((out / "results.csv").open(newline="")))["unjudged"] == "2"
+    back = Scripted({"q0", "q1", "q2"})
+    scripted(monkeypatch, back)
+    [record] = run_benchmark(subjects, questions, settings, out, resume=True).records()
+    assert back.calls == [0]  # nothing is played, what raised neither
+    assert (record["accuracy"], record["unjudged"], record["exceptions"]) == (2 / 5, 0, 1)  # q2 keeps its verdict
+    again = Scripted(set())
+    scripted(monkeypatch, again)
+    assert run_benchmark(subjects, questions, settings, out, resume=True).records() == [record]
+    assert again.calls == []  # not even its model is loaded
+
+
+def test_answers_without_a_verdict_are_in_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            super().score(trajectories)
+            for trajectory in trajectories:
+                if trajectory.scenario.id == "q0":
+                    trajectory.exception, trajectory.rubric["answer_correct"] = "JudgeError: away", None
+
+    subjects = scripted(monkeypatch, Away({"q1"}), Scripted({"q0", "q2"}))
+    report = run_benchmark(subjects, make_questions(3), settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.num_questions, comparison.only_first, comparison.only_second) == (2, 1, 1)
+
+
+def test_other_conditions_are_refused_and_two_processes_never_play_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, settings = tmp_path / "out", settings_of(tmp_path)
+    subjects = scripted(monkeypatch, Scripted({"q0"}))
+    with pytest.raises(UsageError, match="There is nothing to resume"):
+        run_benchmark(subjects, make_questions(2), settings, out, resume=True)
+    run_benchmark(subjects, make_questions(2), settings, out)
+    other = settings_of(tmp_path, eval_temperature=0.5, max_turns=3)
+    with pytest.raises(UsageError, match=r"max_turns 2 there, 3 now; temperature 0.0 there, 0.5 now\."):
+        run_benchmark(subjects, make_questions(2), other, out, resume=True)
+    changed = make_questions(2)
+    changed[0].answer = "30 May 2002"
+    with pytest.raises(UsageError, match=r'questions "[0-9a-f]+…'):
+        run_benchmark(subjects, changed, settings, out, resume=True)
+    with (out / "conditions.json").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(EmailRLError, match="Another process plays"):
+            run_benchmark(subjects, make_questions(2), settings, out, resume=True)
+
+
+def test_without_anything_ended_an_interrupt_leaves_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = scripted(monkeypatch, Scripted(set(), stop_after=0))
+    report = run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
+    assert report.interrupted and report.results == [] and not (tmp_path / "out" / "results.json").exists()
+    assert is_unfinished(tmp_path / "out")
 
 
 def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,23 +6,21 @@ accuracies are compared by the exact McNemar test over the questions on which on
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emailrl.benchmark.files import write_report
-from emailrl.checkpoints import find_runs
-from emailrl.engines import is_chat
+from emailrl.benchmark.files import REPORT_FILES, write_report
+from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.environment.rubric import Rubric
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate, is_correct, is_judged, total_cost
-from emailrl.policy.adapter import Adapter, find_adapter
-from emailrl.recording import write_trajectories
+from emailrl.rollout.journal import Conditions, Journal, playing_conditions
 from emailrl.settings import without_credentials
 from emailrl.trajectory import Scenario, Trajectory
 
@@ -30,18 +28,24 @@ if TYPE_CHECKING:
     from emailrl.rollout.collect import Collector
     from emailrl.settings import Settings
 
+__all__ = [
+    "CONDITIONS",
+    "Comparison",
+    "Progress",
+    "Report",
+    "Result",
+    "Subject",
+    "choose_subjects",
+    "compare",
+    "is_unfinished",
+    "mcnemar",
+    "run_benchmark",
+]
+
+CONDITIONS = "conditions.json"
+"""What a benchmark was begun with: the file by which it is told and resumed."""
 Progress = Callable[["Subject", Trajectory], None]
-"""Hears of each trajectory as it ends, before it is scored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A policy to measure: a base model, bare or with an adapter."""
-
-    label: str
-    """Tells it from the others: the model's name, or the adapter's absolute path."""
-    model_name: str
-    adapter: Adapter | None = None
+"""Hears of each trajectory as it ends, before it is scored; in a resumed benchmark first of those played before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Report:
     results: list[Result]
     conditions: dict[str, Any]
     """Split, decoding, limits, seed: what all results share."""
+    num_asked: int
+    """Questions that each subject is to play."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -103,23 +109,14 @@ class Report:
         ]
 
 
-def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure: those named, else the newest run's best checkpoint, else the bare model now set.
-
-    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on. A
-    chat server knows models by name only: raises UsageError for a checkpoint with the engine openai.
-    """
-    output_dir = settings.output.output_dir
-    if is_chat(settings):
-        if checkpoints:
-            raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
-        return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
-    if not checkpoints and not models:
-        checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])
-    found = [find_adapter(which, output_dir) for which in checkpoints]
-    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
-    subjects += [Subject(name, name) for name in models]
-    return list({subject.label: subject for subject in subjects}.values())
+def is_unfinished(folder: Path) -> bool:
+    """Whether a benchmark was begun in the folder and not played to its end."""
+    if not (folder / CONDITIONS).is_file():
+        return False
+    try:
+        return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
+    except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark
+        return True
 
 
 def run_benchmark(
@@ -130,32 +127,28 @@ def run_benchmark(
     *,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
+    resume: bool = False,
 ) -> Report:
     """Measure every subject and write results, per-question rows and trajectories into ``out``.
 
-    After KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
-    EmailRLError where every question of a subject raised.
+    Trajectories are on disk as they end. With ``resume`` those in ``out`` are not played again, and scored where they
+    were not; UsageError where they were played under other conditions. After KeyboardInterrupt the questions finished
+    so far are scored, written and reported as ``interrupted``. Raises EmailRLError where every question of a subject
+    raised.
     """
-    results: dict[str, Result] = {}
-    interrupted = False
-    try:
-        for subject, collector in _players(subjects, settings):
-            (out / "trajectories").mkdir(parents=True, exist_ok=True)  # an unwritable place is told before, not after
-            trajectories, complete = _play(collector, scenarios, settings, subject, progress)
-            if trajectories:
-                evaluation = Evaluation.of(trajectories)
-                file = out / "trajectories" / f"{len(results):02d}-{_slug(subject.label)}.jsonl"
-                write_trajectories(file, trajectories)
-                results[subject.label] = Result(subject, evaluation, complete, file)
-            if not complete:
-                interrupted = True
-                break
-    except KeyboardInterrupt:  # between two subjects: what is finished stays
-        interrupted = True
-    ordered = [results[subject.label] for subject in subjects if subject.label in results]
-    report = Report(ordered, _conditions(settings), list(notes), interrupted)
-    write_report(report, out)
-    for result in ordered:
+    with Conditions(out / CONDITIONS, _all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
+        names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
+        files = {label: out / "trajectories" / name for label, name in names.items()}
+        if not resume:
+            for file in (*(out / name for name in REPORT_FILES), *files.values()):
+                file.unlink(missing_ok=True)
+        conditions.note()  # an unwritable place is told before anything is played
+        journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
+        results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
+    report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted)
+    if results:
+        write_report(report, out)
+    for result in results:
         if result.evaluation.exceptions == result.evaluation.num_questions:
             first = result.evaluation.trajectories[0].exception
             raise EmailRLError(
@@ -165,49 +158,37 @@ def run_benchmark(
     return report
 
 
-def _players(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
-    """Yield each subject with a collector that plays it; a base model is loaded once for all its subjects."""
-    play = _on_chat_server if is_chat(settings) else _on_policies
-    yield from play(subjects, settings)
-
-
-def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
-    from emailrl.rewards import build_scorer
-    from emailrl.rollout.collect import build_chat_collector
-
-    scorer = build_scorer(settings)
+def _measure(
+    subjects: Sequence[Subject],
+    scenarios: Sequence[Scenario],
+    settings: Settings,
+    journals: Mapping[str, Journal],
+    progress: Progress | None,
+) -> tuple[list[Result], bool]:
+    """Play what is left to be played; the results in the order of the subjects, and whether it was interrupted."""
+    place = {scenario.id: number for number, scenario in enumerate(scenarios)}
+    waiting = [subject for subject in subjects if not journals[subject.label].is_whole(len(scenarios))]
+    interrupted = False
+    try:
+        for subject, collector in players(waiting, settings):
+            journal = journals[subject.label]
+            try:
+                _play(collector, scenarios, settings, subject, journal, progress)
+            except KeyboardInterrupt:
+                interrupted = True
+                collector.scorer.score(journal.unscored)
+            journal.finish(lambda trajectory: place[trajectory.scenario.id])
+            if interrupted:
+                break
+    except KeyboardInterrupt:  # between two subjects, or a second one
+        interrupted = True
+    results = []
     for subject in subjects:
-        model = settings.model.model_copy(update={"name": subject.model_name})
-        collector = build_chat_collector(settings.model_copy(update={"model": model}), scorer=scorer)
-        with closing(collector.engine):
-            yield subject, collector
-
-
-def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
-    from emailrl.engines import build_engine
-    from emailrl.environment.custom import load_task
-    from emailrl.policy.load import load_policy
-    from emailrl.policy.resolve import with_token_limit
-    from emailrl.rewards import build_scorer
-    from emailrl.rollout.collect import build_collector
-
-    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
-    scorer = build_scorer(settings)
-    for model_name in dict.fromkeys(subject.model_name for subject in subjects):
-        model = settings.model.model_copy(update={"name": model_name})
-        own = settings.model_copy(update={"model": model})
-        policy = load_policy(own)
-        own = with_token_limit(own, policy.model)
-        engine = build_engine(own, policy)
-        try:
-            for subject in subjects:
-                if subject.model_name == model_name:
-                    adapter = subject.adapter
-                    engine.load_adapter(adapter.path if adapter else None, subject.label)
-                    run_id = adapter.run_id if adapter else ""
-                    yield subject, build_collector(own, policy, engine, scorer=scorer, run_id=run_id)
-        finally:
-            engine.close()
+        journal = journals[subject.label]
+        if scored := journal.scored:
+            complete = len(scored) == len(scenarios)
+            results.append(Result(subject, Evaluation.of(scored), complete, journal.path))
+    return results, interrupted
 
 
 def _play(
@@ -215,34 +196,44 @@ def _play(
     scenarios: Sequence[Scenario],
     settings: Settings,
     subject: Subject,
+    journal: Journal,
     progress: Progress | None,
-) -> tuple[list[Trajectory], bool]:
-    """Return the scored trajectories in the order of the questions, and whether all were played."""
-    finished: list[Trajectory] = []
+) -> None:
+    """Play and score the questions that the journal does not hold."""
 
     def ended(trajectory: Trajectory) -> None:
-        finished.append(trajectory)
+        journal.append(trajectory)
         if progress is not None:
             progress(subject, trajectory)
 
+    played = dict(journal.trajectories)
+    for trajectory in played.values():
+        if progress is not None:
+            progress(subject, trajectory)
     portions = [[scenario] for scenario in scenarios] if settings.benchmark.bench_sequential else [list(scenarios)]
-    complete = True
-    try:
-        for portion in portions:
-            evaluate(
-                collector,
-                portion,
-                step=0,
-                seed=settings.training.seed,
-                temperature=settings.agent.eval_temperature,
-                split_label="test",
-                progress=ended,
-            )
-    except KeyboardInterrupt:
-        complete = False
-        collector.scorer.score(finished)
-    place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    return sorted(finished, key=lambda trajectory: place[trajectory.scenario.id]), complete
+    for portion in portions:
+        evaluate(
+            collector,
+            portion,
+            step=0,
+            seed=settings.training.seed,
+            temperature=settings.agent.eval_temperature,
+            split_label="test",
+            progress=ended,
+            played=played,
+        )
+
+
+def _all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
+    """What a resumed benchmark must share with the one that was begun."""
+    from emailrl.engines.weights import adapter_sha256
+
+    models = [
+        [subject.label, subject.model_name, subject.adapter and adapter_sha256(subject.adapter.path)]
+        for subject in subjects
+    ]
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature)
+    return {"models": models, "sequential": settings.benchmark.bench_sequential} | shared
 
 
 def _conditions(settings: Settings) -> dict[str, Any]:

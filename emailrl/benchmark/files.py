@@ -16,6 +16,8 @@ from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, ve
 if TYPE_CHECKING:
     from emailrl.benchmark import Comparison, Report, Result
 
+REPORT_FILES = ("results.json", "results.csv", "questions.csv")
+
 
 def write_report(report: Report, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated, Any, Final, NoReturn
 
@@ -109,6 +110,7 @@ def _told(error: Any) -> str:
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
     _prepare_streams()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, a command ends as by Ctrl-C
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()

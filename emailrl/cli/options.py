@@ -45,6 +45,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is th
 AllowSharedInbox = Annotated[
     bool | None, typer.Option("--allow-shared-inbox", help="Accept an inbox in several splits; every table says so.")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Play only what an earlier start of the same left unplayed.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Trust what this folder's files set, from now on (docs/security.md).")
 ]

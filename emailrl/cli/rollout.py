@@ -17,18 +17,24 @@ from emailrl.cli.options import (
     Model,
     Overwrite,
     Questions,
+    Resume,
     Reward,
     Seed,
     Trust,
     path_option,
 )
 from emailrl.cli.output import out_file, print_json, progress_console, say_loading
+from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
+
+CONDITIONS = ".conditions.json"
+"""Takes the place of .jsonl in the name of the file that says how the trajectories were made."""
 
 if TYPE_CHECKING:
     from emailrl.evaluation import Evaluation
     from emailrl.policy.adapter import Adapter
     from emailrl.rollout.collect import Collector
+    from emailrl.rollout.journal import Journal
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
 
@@ -50,13 +56,14 @@ def rollout(
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,
     seed: Seed = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Play questions with a policy, score the answers, and write every trajectory with its tokens.
 
-    --checkpoint plays a checkpoint, or an exported adapter, on its own base model. Ctrl-C keeps the trajectories that
-    have ended.
+    --checkpoint plays a checkpoint, or an exported adapter, on its own base model. Each trajectory is kept on disk as
+    it ends; after Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
 
     Examples:
 
@@ -67,6 +74,7 @@ def rollout(
       emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
     """
     from emailrl.evaluation import Evaluation
+    from emailrl.rollout.journal import Conditions, Journal
     from emailrl.settings import load_settings
 
     settings = load_settings({
@@ -76,13 +84,20 @@ def rollout(
     adapter = None
     if checkpoint is not None:
         settings, adapter = _with_adapter(settings, checkpoint, model)
-    target = _target(out, settings.output.output_dir.parent / "rollouts", overwrite=overwrite)
+    folder = settings.output.output_dir.parent / "rollouts"
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
+    target = _target(_begun(folder) if resume and out is None else out, folder, may_exist=overwrite or resume)
     scenarios = _scenarios(settings, split, num_scenarios)
-    collector = _collector(settings, adapter)
-    with closing(collector.engine):
-        ended, seconds = _play(collector, scenarios, group_size, split, target)
+    now = _all_conditions(settings, scenarios, adapter, group_size=group_size, split=split)
+    with Conditions(target.with_suffix(CONDITIONS), now, resume=resume) as conditions:
+        journal = Journal(target, conditions, resume=resume)
+        collector = _collector(settings, adapter)
+        with closing(collector.engine):
+            seconds = _play(collector, scenarios, group_size, split, journal)
+    ended = list(journal.trajectories.values())
     result = Evaluation.of(ended)
-    _print_summary(result, seconds, settings, adapter, target)
+    progress_console().print(rollout_table(result, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
     if json:
@@ -104,7 +119,27 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
     }
 
 
-def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
+def _begun(folder: Path) -> Path:
+    """The file of the newest rollout in the folder that notes its conditions."""
+    noted = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
+    if noted is None:
+        raise UsageError(f"There is no rollout to resume in {folder}.", "Name its file with --out.")
+    return noted.with_name(noted.name.removesuffix(CONDITIONS) + ".jsonl")
+
+
+def _all_conditions(
+    settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, group_size: int, split: str
+) -> dict[str, object]:
+    """What a resumed rollout must share with the one that was begun."""
+    from emailrl.engines.weights import adapter_sha256
+    from emailrl.rollout.journal import playing_conditions
+
+    policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
+    return policy | {"split": split, "group_size": group_size} | shared
+
+
+def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     """The file to write, in a place open to writing; nothing is made yet, nor replaced unless asked for."""
     import os
 
@@ -113,7 +148,7 @@ def _target(out: Path | None, folder: Path, *, overwrite: bool) -> Path:
         while (folder / f"rollout-{number:03d}.jsonl").exists():
             number += 1
         out = folder / f"rollout-{number:03d}.jsonl"
-    out = out_file(out, may_exist=overwrite)
+    out = out_file(out, may_exist=may_exist)
     place = next(parent for parent in out.absolute().parents if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise UsageError(f"{place} cannot be written to.", "Give another --out.")
@@ -179,10 +214,8 @@ def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
     return build_collector(settings, policy, engine, scorer=scorer, run_id=adapter.run_id if adapter else "")
 
 
-def _play(
-    collector: Collector, scenarios: list[Scenario], group_size: int, split: str, target: Path
-) -> tuple[list[Trajectory], float]:
-    """Roll out and write; when interrupted, the trajectories that ended are scored and written all the same."""
+def _play(collector: Collector, scenarios: list[Scenario], group_size: int, split: str, journal: Journal) -> float:
+    """Roll out and keep; when interrupted, what has ended is scored all the same. Returns the seconds."""
     import time
 
     from rich.progress import (
@@ -194,71 +227,29 @@ def _play(
         TimeRemainingColumn,
     )
 
-    from emailrl.recording import write_trajectories
-
-    ended: list[Trajectory] = []
     columns = (TextColumn("rollout"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     started = time.perf_counter()
     with Progress(*columns, console=progress_console()) as bar:
-        task = bar.add_task("", total=len(scenarios) * group_size)
+        task = bar.add_task("", total=len(scenarios) * group_size, completed=len(journal.trajectories))
 
         def note(trajectory: Trajectory) -> None:
-            ended.append(trajectory)
+            journal.append(trajectory)
             bar.advance(task)
 
+        seed, played = collector.settings.training.seed, dict(journal.trajectories)
         try:
             groups = collector.collect(
-                scenarios, group_size, step=0, seed=collector.settings.training.seed, split_label=split, progress=note
+                scenarios, group_size, step=0, seed=seed, split_label=split, progress=note, played=played
             )
-        except KeyboardInterrupt:
-            if not ended:  # a file that was to be replaced stays
-                raise
-            collector.scorer.score(ended)
-            write_trajectories(target, ended)
-            bar.console.print(f"{len(ended)} ended trajectories kept in {target}", markup=False, soft_wrap=True)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                collector.scorer.score(journal.unscored)
+                journal.finish()
+            if journal.trajectories:
+                kept = f"{len(journal.trajectories)} ended trajectories kept in {journal.path}"
+                more = f"; the same command with --resume --out {journal.path} plays the rest"
+                bar.console.print(kept + more, markup=False, soft_wrap=True)
             raise
-    ended = [trajectory for group in groups for trajectory in group.trajectories]
-    write_trajectories(target, ended)
-    return ended, time.perf_counter() - started
-
-
-def _print_summary(
-    result: Evaluation, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
-) -> None:
-    """The table on stderr; names from outside are printed as plain text."""
-    from collections import Counter
-
-    from rich.table import Table
-    from rich.text import Text
-
-    trajectories = result.trajectories
-    reasons = Counter(str(t.stop_reason or "none") for t in trajectories)
-    broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
-    low, high = result.interval
-    # Rollouts of one question are not independent: an interval over them would be too narrow.
-    repeated = len({t.group_id for t in trajectories}) < len(trajectories)
-    policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
-    rows = {
-        "policy": f"{policy}, temperature {settings.agent.temperature:g}",
-        "trajectories": f"{len(trajectories)} in {seconds:.1f} s ({len(trajectories) / seconds:.2f} a second)",
-        "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
-        "mean reward": _number(result.reward),
-        "turns": _number(result.rubric.get("num_turns")),
-        "tokens": _number(result.tokens, 0),
-        "found / read source": " / ".join(
-            f"{result.rubric.get(name, 0):.1%}" for name in ("ever_found_right_email", "ever_read_right_email")
-        ),
-        "ended": ", ".join(f"{reason} {count}" for reason, count in reasons.most_common()),
-        "exceptions": str(result.exceptions),
-        "written": str(target),
-    }
-    if broken:  # the template told earlier turns otherwise than they were sampled: docs/decisions/0004
-        rows["broken prefixes"] = str(broken)
-    table = Table(show_header=False, box=None)
-    for name, value in rows.items():
-        table.add_row(name, Text(value))
-    progress_console().print(table)
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}
+    journal.finish(lambda trajectory: place[trajectory.id])
+    return time.perf_counter() - started

@@ -179,9 +179,14 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
         rows["Not trained"] = note.dropped
     if trajectory.exception:
         rows["Exception"] = trajectory.exception
-    content = Group(_pairs(rows), _numbers("Reward terms", trajectory.reward_terms))
+    content = Group(_pairs(rows), _numbers("Reward terms", _telling(trajectory.reward_terms)))
     style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "white")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
+
+
+def _telling(terms: dict[str, float]) -> dict[str, float]:
+    """The terms without those that add nothing, which for the most part do not apply; the outcome always tells."""
+    return {name: value for name, value in terms.items() if value or name == "outcome"} or terms
 
 
 def _advantage(note: TrainingNote) -> str:

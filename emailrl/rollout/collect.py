@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from emailrl.engines.base import Engine, SamplingParams
@@ -67,15 +68,18 @@ class Collector:
         temperature: float | None = None,
         split_label: str = "train",
         progress: Callable[[Trajectory], None] | None = None,
+        played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> list[TrajectoryGroup]:
         """Roll out every scenario ``group_size`` times and score what came of it; one group for each, in their order.
 
         ``temperature`` None takes that of training rollouts. What a trajectory samples depends on seed, step, label,
         scenario and its number in the group alone. An exception in one trajectory is recorded in it; ``progress`` hears
-        of each one as it ends, before it is scored. Raises TokenDriftError when the token audit fails.
+        of each one as it ends, before it is scored. Those ``played`` before, by id, take their places again, and are
+        scored where they have no reward. Raises TokenDriftError when the token audit fails.
         """
-        groups = self._empty_groups(scenarios, group_size, step, split_label)
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        groups = self._empty_groups(scenarios, group_size, step, split_label, played)
+        everything = [trajectory for group in groups for trajectory in group.trajectories]
+        trajectories = [trajectory for trajectory in everything if trajectory.id not in played]
         agent = self.settings.agent
         sampling = SamplingParams(
             agent.max_tokens,
@@ -97,13 +101,21 @@ class Collector:
         for trajectory in trajectories:
             if trajectory.exception is None:
                 audit(trajectory)
-        self.scorer.score(trajectories)
+        self.scorer.score([trajectory for trajectory in everything if not trajectory.reward_terms])
         return groups
 
     def _empty_groups(
-        self, scenarios: Sequence[Scenario], group_size: int, step: int, label: str
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        step: int,
+        label: str,
+        played: Mapping[str, Trajectory],
     ) -> list[TrajectoryGroup]:
-        """Groups of unplayed trajectories; a scenario that comes twice in one step gets a group each time."""
+        """Groups of trajectories, unplayed but for those ``played``.
+
+        A scenario that comes twice in one step gets a group each time.
+        """
         times: Counter[str] = Counter()
         groups = []
         for scenario in scenarios:
@@ -111,7 +123,8 @@ class Collector:
             repeat = f".{times[scenario.id]}" if times[scenario.id] > 1 else ""
             group_id = f"{label}-{step:06d}-{scenario.id}{repeat}"
             members = [
-                Trajectory(
+                played.get(f"{group_id}-{member}")
+                or Trajectory(
                     f"{group_id}-{member}",
                     group_id,
                     scenario,

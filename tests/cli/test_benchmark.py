@@ -70,6 +70,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
     assert "tokens counts a conversation once, prompt_tokens its beginning anew at every turn" in out
     assert sorted(file.name for file in (here / "bench").iterdir()) == [
+        "conditions.json",
         "questions.csv",
         "results.csv",
         "results.json",
@@ -136,9 +137,50 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
 
     monkeypatch.setattr(benchmark, "evaluate", evaluate)
     code, out, _ = emailrl("benchmark", "--sequential", "--out", "bench")
-    assert code == 130 and "interrupted: only the questions finished by then are counted" in out
+    assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out
+    assert "2 questions are kept in bench; the same command with --resume --out bench plays the rest" in out
     written = json.loads((here / "bench" / "results.json").read_text())
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
+
+
+def test_an_interrupt_before_anything_ended_shows_no_table(
+    emailrl, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "evaluate", evaluate)
+    code, out, error = emailrl("benchmark", "--out", "bench")
+    assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
+
+
+def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, error = emailrl("benchmark", "--resume")
+    assert code == 2 and "No benchmark in outputs/benchmarks is unfinished." in error and error.count("\n") == 1
+    real = benchmark.evaluate
+
+    def evaluate(*arguments, **options):
+        if options["played"] or "q1" in [scenario.id for scenario in arguments[1]]:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(benchmark, "evaluate", evaluate)
+    assert emailrl("benchmark", "--sequential")[0] == 130
+    monkeypatch.setattr(benchmark, "evaluate", real)
+    code, out, _ = emailrl("benchmark", "--sequential", "--resume", "--json")
+    assert code == 0
+    record = json.loads(out)
+    assert record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
+    assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
+    code, _, error = emailrl("benchmark", "--resume", "--overwrite")
+    assert code == 2 and "--resume and --overwrite exclude each other." in error
+
+
+def test_the_next_step_is_named(emailrl, here: Path) -> None:
+    out = emailrl("benchmark", "--model", "model", "--out", "bench")[1]
+    last = out.splitlines()[-1]  # its completions are cut off at the token limit
+    assert last == "Next: emailrl inspect-trajectory bench/trajectories/00-model.jsonl --index 0   (no answer)"
+    assert emailrl(*last.partition("Next: emailrl ")[2].partition("   ")[0].split())[0] == 0
 
 
 def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:

@@ -134,4 +134,20 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     kept = list(read_trajectories(here / "kept.jsonl"))
     assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
     assert all(trajectory.stop_reason is not None and trajectory.reward_terms for trajectory in kept)
-    assert "3 ended trajectories kept in kept.jsonl" in err
+    assert (
+        "3 ended trajectories kept in kept.jsonl; the same command with --resume --out kept.jsonl plays the rest" in err
+    )
+    monkeypatch.setattr(ChatRenderer, "parse", original)
+    arguments = ("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--resume")
+    code, _, err = emailrl(*arguments, "--out", "kept.jsonl", "--split", "all")
+    assert code == 2 and 'kept.conditions.json says other conditions: split "test" there, "all" now.' in err
+    code, out, _ = emailrl(*arguments, "--out", "kept.jsonl")
+    assert code == 0 and json.loads(out)["num_trajectories"] == 8
+    again = list(read_trajectories(here / "kept.jsonl"))
+    assert {t.id: t.seconds for t in kept}.items() <= {t.id: t.seconds for t in again}.items()
+    assert {t.id for t in again} == {f"test-000000-q{q}-{member}" for q in range(4) for member in range(2)}
+    assert [t.id[-1] for t in again] == ["0", "1"] * 4 and [t.group_id for t in again[::2]] == [
+        t.group_id for t in again[1::2]
+    ]
+    code, _, err = emailrl(*arguments)
+    assert code == 2 and "There is no rollout to resume in outputs/rollouts." in err

@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from operator import le
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from end_to_end.commands import begin, exit_code
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
@@ -100,33 +99,12 @@ def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
 
 
 def start(folder: Path, *arguments: str) -> int:
-    """Begin ``emailrl train`` in a child process; forked, so that it need not load its libraries thirty times."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        from emailrl.cli.app import main
-
-        # torch makes a forked child's thread pool anew when first asked: by two threads that load weights at once, one
-        # of them gets none ("Invalid thread pool!").
-        torch.set_num_threads(1)
-        os.chdir(folder)
-        with (folder / "output.txt").open("a") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-        sys.argv = ["emailrl", "train", *arguments]
-        main()
-        os._exit(0)
-    except SystemExit as ended:
-        os._exit(int(ended.code or 0))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(70)
+    """Begin ``emailrl train`` in a child process."""
+    return begin(folder, "train", *arguments)
 
 
 def finish(child: int) -> None:
-    _, status = os.waitpid(child, 0)
-    assert status == 0, status
+    assert exit_code(child) == 0
 
 
 def write_settings(folder: Path, options: dict[str, Any]) -> None:

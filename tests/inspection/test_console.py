@@ -93,6 +93,14 @@ def test_hostile_text_cannot_act_on_the_terminal(trajectory: Trajectory) -> None
     assert "␛[31m<U+202E>" in text
 
 
+def test_terms_that_add_nothing_are_not_shown(trajectory: Trajectory) -> None:
+    trajectory.reward_terms = {"outcome": 0.0, "found": 0.1, "few_turns": 0.0}
+    text = shown(trajectory)
+    assert "outcome" in text and "found" in text and "few_turns" not in text
+    trajectory.reward_terms = {"brief": 0.0}
+    assert "brief" in shown(trajectory)
+
+
 def test_a_broken_trajectory_shows_its_exception(trajectory: Trajectory) -> None:
     trajectory.messages, trajectory.turns, trajectory.samples = [], [], []
     trajectory.stop_reason, trajectory.exception = StopReason.EXCEPTION, "OSError: disk full"

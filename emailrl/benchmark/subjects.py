@@ -1,0 +1,91 @@
+"""Whom a benchmark measures, and how each of them plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emailrl.checkpoints import find_runs
+from emailrl.engines import is_chat
+from emailrl.errors import UsageError
+from emailrl.policy.adapter import Adapter, find_adapter
+
+if TYPE_CHECKING:
+    from emailrl.rollout.collect import Collector
+    from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A policy to measure: a base model, bare or with an adapter."""
+
+    label: str
+    """Tells it from the others: the model's name, or the adapter's absolute path."""
+    model_name: str
+    adapter: Adapter | None = None
+
+
+def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
+    """The policies to measure: those named, else the newest run's best checkpoint, else the bare model now set.
+
+    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on. A
+    chat server knows models by name only: raises UsageError for a checkpoint with the engine openai.
+    """
+    output_dir = settings.output.output_dir
+    if is_chat(settings):
+        if checkpoints:
+            raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
+        return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
+    if not checkpoints and not models:
+        checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])
+    found = [find_adapter(which, output_dir) for which in checkpoints]
+    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
+    subjects += [Subject(name, name) for name in models]
+    return list({subject.label: subject for subject in subjects}.values())
+
+
+def players(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+    """Yield each subject with a collector that plays it; a base model is loaded once for all its subjects."""
+    play = _on_chat_server if is_chat(settings) else _on_policies
+    yield from play(subjects, settings)
+
+
+def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+    from emailrl.rewards import build_scorer
+    from emailrl.rollout.collect import build_chat_collector
+
+    scorer = build_scorer(settings)
+    for subject in subjects:
+        model = settings.model.model_copy(update={"name": subject.model_name})
+        collector = build_chat_collector(settings.model_copy(update={"model": model}), scorer=scorer)
+        with closing(collector.engine):
+            yield subject, collector
+
+
+def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+    from emailrl.engines import build_engine
+    from emailrl.environment.custom import load_task
+    from emailrl.policy.load import load_policy
+    from emailrl.policy.resolve import with_token_limit
+    from emailrl.rewards import build_scorer
+    from emailrl.rollout.collect import build_collector
+
+    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
+    scorer = build_scorer(settings)
+    for model_name in dict.fromkeys(subject.model_name for subject in subjects):
+        model = settings.model.model_copy(update={"name": model_name})
+        own = settings.model_copy(update={"model": model})
+        policy = load_policy(own)
+        own = with_token_limit(own, policy.model)
+        engine = build_engine(own, policy)
+        try:
+            for subject in subjects:
+                if subject.model_name == model_name:
+                    adapter = subject.adapter
+                    engine.load_adapter(adapter.path if adapter else None, subject.label)
+                    run_id = adapter.run_id if adapter else ""
+                    yield subject, build_collector(own, policy, engine, scorer=scorer, run_id=run_id)
+        finally:
+            engine.close()

@@ -1,0 +1,160 @@
+"""Tables of benchmarks and rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emailrl.environment.rubric import Rubric
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from emailrl.benchmark import Report, Subject
+    from emailrl.evaluation import Evaluation
+    from emailrl.policy.adapter import Adapter
+    from emailrl.settings import Settings
+    from emailrl.trajectory import Trajectory
+
+
+def results_table(report: Report) -> RenderableType:
+    """Lay the results out side by side, one column a model, with the comparisons and notes below."""
+    from rich.box import SIMPLE
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    temperature = report.conditions["temperature"]
+    decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    title = f"Test split, {decoding}, at most {report.conditions['max_turns']} turns"
+    if report.conditions["sequential"]:
+        title += ", one question at a time"
+    if report.conditions["reward_name"] != "art_e":
+        title += f", reward {report.conditions['reward_name']}"
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    columns = [_cells(record) for record in report.records()]
+    titles = _titles(report)
+    for name in titles.values():
+        # Folded where a path has its joints: its last name, which tells most, keeps a line of its own.
+        table.add_column(Text("/\n".join(name.rsplit("/", 1))), justify="right", overflow="fold")
+    rows = dict.fromkeys(row for cells in columns for row in cells)
+    for row in rows:
+        if all(cells.get(row) == "none" for cells in columns):  # mail's rubric of an environment without mail
+            continue
+        table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in columns))
+    lines = [
+        f"{titles[each.first]} against {titles[each.second]}: {each.only_first} right only with the first, "
+        f"{each.only_second} only with the second, of {each.num_questions} questions; "
+        f"p = {each.p_value:.3g} (exact McNemar)"
+        for each in report.comparisons
+    ]
+    lines.append(
+        "tokens counts a conversation once, prompt_tokens its beginning anew at every turn; a chat server's tokens are "
+        "prompt_tokens + completion_tokens: docs/benchmark.md"
+    )
+    lines += [f"note: {note}" for note in report.notes]
+    for result in report.results:
+        if not result.complete:
+            lines.append(f"{titles[result.subject.label]}: {_part_of(report, result.evaluation.num_questions)}")
+    return Group(Text(title, style="bold"), table, *map(Text, lines))
+
+
+def _part_of(report: Report, count: int) -> str:
+    """What a result says that covers only the questions that had ended."""
+    part = f"interrupted after {count} of {report.num_asked} questions"
+    if report.conditions["sequential"]:
+        return f"{part}, the first ones"
+    return f"{part}, those that end soonest: a biased sample, its figures are not the policy's"
+
+
+def _titles(report: Report) -> dict[str, str]:
+    """What to call each subject of a table, by its label; the label itself where a shorter name would mean two."""
+    titles = {result.subject.label: title_of(result.subject) for result in report.results}
+    names = list(titles.values())
+    return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
+
+
+def title_of(subject: Subject) -> str:
+    """A model's name; an adapter's path from the working directory, or of one elsewhere the run and its checkpoint."""
+    if subject.adapter is None:
+        return subject.label
+    path = subject.adapter.path.absolute()
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-2:])
+
+
+def _cells(record: dict[str, Any]) -> dict[str, str]:
+    """A result's numbers as text, in the table's order; rubric fields keep their names."""
+    low, high = record["accuracy_low"], record["accuracy_high"]
+    cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
+    tokens = ("tokens", "prompt_tokens", "completion_tokens")
+    elsewhere = ("answer_correct", "offline_correct", *tokens)
+    rubric = [field.name for field in fields(Rubric) if field.name not in elsewhere]
+    compared = ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
+    priced = ["cost"] if record["cost"] is not None else []
+    unjudged = ["unjudged"] if record["unjudged"] else []
+    told = ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds")
+    for name in (*told, *tokens, *priced, *rubric, *compared):
+        value = record[name]
+        cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
+    return cells
+
+
+def rollout_table(
+    result: Evaluation, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+) -> RenderableType:
+    """What rollouts came to; names from outside are printed as plain text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    trajectories = result.trajectories
+    broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
+    low, high = result.interval
+    # Rollouts of one question are not independent: an interval over them would be too narrow.
+    repeated = len({t.group_id for t in trajectories}) < len(trajectories)
+    policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
+    rows = {
+        "policy": f"{policy}, temperature {settings.agent.temperature:g}",
+        "trajectories": f"{len(trajectories)} in {seconds:.1f} s ({len(trajectories) / seconds:.2f} a second)",
+        "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
+        "mean reward": _number(result.reward),
+        "turns": _number(result.rubric.get("num_turns")),
+        "tokens": _number(result.tokens, 0),
+        "found / read source": " / ".join(
+            f"{result.rubric.get(name, 0):.1%}" for name in ("ever_found_right_email", "ever_read_right_email")
+        ),
+        "ended": _endings(trajectories),
+        "exceptions": str(result.exceptions),
+        "written": str(target),
+    }
+    if broken:  # the template told earlier turns otherwise than they were sampled: docs/decisions/0004
+        rows["broken prefixes"] = str(broken)
+    table = Table(show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _endings(trajectories: list[Trajectory]) -> str:
+    """How many answered, said that they do not know, gave no answer (why), and raised."""
+    from collections import Counter
+
+    from emailrl.evaluation import verdict
+
+    verdicts = [verdict(trajectory) for trajectory in trajectories]
+    counts = Counter(verdicts)
+    silent = zip(trajectories, verdicts, strict=True)
+    reasons = Counter(str(each.stop_reason) for each, what in silent if what == "no answer").most_common()
+    parts = {
+        "answered": counts["correct"] + counts["wrong"] + counts["not judged"],
+        "did not know": counts["did not know"],
+        f"no answer ({', '.join(f'{reason} {count}' for reason, count in reasons)})": counts["no answer"],
+        "raised": counts["crashed"],
+    }
+    return ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,61 @@
+"""What the tables of rollouts and benchmarks say, on trajectories made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from emailrl.benchmark import Report, Result, Subject
+from emailrl.cli.tables import results_table, rollout_table
+from emailrl.evaluation import Evaluation
+from emailrl.settings import Settings
+from emailrl.trajectory import Scenario, StopReason, Trajectory
+
+
+def trajectory(number: int, stop_reason: StopReason, exception: str | None = None, **rubric: Any) -> Trajectory:
+    scenario = Scenario(f"q{number}", "?", "!", [], "a@x", "2001-01-01")
+    return Trajectory(
+        f"{number}", f"{number}", scenario, rubric=rubric, stop_reason=stop_reason, exception=exception,
+        reward_terms={"outcome": 0.0},
+    )  # fmt: skip
+
+
+ENDINGS = [
+    trajectory(0, StopReason.ANSWERED, answer_correct=True, attempted_answer=True),
+    trajectory(1, StopReason.ANSWERED, answer_correct=False, attempted_answer=True),
+    trajectory(2, StopReason.ANSWERED, "JudgeError: away", answer_correct=None, attempted_answer=True),
+    trajectory(3, StopReason.ANSWERED, answer_correct=False, attempted_answer=False, returned_i_dont_know=True),
+    trajectory(4, StopReason.TRUNCATED, answer_correct=False, attempted_answer=False),
+    trajectory(5, StopReason.RAN_OUT_OF_TURNS, answer_correct=False, attempted_answer=False),
+    trajectory(6, StopReason.RAN_OUT_OF_TURNS, answer_correct=False, attempted_answer=False),
+    trajectory(7, StopReason.EXCEPTION, "OSError: gone", answer_correct=False),
+]
+
+
+def shown(table: RenderableType) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return [" ".join(line.split()) for line in captured.get().splitlines()]
+
+
+def test_a_rollouts_endings_are_told_apart() -> None:
+    lines = shown(rollout_table(Evaluation.of(ENDINGS), 2.0, Settings(), None, Path("out.jsonl")))
+    assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, raised 1" in lines
+    assert "accuracy 14.3% (95 %: 2.6% to 51.3%)" in lines  # of the 7 judged
+
+
+def report(*, sequential: bool = False) -> Report:
+    conditions = {"temperature": 0, "max_turns": 6, "sequential": sequential, "reward_name": "art_e"}
+    result = Result(Subject("nano", "nano"), Evaluation.of(ENDINGS), False, Path("00-nano.jsonl"))
+    return Report([result], conditions, 20, interrupted=True)
+
+
+def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -> None:
+    lines = shown(results_table(report()))
+    assert "unjudged 1" in lines and "exceptions 2" in lines
+    assert not any(line.endswith(" none") for line in lines if line.startswith("ever_found"))
+    assert any(line.startswith("nano: interrupted after 8 of 20 questions, those that end soonest") for line in lines)
+    assert "nano: interrupted after 8 of 20 questions, the first ones" in shown(results_table(report(sequential=True)))
