@@ -133,5 +133,7 @@ def main() -> NoReturn:
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
     if result == INTERRUPTED:
+        # What still ends behind this (threads, a service's last words) may take long: the next Ctrl-C is the end.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         print("interrupted", file=sys.stderr)
     sys.exit(result if isinstance(result, int) else 0)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from emailrl.engines.template import apply_template
 from emailrl.errors import EmailRLError
 from emailrl.trajectory import Message, ToolCall
 
@@ -103,13 +104,8 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, untrusted content made harmless."""
-        text = self.tokenizer.apply_chat_template(
-            [self._as_dict(message) for message in messages],
-            tools=self.tools or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return str(text)
+        plain = [self._as_dict(message) for message in messages]
+        return apply_template(self.tokenizer, plain, self.tools or None, add_generation_prompt=add_generation_prompt)
 
     def harmless(self, text: str) -> str:
         """The text with a space after the first character of each control string, so that none is left in it."""
@@ -194,11 +190,7 @@ def checked_arguments(value: Any) -> dict[str, Any]:
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The ids that end a completion: the tokenizer's end of text, and what its template puts after an assistant."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    text = str(
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}], tokenize=False
-        )
-    )
+    text = apply_template(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}])
     after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
     if after and after[0] in tokenizer.added_tokens_decoder:
         ids.add(after[0])

@@ -15,6 +15,9 @@ from emailrl.scenarios.splits import SPLITS
 from emailrl.trajectory import Scenario
 
 ONE_A_LINE = "A question file has one JSON object a line."
+MOST_LINE_BYTES = 1 << 20
+MOST_CHARACTERS = 100_000
+"""Of one field: far more than any question or answer has, and no more than a model can be made to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,9 @@ def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
     first_split: str | None = None
     try:
         with path.open("rb") as handle:
-            for number, line in enumerate(handle, 1):
+            for number, line in enumerate(iter(lambda: handle.readline(MOST_LINE_BYTES + 1), b""), 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise UsageError(f"{path}:{number}: longer than {MOST_LINE_BYTES >> 20} MiB.", ONE_A_LINE)
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
@@ -100,6 +105,8 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
     if isinstance(value, bool) or not isinstance(value, types) or (isinstance(value, str) and not value.strip()):
         kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)
         raise UsageError(f"{where}: field {name!r} must be a non-empty {kinds}, not {value!r:.60}.")
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        raise UsageError(f"{where}: field {name!r} has {len(value):,} characters; {MOST_CHARACTERS:,} are the most.")
     if isinstance(value, str) and not _is_text(value):
         raise UsageError(f"{where}: field {name!r} must be text, and holds half of a character: {value!a:.60}.")
     return value

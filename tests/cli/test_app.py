@@ -147,3 +147,17 @@ def test_a_wrong_setting_ends_every_command_that_reads_settings(tmp_path: Path) 
 def test_the_console_script_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"emailrl": "emailrl.cli.app:main"}
+
+
+def test_another_ctrl_c_while_the_process_ends_is_the_end() -> None:
+    code = """
+import atexit, os, signal, time
+from emailrl.cli import app
+atexit.register(time.sleep, 60)
+atexit.register(lambda: (print("ending", flush=True), os.kill(os.getpid(), signal.SIGINT)))
+def interrupted(**_): raise KeyboardInterrupt
+app.app = interrupted
+app.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "ending\n", "interrupted\n")

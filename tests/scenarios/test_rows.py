@@ -98,6 +98,14 @@ def test_an_id_stands_once_in_a_split(question_file: Write) -> None:
         list(read_jsonl(question_file([row(), row(id=8), row(id="7")])))
 
 
+def test_a_question_of_any_size_is_refused_by_its_line(question_file: Write, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r":2: longer than 1 MiB\."):
+        list(read_jsonl(question_file([row(), row(id=8, question="x" * 20_000_000)])))
+    with pytest.raises(UsageError, match=r":2: field 'answer' has 100,001 characters; 100,000 are the most"):
+        list(read_jsonl(question_file([row(), row(id=8, answer="x" * 100_001)])))
+    assert len(list(read_jsonl(question_file([row(answer="x" * 100_000)])))) == 1
+
+
 def test_split_stands_in_every_row_or_in_none(question_file: Write) -> None:
     with pytest.raises(UsageError, match=r":2: 'split' must stand in every row or in none"):
         list(read_jsonl(question_file([row(split="train"), row(id=8)])))
