@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -84,15 +83,14 @@ def gen_db(
         line = f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew."
         print(one_line(line), file=sys.stderr)
     elif settings.source == "demo":
-        with _sigterm_as_ctrl_c():
-            report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
+        report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
     else:
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
-        with _sigterm_as_ctrl_c(), _progress_bar(opened) as (progress, console):
+        with _progress_bar(opened) as (progress, console):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
                 workers=workers, progress=progress, listing=_listing(console) if verbose else None,
@@ -162,16 +160,6 @@ def _is_named(owners: list[Owner]) -> bool:
 
     sizes = [owner.mails for owner in owners]
     return sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a build as Ctrl-C does: no file and no process of it stays."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
