@@ -42,7 +42,7 @@ class Tally:
                 self._stop()
         elif self._done == 1:
             self._first = now  # what came before, the model's loading too, tells nothing of what is left
-        elif now - self._said >= LINE_SECONDS:
+        elif now - max(self._said, self._first) >= LINE_SECONDS:  # the first few end in a burst
             self._said = now
             left = (now - self._first) / (self._done - 1) * (total - self._done)
             say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
