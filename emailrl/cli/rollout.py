@@ -92,12 +92,13 @@ def rollout(
     now = _all_conditions(settings, scenarios, adapter, group_size=group_size, split=split)
     with Conditions(target.with_suffix(CONDITIONS), now, resume=resume) as conditions:
         journal = Journal(target, conditions, resume=resume)
+        num_before = len(journal.trajectories)
         collector = _collector(settings, adapter)
         with closing(collector.engine):
             seconds = _play(collector, scenarios, group_size, split, journal)
     ended = list(journal.trajectories.values())
     result = Evaluation.of(ended)
-    progress_console().print(rollout_table(result, seconds, settings, adapter, target))
+    progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
     if json:

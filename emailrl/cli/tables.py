@@ -103,13 +103,14 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def rollout_table(
-    result: Evaluation, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+    result: Evaluation, num_new: int, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
-    """What rollouts came to; names from outside are printed as plain text."""
+    """What rollouts came to, ``num_new`` of them in these seconds; names from outside are printed as plain text."""
     from rich.table import Table
     from rich.text import Text
 
     trajectories = result.trajectories
+    resumed = "" if num_new == len(trajectories) else f", {num_new} of them now,"
     broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
     low, high = result.interval
     # Rollouts of one question are not independent: an interval over them would be too narrow.
@@ -117,7 +118,7 @@ def rollout_table(
     policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
     rows = {
         "policy": f"{policy}, temperature {settings.agent.temperature:g}",
-        "trajectories": f"{len(trajectories)} in {seconds:.1f} s ({len(trajectories) / seconds:.2f} a second)",
+        "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} a second)",
         "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
         "mean reward": _number(result.reward),
         "turns": _number(result.rubric.get("num_turns")),

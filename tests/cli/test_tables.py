@@ -42,8 +42,11 @@ def shown(table: RenderableType) -> list[str]:
 
 
 def test_a_rollouts_endings_are_told_apart() -> None:
-    lines = shown(rollout_table(Evaluation.of(ENDINGS), 2.0, Settings(), None, Path("out.jsonl")))
+    lines = shown(rollout_table(Evaluation.of(ENDINGS), 8, 2.0, Settings(), None, Path("out.jsonl")))
     assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, raised 1" in lines
+    assert "trajectories 8 in 2.0 s (4.00 a second)" in lines
+    resumed = shown(rollout_table(Evaluation.of(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
+    assert "trajectories 8, 3 of them now, in 2.0 s (1.50 a second)" in resumed
     assert "accuracy 14.3% (95 %: 2.6% to 51.3%)" in lines  # of the 7 judged
 
 
