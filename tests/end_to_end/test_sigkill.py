@@ -79,7 +79,9 @@ def test_sigkill_at_every_file_operation_is_survived(finished: TrainResult, make
     pytest.fail("the run never got through")
 
 
-@pytest.mark.parametrize("operation", [3, 9, 30])
+@pytest.mark.parametrize(
+    "operation", [3, 9, 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6, 14, 21, 38, 45))]
+)
 def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
     operation: int, make_settings: MakeSettings
 ) -> None:
