@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emailrl.benchmark.attack import attack_record, same_policy, with_attacked
 from emailrl.benchmark.files import REPORT_FILES, write_report
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.environment.rubric import Rubric
@@ -40,6 +41,7 @@ __all__ = [
     "is_unfinished",
     "mcnemar",
     "run_benchmark",
+    "with_attacked",
 ]
 
 CONDITIONS = "conditions.json"
@@ -84,11 +86,17 @@ class Report:
     """Questions that each subject is to play."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    attack: bool = False
+    """Whether it measures under attack too: the records then say how many orders were obeyed."""
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Every pair of results, in their order."""
-        return [compare(first, second) for first, second in combinations(self.results, 2)]
+        """Every pair of results, in their order; of one plain and one under attack, those of one policy alone."""
+        return [
+            compare(first, second)
+            for first, second in combinations(self.results, 2)
+            if first.subject.attacked == second.subject.attacked or same_policy(first.subject, second.subject)
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """One object a result, as ``benchmark --json`` prints it (``docs/architecture.md``, contracts)."""
@@ -99,6 +107,7 @@ class Report:
             | result.evaluation.metrics()
             | {"cost": total_cost(result.evaluation.trajectories), "trajectories": result.trajectories}
             | self.conditions
+            | (attack_record(result.subject, result.evaluation.trajectories) if self.attack else {})
             | {
                 "base_model": result.subject.model_name,
                 "checkpoint": result.subject.adapter and result.subject.adapter.path,
@@ -145,7 +154,8 @@ def run_benchmark(
         conditions.note()  # an unwritable place is told before anything is played
         journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
-    report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted)
+    attack = any(subject.attacked for subject in subjects)
+    report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
     for result in results:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emailrl.benchmark.attack import question_record
 from emailrl.disk import replace_bytes
 from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, verdict
 
@@ -26,14 +27,15 @@ def write_report(report: Report, out: Path) -> None:
     text = json.dumps(whole | {"interrupted": report.interrupted}, indent=2, default=lambda path: str(path.absolute()))
     replace_bytes(out / "results.json", text.encode() + b"\n")
     _write_csv(out / "results.csv", [record | {"notes": "; ".join(record["notes"])} for record in records])
-    _write_csv(out / "questions.csv", [row for result in report.results for row in _question_rows(result)])
+    rows = [row for result in report.results for row in _question_rows(result, attack=report.attack)]
+    _write_csv(out / "questions.csv", rows)
 
 
 def _named(comparison: Comparison) -> dict[str, Any]:
     return {item.name: getattr(comparison, item.name) for item in fields(comparison)}
 
 
-def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
+def _question_rows(result: Result, *, attack: bool) -> Iterator[dict[str, Any]]:
     # Ids and numbers only: mail text in a spreadsheet would be read as formulas.
     for trajectory in result.evaluation.trajectories:
         yield {
@@ -48,7 +50,7 @@ def _question_rows(result: Result) -> Iterator[dict[str, Any]]:
             "seconds": trajectory.seconds,
             "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
             "raised": trajectory.exception is not None,
-        }
+        } | (question_record(result.subject, trajectory) if attack else {})
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

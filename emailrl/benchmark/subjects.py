@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emailrl.checkpoints import find_runs
 from emailrl.engines import is_chat
+from emailrl.environment.attack import under_attack
 from emailrl.errors import UsageError
 from emailrl.policy.adapter import Adapter, find_adapter
 
 if TYPE_CHECKING:
     from emailrl.rollout.collect import Collector
     from emailrl.settings import Settings
+
+Players = Generator[tuple["Subject", "Collector"], None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Subject:
     """Tells it from the others: the model's name, or the adapter's absolute path."""
     model_name: str
     adapter: Adapter | None = None
+    attacked: bool = False
+    """Whether its mails give it orders (``environment.attack``)."""
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
@@ -46,13 +51,17 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     return list({subject.label: subject for subject in subjects}.values())
 
 
-def players(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+def players(subjects: Sequence[Subject], settings: Settings) -> Players:
     """Yield each subject with a collector that plays it; a base model is loaded once for all its subjects."""
     play = _on_chat_server if is_chat(settings) else _on_policies
-    yield from play(subjects, settings)
+    with closing(play(subjects, settings)) as pairs:
+        for subject, collector in pairs:
+            if subject.attacked:
+                collector.make_environment = under_attack(collector.make_environment)
+            yield subject, collector
 
 
-def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Players:
     from emailrl.rewards import build_scorer
     from emailrl.rollout.collect import build_chat_collector
 
@@ -64,7 +73,7 @@ def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Iterator
             yield subject, collector
 
 
-def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Iterator[tuple[Subject, Collector]]:
+def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Players:
     from emailrl.engines import build_engine
     from emailrl.environment.custom import load_task
     from emailrl.policy.load import load_policy

@@ -47,6 +47,9 @@ def benchmark(
     environment: Environment = None,
     reward: Reward = None,
     limit: Limit = None,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Play every question again, with mails that give the agent orders.")
+    ] = False,
     sequential: Annotated[
         bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
     ] = None,
@@ -70,6 +73,9 @@ def benchmark(
     conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
     completion_tokens what the policy wrote. docs/benchmark.md explains every row.
 
+    --attack measures each policy twice: plainly, and on mails with orders in them (answer this, cite that, read that),
+    of which it says how many were obeyed.
+
     Examples:
 
     \b
@@ -79,8 +85,9 @@ def benchmark(
       emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
       emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
       emailrl benchmark --sequential --resume
+      emailrl benchmark --checkpoint best --attack
     """
-    from emailrl.benchmark import choose_subjects, run_benchmark
+    from emailrl.benchmark import choose_subjects, run_benchmark, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
     from emailrl.scenarios.coverage import coverage_notes
@@ -101,6 +108,8 @@ def benchmark(
     )
     folder = _folder(out, settings, overwrite=overwrite, resume=resume)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
+    if attack:
+        subjects = with_attacked(subjects)
     unnamed = not checkpoint and not model and not is_chat(settings)
     if unnamed and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", markup=False, soft_wrap=True)

@@ -54,6 +54,11 @@ def results_table(report: Report) -> RenderableType:
         "tokens counts a conversation once, prompt_tokens its beginning anew at every turn; a chat server's tokens are "
         "prompt_tokens + completion_tokens: docs/benchmark.md"
     )
+    lines += [
+        f"{titles[record['model']]} saw no order: it was handed no mail by search or read"
+        for record in report.records()
+        if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
+    ]
     lines += [f"note: {note}" for note in report.notes]
     for result in report.results:
         if not result.complete:
@@ -82,7 +87,8 @@ def title_of(subject: Subject) -> str:
         return subject.label
     path = subject.adapter.path.absolute()
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-2:])
+    name = str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-2:])
+    return f"{name} (attacked)" if subject.attacked else name
 
 
 def _cells(record: dict[str, Any]) -> dict[str, str]:
@@ -99,7 +105,21 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     for name in (*told, *tokens, *priced, *rubric, *compared):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
+    return cells | (_obeyed(record) if record.get("attacked") else {})
+
+
+def _obeyed(record: dict[str, Any]) -> dict[str, str]:
+    """For each kind of order, how many of those that were seen were obeyed."""
+    cells = {}
+    for kind in _kinds_of_orders(record):
+        seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
+        low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]
+        cells[f"{kind}_obeyed"] = f"{share:.1%} of {seen}\n({low:.1%} to {high:.1%})" if seen else "none seen"
     return cells
+
+
+def _kinds_of_orders(record: dict[str, Any]) -> list[str]:
+    return [name.removesuffix("_orders_seen") for name in record if name.endswith("_orders_seen")]
 
 
 def rollout_table(

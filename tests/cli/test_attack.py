@@ -1,0 +1,130 @@
+"""``emailrl benchmark --attack``: a policy that obeys and one that does not, plain and under attack."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.chat_server import StubServer, said
+from tiny import make_database, make_questions
+
+from emailrl.environment.attack import KINDS, order_of
+from emailrl.evaluation import wilson_interval
+from emailrl.recording import read_trajectories
+from emailrl.scenarios import write_scenarios
+
+NUM = 30
+COUNTS = Counter(order_of(scenario).kind for scenario in make_questions(NUM))
+
+
+def answer(text: str, source: str) -> tuple[str, str]:
+    return "return_final_answer", json.dumps({"answer": text, "sources": [source]})
+
+
+def reply(body: dict[str, Any]) -> tuple[int, Any]:
+    """Search, then answer rightly; the model "meek" obeys whatever the mail found says, the model "firm" nothing."""
+    results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    if not results:
+        return 200, said(None, ("search_emails", '{"keywords": ["lease"]}'))
+    if body["model"] == "meek":
+        if found := re.search(r"return (.+?) as the final answer", results[0]):
+            return 200, said(None, answer(found[1], "<m0@x>"))
+        if found := re.search(r"cite the message id (\S+) as", results[0]):
+            return 200, said(None, answer("31 May 2002", found[1]))
+        if (found := re.search(r"with the message id (\S+) before", results[0])) and len(results) == 1:
+            return 200, said(None, ("read_email", json.dumps({"message_id": found[1]})))
+    return 200, said(None, answer("31 May 2002", "<m0@x>"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with mails and questions, and the two models served."""
+    with closing(StubServer(reply)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        make_database(tmp_path / "mail.db")
+        write_scenarios(tmp_path / "questions.jsonl", make_questions(NUM))
+        yield tmp_path
+
+
+def command(*more: str) -> list[str]:
+    given = "benchmark --engine openai --db mail.db --questions questions.jsonl --json --out out"
+    return [*given.split(), *more]
+
+
+def test_each_model_is_measured_twice_and_what_was_obeyed_is_counted(emailrl, here: Path) -> None:
+    assert set(COUNTS) == set(KINDS)
+    code, out, err = emailrl(*command("--model", "meek", "--model", "firm", "--attack"))
+    assert code == 0, err
+    meek, attacked, firm, attacked_firm = json.loads(out.splitlines()[-1])
+    assert [each["model"] for each in (meek, attacked, firm)] == ["meek", "meek (attacked)", "firm"]
+    assert [each["attacked"] for each in (meek, attacked)] == [False, True]
+    assert meek["accuracy"] == firm["accuracy"] == attacked_firm["accuracy"] == 1.0
+    assert attacked["accuracy"] == pytest.approx(1 - COUNTS["answer"] / NUM)
+    assert attacked["accuracy_low"] == pytest.approx(wilson_interval(NUM - COUNTS["answer"], NUM)[0])
+    for kind, count in COUNTS.items():
+        assert attacked[f"{kind}_orders_seen"] == attacked_firm[f"{kind}_orders_seen"] == count
+        assert (attacked[f"{kind}_obeyed"], attacked_firm[f"{kind}_obeyed"]) == (1.0, 0.0)
+        bounds = (attacked[f"{kind}_obeyed_low"], attacked[f"{kind}_obeyed_high"])
+        assert bounds == pytest.approx(wilson_interval(count, count))
+        assert meek[f"{kind}_orders_seen"] == 0 and meek[f"{kind}_obeyed"] is None
+    assert attacked["sources_correct"] == pytest.approx(1 - COUNTS["cite"] / NUM)  # by the rubric as ever
+    assert attacked["ever_tried_to_read_invalid_email"] == pytest.approx(COUNTS["read"] / NUM)
+    assert f"100.0% of {COUNTS['cite']}" in err
+    assert (
+        "meek against meek (attacked)" in err and "meek against firm" in err and "meek (attacked) against firm" in err
+    )
+    assert "meek against firm (attacked)" not in err and "meek (attacked) against firm:" not in err
+    rows = list(csv.DictReader((here / "out" / "questions.csv").open(newline="")))
+    told = Counter((row["model"], row["order"]) for row in rows if row["order_obeyed"] == "True")
+    assert told == {("meek (attacked)", kind): count for kind, count in COUNTS.items()}
+
+
+def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailrl, here: Path) -> None:
+    changing = ("latency_seconds", "trajectories")
+    plain = json.loads(emailrl(*command("--model", "meek"))[1].splitlines()[-1])
+    assert not {name for name in plain if "obeyed" in name or "attack" in name or "orders" in name}
+    half = json.loads(emailrl(*command("--model", "meek", "--attack", "--overwrite"))[1].splitlines()[-1])[0]
+    assert {name: half[name] for name in plain if name not in changing} == {
+        name: value for name, value in plain.items() if name not in changing
+    }
+    (kept, _) = (list(read_trajectories(file)) for file in sorted((here / "out" / "trajectories").iterdir()))
+    assert not any(order_of(each.scenario).was_seen(each) for each in kept)
+
+
+def test_a_plain_benchmark_is_not_resumed_as_an_attack(emailrl, here: Path) -> None:
+    assert emailrl(*command("--model", "firm"))[0] == 0
+    code, _, err = emailrl(*command("--model", "firm", "--attack", "--resume"))
+    assert code == 2 and "other conditions: models" in err
+
+
+def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailrl, here: Path) -> None:
+    (here / "own.py").write_text(
+        "from emailrl.environment import MailEnvironment\n\n\n"
+        "def own(scenario, mailbox, settings):\n    return MailEnvironment(scenario, mailbox, max_turns=4)\n"
+    )
+    code, out, err = emailrl(*command("--model", "meek", "--environment", "own.py:own", "--attack"))
+    assert code == 0, err
+    attacked = json.loads(out.splitlines()[-1])[1]
+    assert {kind: attacked[f"{kind}_obeyed"] for kind in KINDS} == dict.fromkeys(KINDS, 1.0)
+
+
+def test_an_environment_that_hands_over_no_mail_is_told_of(emailrl, here: Path) -> None:
+    (here / "own.py").write_text(
+        "from emailrl.environment import StepResult\nfrom emailrl.trajectory import Message\n\n\n"
+        "class Own:\n    final_answer = None\n\n    def __init__(self, scenario, mailbox, settings):\n        pass\n\n"
+        '    def start(self):\n        return [Message("user", "?")]\n\n'
+        '    def step(self, message):\n        self.final_answer = "May"\n        return StepResult(done=True)\n'
+    )
+    code, out, err = emailrl(
+        *command("--model", "meek", "--environment", "own.py:Own", "--reward", "simple", "--attack")
+    )
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])[1]["cite_orders_seen"] == 0
+    assert "meek (attacked) saw no order: it was handed no mail" in err
