@@ -28,8 +28,6 @@ class TrainResult:
     best_step: int
     steps: int
     """Steps done, those before a resume included."""
-    confirmed_accuracy: float | None = None
-    """That of ``best_model`` on validation questions that did not choose it; None where there are none."""
 
 
 def train(
@@ -58,7 +56,6 @@ def train(
             best_accuracy=run.state.best_accuracy or 0.0,
             best_step=run.state.best_step or 0,
             steps=run.state.step,
-            confirmed_accuracy=run.confirmed.accuracy if run.confirmed else None,
         )
 
 

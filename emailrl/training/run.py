@@ -86,8 +86,6 @@ class Run:
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
-    confirmed: Evaluation | None = field(default=None, init=False)
-    """The best model on questions that did not choose it, once the run is finished."""
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
@@ -147,6 +145,7 @@ class Run:
             return None
         self.refresh_engine()
         temperature = self.settings.agent.eval_temperature
+        self.tracker.say(f"Evaluating on {len(self.data.val)} questions ...")
         evaluation = evaluate(
             self.evaluator, self.data.val, step=state.step, seed=self.settings.training.seed, temperature=temperature
         )
@@ -289,7 +288,7 @@ class Run:
         with self.interrupts.droppable():
             self.engine.resume()
             self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
-            self.confirmed = evaluate(
+            confirmed = evaluate(
                 self.evaluator,
                 self.data.confirm,
                 step=step or 0,
@@ -298,12 +297,12 @@ class Run:
                 split_label="confirm",
             )
             self.engine.release()
-        self._record(f"confirm-{step:06d}.jsonl", self.confirmed.trajectories)
-        record = {"step": step} | self.confirmed.metrics()
+        self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories)
+        record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.say(
-            f"best_model on {self.confirmed.num_judged} validation questions that did not choose it:"
-            f" {percent(self.confirmed.accuracy, self.confirmed.interval)}"
+            f"best_model on {confirmed.num_judged} validation questions that did not choose it:"
+            f" {percent(confirmed.accuracy, confirmed.interval)}"
         )
 
     def _metadata(self, kind: str, step: int) -> Metadata:
