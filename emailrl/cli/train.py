@@ -170,9 +170,21 @@ def _with_own_options(
     if directory is None or checkpoint is None:
         return settings, resume  # auto, with nothing to go on with
     say(f"Going on with {checkpoint.path} and the options recorded there.")
-    settings = load_settings(given, preset, recorded=checkpoint.metadata.settings)
+    own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
+    if passed_over := _passed_over(settings, own):
+        say(f"Note: passed over, as the run was begun otherwise: {passed_over}. Flags or the environment change it.")
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
-    return settings, str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
+    return own, str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
+
+
+def _passed_over(now: Settings, own: Settings) -> str:
+    """What the folder's files set and the run's own options go before."""
+    return ", ".join(
+        f"{name.upper()}={getattr(section, name)} (the run: {getattr(getattr(own, place), name)})"
+        for place, section in now
+        for name in sorted(section.model_fields_set)
+        if getattr(section, name) != getattr(getattr(own, place), name)
+    )
 
 
 def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:

@@ -400,7 +400,7 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
         ]
         (tmp_path / "emailrl.toml").write_text("\n".join(lines))
         trust_folder(tmp_path)
-        command()
+        command(max_steps=changes.get("max_steps"))
         return sorted(len(list(read_records(path))) for path in tmp_path.glob("grpo*/metrics.jsonl"))
 
     assert run() == [1]
@@ -408,7 +408,8 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
     assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]  # the same run, one step further
     assert (tmp_path / "out/adapter_model.safetensors").is_file()
     assert not (tmp_path / "out/model.safetensors").exists()
-    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out", export_format="merged") == [2]
+    monkeypatch.setenv("EXPORT_FORMAT", "merged")  # a resumed run has its own options, but for flags and environment
+    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]
     assert (tmp_path / "out/model.safetensors").is_file()
     assert run() == [1, 2]  # without it, another run
 
