@@ -221,6 +221,8 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     table.add_column()
     table.add_column(justify="right")
     for name, value in values.items():
+        if value is None:
+            continue
         shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
         table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
     return table

@@ -83,12 +83,18 @@ def signs(steps: Steps, kl_target: float | None) -> list[Sign]:
 
 
 def way_back(run_dir: Path, good_step: int | None) -> str:
-    """The command that goes on from the last checkpoint of ``good_step`` or before, or that there is none."""
-    kept = [item for item in list_checkpoints(run_dir) if good_step is not None and item.metadata.step <= good_step]
-    if not kept:
+    """The command that goes on from the last checkpoint of ``good_step`` or before; without one, from the best."""
+    checkpoints = list_checkpoints(run_dir)
+    kept = [item for item in checkpoints if good_step is not None and item.metadata.step <= good_step]
+    best = [item for item in checkpoints if item.metadata.kind == "best"]
+    if not kept and not best:
         return "No checkpoint from before it is left: change that and begin a new run."
-    path, step = shlex.quote(str(kept[-1].path)), kept[-1].metadata.step
-    return f"Back to step {step}, before it, with that changed: emailrl train --resume {path}"
+    chosen = (kept or best)[-1]
+    where = ", before it" if kept else ", the best; none from before it is left"
+    return (
+        f"Back to step {chosen.metadata.step}{where}, with that changed:"
+        f" emailrl train --resume {shlex.quote(str(chosen.path))}"
+    )
 
 
 def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:

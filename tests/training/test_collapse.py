@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from training.scripted import play
 
-from emailrl.training.collapse import Alarm, watch
+from emailrl.training.collapse import Alarm, watch, way_back
 from emailrl.training.state import RunState
 
 Number = Callable[[int], float | None]
@@ -122,8 +122,12 @@ def test_with_stop_a_run_at_its_end_is_done(tmp_path: Path) -> None:
     assert "Done after step 5" in played.said[-1]
 
 
-def test_where_no_checkpoint_from_before_is_left_it_says_so(tmp_path: Path) -> None:
-    from emailrl.training.collapse import way_back
-
+def test_where_no_checkpoint_from_before_is_left_it_names_the_best_or_says_so(tmp_path: Path) -> None:
     assert way_back(tmp_path, 5) == "No checkpoint from before it is left: change that and begin a new run."
-    assert way_back(tmp_path, None) == way_back(tmp_path, 5)
+    play(tmp_path, steps=2, accuracies=(0.25, 0.5), eval_steps=2)
+    assert way_back(tmp_path, 2).startswith("Back to step 2, before it, with that changed: emailrl train --resume ")
+    for good in (1, None):  # step 1 was never saved, and best_model is that of step 2
+        assert way_back(tmp_path, good) == (
+            "Back to step 2, the best; none from before it is left, with that changed:"
+            f" emailrl train --resume {tmp_path}/best_model"
+        )
