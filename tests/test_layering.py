@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"environment", "engines"},
     {"policy"},
     {"scenarios"},
+    {"facts"},
     {"store", "checkpoints"},
     {"recording"},
     {"trajectory", "custom", "remote"},

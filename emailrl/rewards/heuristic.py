@@ -67,7 +67,7 @@ def _usefulness(call: ToolCall, scenario: Scenario) -> float:
         share = sum(word in asked for word in words) / max(1, len(words))
         return share * min(1.0, ENOUGH_WORDS / max(1, len(words)))
     if call.name == "return_final_answer":
-        return float(match(scenario.question, scenario.answer, call.arguments["answer"]))
+        return float(match(scenario.question, scenario.answer, call.arguments["answer"], kind=scenario.kind))
     return 0.0
 
 

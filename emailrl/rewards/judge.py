@@ -54,8 +54,8 @@ class LLMJudge:
         self._client = self._connect()
         self._cache = VerdictCache(settings.judge_cache)
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
-        """The model's verdict; raises ``JudgeError`` when it could not be had."""
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
+        """The model's verdict, whatever the kind; raises ``JudgeError`` when it could not be had."""
         claim = {"question": question, "correct_answer": reference, "candidate_answer": answer}
         prompt = sendable(json.dumps(claim, ensure_ascii=False))
         name = json.dumps([self._settings.judge_model, SYSTEM_PROMPT, prompt])

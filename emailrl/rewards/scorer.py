@@ -30,11 +30,13 @@ class AnswerCheck(Protocol):
     concurrency: int
     """Most checks in flight at once; 1 for checks that compute."""
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
-        """True if right; raises where no verdict could be had."""
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
+        """True if right; ``kind`` is the question's, where it has one; raises where no verdict could be had."""
         ...
 
 
+Claim = tuple[str, str, str, str]
+"""Question, reference, answer and the question's kind, empty where it has none."""
 Terms = dict[str, float] | Exception
 """The named terms of one trajectory's reward, or the error that stands for them."""
 
@@ -53,9 +55,9 @@ class OfflineMatcher:
 
     concurrency = 1
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         """True if right."""
-        return match(question, reference, answer)
+        return match(question, reference, answer, kind=kind)
 
 
 class Scorer:
@@ -111,7 +113,7 @@ class Scorer:
                 terms.append(error)
         return terms
 
-    def _judge(self, claims: set[tuple[str, str, str]]) -> dict[tuple[str, str, str], bool | Exception]:
+    def _judge(self, claims: set[Claim]) -> dict[Claim, bool | Exception]:
         """One verdict for each different claim, or the error that stands for it."""
         ordered = sorted(claims)
         workers = min(self.answers.concurrency, len(ordered))
@@ -120,13 +122,13 @@ class Scorer:
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
             return dict(zip(ordered, pool.map(self._verdict, ordered), strict=True))
 
-    def _second_opinion(self, claim: tuple[str, str, str]) -> bool | None:
+    def _second_opinion(self, claim: Claim) -> bool | None:
         """What the offline check says of a sample of a judge's answers; an answer is always in it or never."""
-        if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim)).random() >= COMPARED_SHARE:
+        if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim[:3])).random() >= COMPARED_SHARE:
             return None
         return OfflineMatcher().check(*claim)
 
-    def _verdict(self, claim: tuple[str, str, str]) -> bool | Exception:
+    def _verdict(self, claim: Claim) -> bool | Exception:
         try:
             return self.answers.check(*claim)
         except Exception as error:
@@ -144,6 +146,6 @@ def _attempted(trajectory: Trajectory) -> bool:
     return bool(trajectory.rubric.get("attempted_answer"))
 
 
-def _claim(trajectory: Trajectory) -> tuple[str, str, str]:
+def _claim(trajectory: Trajectory) -> Claim:
     scenario = trajectory.scenario
-    return scenario.question, scenario.answer, trajectory.final_answer or ""
+    return scenario.question, scenario.answer, trajectory.final_answer or "", scenario.kind or ""

@@ -41,7 +41,7 @@ class FakeJudge:
         self.busiest = self.running = 0
         self.lock = threading.Lock()
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         with self.lock:
             self.asked.append(answer)
             self.running += 1
@@ -110,7 +110,7 @@ class Gullible:
 
     concurrency = 1
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         return answer.startswith("Surely")
 
 
@@ -145,7 +145,7 @@ class Faulty:
 
     concurrency = 1
 
-    def check(self, question: str, reference: str, answer: str) -> bool:
+    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         if answer == "stop":
             raise KeyboardInterrupt
         return {"May 20": True, "May 3": False}[answer]

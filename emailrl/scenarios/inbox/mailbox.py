@@ -12,8 +12,8 @@ from datetime import date, timedelta
 from functools import cached_property
 from random import Random
 
+from emailrl.facts.mentions import Extractor, Mention
 from emailrl.scenarios.inbox.bodies import own_text
-from emailrl.scenarios.inbox.facts import Extractor, Fact
 from emailrl.scenarios.inbox.people import People
 from emailrl.scenarios.inbox.topics import Topic, topic_of
 
@@ -62,14 +62,14 @@ class Mail:
         """The body without what it quotes."""
         return own_text(self.body)
 
-    def only_fact(self, extractor: Extractor) -> Fact | None:
+    def only_fact(self, extractor: Extractor) -> Mention | None:
         """The one fact of a kind in the body, stated by the mail itself."""
         if extractor not in self._facts:
             self._facts[extractor] = extractor.only(self.own, self.body)
         return self._facts[extractor]
 
     @cached_property
-    def _facts(self) -> dict[Extractor, Fact | None]:
+    def _facts(self) -> dict[Extractor, Mention | None]:
         return {}
 
 

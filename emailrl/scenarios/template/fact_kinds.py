@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from emailrl.scenarios.inbox import facts
-from emailrl.scenarios.inbox.facts import Extractor
+from emailrl.facts import mentions
+from emailrl.facts.mentions import Extractor
 from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
 from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
 
@@ -16,9 +16,9 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
             return None
         if fact.text.lower() in mail.addresses:  # an address the header shows already
             return None
-        if fact.text.startswith("100") and extractor is facts.PERCENT:  # a manner of speaking
+        if fact.text.startswith("100") and extractor is mentions.PERCENT:  # a manner of speaking
             return None
-        if extractor is facts.URL and box.is_boilerplate(fact.text, mail):
+        if extractor is mentions.URL and box.is_boilerplate(fact.text, mail):
             return None
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
@@ -32,7 +32,7 @@ def _numbered_kind(noun: str) -> Kind:
     return _fact_kind(
         f"{noun}_number",
         0.7,
-        facts.numbered(noun),
+        mentions.numbered(noun),
         f"What {noun} number is given in {{mail}}?",
         f"Which {noun} number does {{mail}} mention?",
         f"What is the number of the {noun} mentioned in {{mail}}?",
@@ -43,7 +43,7 @@ FACT_KINDS = (
     _fact_kind(
         "phone",
         0.9,
-        facts.PHONE,
+        mentions.PHONE,
         "What phone number is given in {mail}?",
         "Which phone number can I find in {mail}?",
         "I need the phone number from {mail}. What is it?",
@@ -51,7 +51,7 @@ FACT_KINDS = (
     _fact_kind(
         "amount",
         0.9,
-        facts.AMOUNT,
+        mentions.AMOUNT,
         "What dollar amount is mentioned in {mail}?",
         "How much money does {mail} speak of?",
         "Which sum in dollars is named in {mail}?",
@@ -59,7 +59,7 @@ FACT_KINDS = (
     _fact_kind(
         "percentage",
         0.8,
-        facts.PERCENT,
+        mentions.PERCENT,
         "What percentage is mentioned in {mail}?",
         "Which percentage does {mail} give?",
         "What percent figure is in {mail}?",
@@ -67,7 +67,7 @@ FACT_KINDS = (
     _fact_kind(
         "time",
         0.8,
-        facts.TIME,
+        mentions.TIME,
         "What time is mentioned in {mail}?",
         "Which time of day does {mail} give?",
         "What is the time named in {mail}?",
@@ -75,7 +75,7 @@ FACT_KINDS = (
     _fact_kind(
         "date_stated",
         0.8,
-        facts.DATE,
+        mentions.DATE,
         "What date is mentioned in {mail}?",
         "Which date does {mail} speak of?",
         "What is the date given in the text of {mail}?",
@@ -83,7 +83,7 @@ FACT_KINDS = (
     _fact_kind(
         "deadline",
         0.9,
-        facts.DEADLINE,
+        mentions.DEADLINE,
         "What deadline is set in {mail}?",
         "By when is something due according to {mail}?",
         "Which deadline does {mail} give?",
@@ -91,7 +91,7 @@ FACT_KINDS = (
     _fact_kind(
         "room",
         0.9,
-        facts.ROOM,
+        mentions.ROOM,
         "Which room is named in {mail}?",
         "What room does {mail} mention?",
         "What is the room given in {mail}?",
@@ -99,7 +99,7 @@ FACT_KINDS = (
     _fact_kind(
         "venue",
         0.9,
-        facts.VENUE,
+        mentions.VENUE,
         "What place is named in {mail}?",
         "Which venue does {mail} mention?",
         "Where is it, going by {mail}?",
@@ -107,7 +107,7 @@ FACT_KINDS = (
     _fact_kind(
         "url",
         0.7,
-        facts.URL,
+        mentions.URL,
         "Which web address is given in {mail}?",
         "What link is in {mail}?",
         "What is the web address mentioned in {mail}?",
@@ -115,7 +115,7 @@ FACT_KINDS = (
     _fact_kind(
         "email_address",
         0.7,
-        facts.EMAIL_ADDRESS,
+        mentions.EMAIL_ADDRESS,
         "Which e-mail address is given in {mail}?",
         "What e-mail address does the text of {mail} mention?",
         "I need the e-mail address from {mail}. What is it?",
@@ -123,7 +123,7 @@ FACT_KINDS = (
     _fact_kind(
         "attachment",
         0.8,
-        facts.ATTACHMENT,
+        mentions.ATTACHMENT,
         "What file was attached to {mail}?",
         "What is the name of the attachment of {mail}?",
         "Which file came with {mail}?",
@@ -131,7 +131,7 @@ FACT_KINDS = (
     _fact_kind(
         "quantity",
         0.8,
-        facts.QUANTITY,
+        mentions.QUANTITY,
         "What quantity is stated in {mail}?",
         "Which quantity does {mail} mention?",
         "What is the quantity named in {mail}?",
@@ -139,7 +139,7 @@ FACT_KINDS = (
     _fact_kind(
         "flight",
         0.9,
-        facts.FLIGHT,
+        mentions.FLIGHT,
         "Which flight is named in {mail}?",
         "What flight number is given in {mail}?",
         "What is the flight mentioned in {mail}?",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from emailrl.scenarios.inbox.facts import DATE
+from emailrl.facts.mentions import DATE
 from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from emailrl.rewards.matching.lexicon import CARDINALS, MONTHS, WEEKDAYS
+from emailrl.facts.lexicon import CARDINALS, MONTHS, WEEKDAYS
 
-_MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
+MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
+WEEKDAY = r"(?:" + "|".join(sorted(WEEKDAYS, key=len, reverse=True)) + r")"
 # Names that are also words of another kind ("sat", "sun", "may") count only where they are written as names.
 _WORDLIKE = ("mon", "wed", "sat", "sun")
 _WEEKDAY = (
-    r"(?:"
+    r"(?:(?:"
     + "|".join(sorted(WEEKDAYS.keys() - set(_WORDLIKE), key=len, reverse=True))
-    + r"|(?-i:Mon|Wed|Sat|Sun|MON|WED|SAT|SUN))(?:s\b|\b)\.?"
+    + r"|(?-i:Mon|Wed|Sat|Sun|MON|WED|SAT|SUN))|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b\.?"
 )
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|\s?(?:[ap]\.?m\b|%))"
 _MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d)){{0,5}}"
@@ -25,9 +26,9 @@ DATE = re.compile(
     r"(?P<iso_year>(?:19|20)\d\d)[-/](?P<iso_month>\d{1,2})[-/](?P<iso_day>\d{1,2})(?!\d)"
     r"|(?<![\d/])(?P<first>\d{1,2})(?P<separator>[/.-])(?P<second>\d{1,2})(?P=separator)(?P<short_year>(?:\d\d)?\d\d)\b"
     r"|(?<![\d/])(?P<us_month>\d{1,2})/(?P<us_day>\d{1,2})(?![\d/])"
-    rf"|(?P<month>{_MONTH})\s?(?:the\s)?(?P<days>{_DAY}{_MORE}){_YEAR.format('year')}"
-    rf"|(?:the\s)?(?P<days2>{_DAY}{_MORE})(?:\sof)?,?[\s-]?(?P<month2>{_MONTH})(?:-?{_YEAR.format('year2')})"
-    rf"|(?P<month3>(?!may\b|mar\b){_MONTH}|(?-i:May\b)(?!\s(?:I|we|you|he|she|it|they|the)\b)|(?<=in\s)may\b"
+    rf"|(?P<month>{MONTH})\s?(?:the\s)?(?P<days>{_DAY}{_MORE}){_YEAR.format('year')}"
+    rf"|(?:the\s)?(?P<days2>{_DAY}{_MORE})(?:\sof)?,?[\s-]?(?P<month2>{MONTH})(?:-?{_YEAR.format('year2')})"
+    rf"|(?P<month3>(?!may\b|mar\b){MONTH}|(?-i:May\b)(?!\s(?:I|we|you|he|she|it|they|the)\b)|(?<=in\s)may\b"
     rf"|(?<=of\s)may\b)(?:\sof)?{_YEAR.format('year3')}"
     r"|(?<=the\s)(?P<day_only>\d{1,2})(?:st|nd|rd|th)\b"
     rf")|(?P<bare>{_WEEKDAY}))\)?{_PART}",
@@ -69,7 +70,9 @@ class Date:
             return other.day is not None
         if self.month is not None:
             return other.month is not None
-        return other.weekday is not None
+        if self.weekday is not None:
+            return other.weekday is not None
+        return other.year is not None
 
     def contradicts(self, other: Date) -> bool:
         """A field said by both differs."""
@@ -103,7 +106,7 @@ class Time:
 def read_dates(found: re.Match[str]) -> list[Date]:
     """The dates of one match of ``DATE``: several for "17th and 18th of January", none for an empty match."""
     name = found["weekday"] or found["bare"]
-    weekday = WEEKDAYS[re.sub(r"(?<=day)s$", "", name.lower().rstrip("."))] if name else None
+    weekday = WEEKDAYS[name[:3].lower()] if name else None
     part = found["part"].lower() if found["part"] else None
     if found["iso_year"]:
         return _valid(int(found["iso_year"]), int(found["iso_month"]), [int(found["iso_day"])], weekday, part)

@@ -1,26 +1,23 @@
-"""Facts that a body states in so many words: one pattern and one canonical form for each kind.
+"""What a mail states in so many words: one pattern for each kind of fact that a question can ask for.
 
-Two mentions with the same canonical form are the same fact. Patterns err on the side of finding too much, because a
+Two mentions that the grammar reads alike are the same fact. Patterns err on the side of finding too much, because a
 fact is asked for only where a mail holds exactly one of its kind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-_MONTH = (
-    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
-    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
-)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_WEEKDAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+from emailrl.facts import dates, literals, quantities
+from emailrl.facts.dates import MONTH, WEEKDAY
+
 _FRACTION = r"(?:1/[2-9]|2/[3579]|3/[457]|4/5)(?![\d/])"
 _DATE = (
-    rf"(?:{_MONTH}\s+(?!0\d\b(?!,?\s+(?:19|20)\d\d)|'|99)\d{{1,2}}(?:st|nd|rd|th)?(?!\d|[:.,]\d\d)"
+    rf"(?:{MONTH}\s+(?!0\d\b(?!,?\s+(?:19|20)\d\d)|'|99)\d{{1,2}}(?:st|nd|rd|th)?(?!\d|[:.,]\d\d)"
     r"(?:,?\s+(?:19|20)\d\d)?"
-    rf"|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:,?\s+(?:19|20)\d\d)?"
+    rf"|\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{MONTH}(?:,?\s+(?:19|20)\d\d)?"
     rf"|(?!{_FRACTION})(?:1[0-2]|0?[1-9])/(?:3[01]|[12]\d|0?[1-9])(?!\d)(?:/(?:19|20)?\d\d)?|(?:19|20)\d\d-\d\d-\d\d)"
 )
 _TIME = (
@@ -39,10 +36,10 @@ _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """One mention: its canonical form, and as it stands in the mail."""
+class Mention:
+    """One mention: what it states in the terms of the grammar, and as it stands in the mail."""
 
-    key: str
+    key: Hashable
     text: str
 
 
@@ -51,7 +48,7 @@ class Extractor:
     """Finds the facts of one kind; ``text`` and ``key`` are made from the pattern's group ``fact`` (or the whole)."""
 
     pattern: re.Pattern[str]
-    key: Callable[[str], str]
+    key: Callable[[str], Hashable]
     rivals: re.Pattern[str] | None = None
     """Other mentions that could answer the same question, looked for in what the pattern leaves over."""
     ranges: re.Pattern[str] | None = None
@@ -61,15 +58,15 @@ class Extractor:
     in_file_names: bool = False
     """Whether the name of an attached file states a fact of this kind."""
 
-    def find(self, text: str) -> list[Fact]:
+    def find(self, text: str) -> list[Mention]:
         """Every mention, in order."""
         facts = []
         for match in self.pattern.finditer(text):
             shown = " ".join(match["fact"].split())
-            facts.append(Fact(self.key(shown), shown))
+            facts.append(Mention(self.key(shown), shown))
         return facts
 
-    def only(self, own: str, whole: str) -> Fact | None:
+    def only(self, own: str, whole: str) -> Mention | None:
         """The one fact of its kind in the whole body, if it stands in the mail's own text; else None."""
         mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
         if not mine or len({fact.key for fact in self.find(whole)}) != 1:
@@ -90,36 +87,29 @@ def _letters(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.lower())
 
 
-def _phone(text: str) -> str:
-    return re.sub(r"\D", "", text)[-10:]
+def _literal(kind: str) -> Callable[[str], literals.Literal]:
+    return lambda text: literals.read_literal(kind, text)
 
 
-def _number(text: str) -> str:
-    return (
-        re.sub(r"[,\s]", "", text.lower()).rstrip("0").rstrip(".")
-        if "." in text
-        else re.sub(r"[,\s]", "", text.lower())
-    )
+def _amount(text: str) -> Hashable:
+    found = quantities.NUMBER.match(text)
+    return text if found is None else quantities.read_quantity(found)
 
 
-def _time(text: str) -> str:
-    text = text.lower().replace(".", ":", 1) if re.match(r"\d+\.\d", text) else text.lower()
-    if text in ("noon", "midnight"):
-        return "12:00p" if text == "noon" else "0:00a"
-    hour, minute = re.match(r"(\d+)(?::(\d+))?", text).groups()  # type: ignore[union-attr]
-    half = "p" if "p" in text else "a" if "a" in text else ""
-    return f"{int(hour)}:{minute or '00'}{half}"
+def _counted(text: str) -> str:
+    return re.sub(r"[,\s]", "", text.lower())
 
 
-def _date(text: str) -> str:
-    text = text.lower()
-    if month := re.search(_MONTH, text):
-        day = re.search(r"\d{1,2}", text)
-        return f"{month[0][:3]} {int(day[0])}" if day else text
-    numbers = [int(n) for n in re.findall(r"\d+", text)]
-    if numbers[0] > 31:
-        numbers = numbers[1:]
-    return f"{_MONTHS[numbers[0] - 1]} {numbers[1]}" if 1 <= numbers[0] <= 12 else text
+def _time(text: str) -> Hashable:
+    found = dates.TIME.search(text)
+    return text if found is None else dates.read_time(found)
+
+
+def _date(text: str) -> Hashable:
+    """Month and day: a year and a weekday only say more of the same day."""
+    found = dates.DATE.search(text)
+    read = dates.read_dates(found) if found else []
+    return (read[0].month, read[0].day) if read else text.lower()
 
 
 def _pattern(body: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
@@ -128,7 +118,7 @@ def _pattern(body: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
 
 PHONE = Extractor(
     _pattern(r"(?<![\d-])(?:\+?1[-. ])?(?:\(\d{3}\)\s?|\d{3}[-./ ])\d{3}[-. ]\d{4}(?![\d-])"),
-    _phone,
+    _literal("phone"),
     rivals=re.compile(
         r"\(?\d{3}\)?[-. /]{0,2}\d{3}[-. ]?\d{4}|\+\d\d[\d -]{6,}|(?<!\d)\d-\d{4}(?!\d)|\bx\s?\d{4,5}\b|\bfax\b", re.I
     ),
@@ -138,7 +128,7 @@ AMOUNT = Extractor(
         r"\$\s?\d+(?:,\d{3})*(?:\.\d+)?(?:\s{0,3}(?:million|billion|thousand|mm|bn|[mk])\b)?"
         r"(?:\s?(?:/|per\s|an?\s(?=hour|day|week|month|year))\s?(?:mmbtu|mwh|mcf|dth|hour|day|week|month|year|person|share|unit)\b)?"
     ),
-    _number,
+    _amount,
     rivals=re.compile(
         rf"\$|\b\d[\d,.]*\s?(?:dollars|cents|bucks|usd|million|billion|mm|k)\b|[€£]|{_LARGE_NUMBER}(?!\s?{_UNIT})",
         re.IGNORECASE,
@@ -147,7 +137,7 @@ AMOUNT = Extractor(
 )
 PERCENT = Extractor(
     _pattern(r"(?<![\d.])\d{1,3}(?:\.\d+)?\s?(?:%|percent\b)"),
-    lambda text: re.sub(r"[^\d.]", "", text),
+    _amount,
     ranges=re.compile(rf"\d{_TO}\d+(?:\.\d+)?\s?(?:%|percent)", re.IGNORECASE),
 )
 TIME = Extractor(
@@ -156,19 +146,19 @@ TIME = Extractor(
     ranges=re.compile(rf"\d{_TO}{_TIME}|{_TIME}{_TO}\d", re.IGNORECASE),
 )
 DATE = Extractor(
-    _pattern(rf"(?<![\d/$.:])\b(?:{_WEEKDAY},?\s+(?:the\s+)?)?{_DATE}(?![\d/])\b"),
+    _pattern(rf"(?<![\d/$.:])\b(?:{WEEKDAY},?\s+(?:the\s+)?)?{_DATE}(?![\d/])\b"),
     _date,
     ranges=re.compile(
-        rf"{_DATE}{_TO}(?:{_WEEKDAY},?\s)?\d|{_DATE}{_TO}{_MONTH}|\d{_TO}{_DATE}|{_DATE}\s?,\s?\d{{1,2}}(?!\d)",
+        rf"{_DATE}{_TO}(?:{WEEKDAY},?\s)?\d|{_DATE}{_TO}{MONTH}|\d{_TO}{_DATE}|{_DATE}\s?,\s?\d{{1,2}}(?!\d)",
         re.IGNORECASE,
     ),
     rivals=re.compile(
-        rf"\b(?:today|tomorrow|tonight|yesterday|{_WEEKDAY})\b|(?<!\d){_FRACTION}|\b{_MONTH}\s+'?\d\d?\b", re.IGNORECASE
+        rf"\b(?:today|tomorrow|tonight|yesterday|{WEEKDAY})\b|(?<!\d){_FRACTION}|\b{MONTH}\s+'?\d\d?\b", re.IGNORECASE
     ),
 )
 _WHEN = (
     r"(?:(?:close\s+of\s+business|cob|the\s+end\s+of)\s+(?:on\s+)?)?"
-    rf"(?:{_TIME}\s+(?:on\s+)?)?(?:{_WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?"
+    rf"(?:{_TIME}\s+(?:on\s+)?)?(?:{WEEKDAY}\b(?:,?\s+(?:the\s+)?{_DATE})?|{_DATE})(?:\s+(?:at\s+)?{_TIME})?"
 )
 _DUTY = (
     r"(?:please|needs?|needed|must|rsvp|respon[ds]e?|reply|send|submit(?:ted)?|provide|returned?|complete[d]?|comments?"
@@ -199,8 +189,8 @@ VENUE = Extractor(
     ),
     _letters,
 )
-URL = Extractor(_pattern(r"(?:https?://|www\.)[^\s<>\"')\]]*[\w/]"), lambda text: text.lower().rstrip("/"))
-EMAIL_ADDRESS = Extractor(_pattern(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,4}\b"), str.lower)
+URL = Extractor(_pattern(literals.URL), _literal("url"))
+EMAIL_ADDRESS = Extractor(_pattern(literals.EMAIL), _literal("email"))
 ATTACHMENT = Extractor(
     _pattern(
         r"(?:<<|^[ \t]*-[ \t]|\()(?P<fact>[^\n<>:*?\"|]{1,60}\.(?:xlsx?|docx?|pptx?|pdf|txt|csv|zip|jpg|rtf|mdb))"
@@ -213,7 +203,7 @@ ATTACHMENT = Extractor(
 )
 QUANTITY = Extractor(
     _pattern(rf"(?<![\d.,$])\d[\d,]*(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"),
-    _number,
+    _counted,
     rivals=re.compile(_LARGE_NUMBER),
     ranges=re.compile(rf"\d{_TO}\d[\d,.]*\s?{_UNIT}", re.IGNORECASE),
 )

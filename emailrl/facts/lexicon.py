@@ -46,7 +46,7 @@ STOPWORDS = _listed(
     get gets got make makes made take takes took cannot never nobody none nothing neither currently now
     approximately roughly nearly almost exactly sharp total called named answer know known follow follows following
     it's he's she's they're i'm you're we're that's there's email emails mail message user however moreover
-    therefore thus specifically apparently based find found"""
+    therefore thus whether specifically apparently based find found"""
 )
 
 IRREGULAR = _paired(
@@ -59,7 +59,8 @@ IRREGULAR = _paired(
 SAME = _paired(
     """increase:rise grow:rise up:rise higher:rise decrease:fall drop:fall lower:fall down:fall purchase:buy
     commence:begin start:begin finish:end complete:end postpone:delay vp:president cell:mobile phone:call ste:suite
-    dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car"""
+    dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car
+    mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse"""
 )
 """Words that are read as another of nearly the same sense."""
 
@@ -72,7 +73,9 @@ OPPOSITES = _listed(
     grant/deny hire/fire strong/weak good/bad better/worse maximum/minimum buyer/seller debit/credit enter/leave
     arrive/depart extend/shorten positive/negative success/failure safe/unsafe cheap/expensive enough/insufficient
     small/enough full/empty fast/slow quickly/slowly support/oppose confirm/cancel public/private winter/summer
-    overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under"""
+    overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under
+    last/next highest/lowest most/least before/after less/more with/without allow/prohibit
+    earliest/latest deny/grant ignore/overstate exceed/miss"""
 )
 
 DENYING = _listed(
@@ -98,3 +101,11 @@ PLACES = _listed(
     mexico brazil india japan china singapore australia argentina"""
 )
 """States and countries: after a city they add nothing to it."""
+
+NICKNAMES = _paired(
+    """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven
+    stephen:steven dan:daniel joe:joseph tony:anthony chris:christopher dick:richard rick:richard ted:edward ed:edward
+    ken:kenneth greg:gregory jeff:jeffrey matt:matthew ben:benjamin sam:samuel liz:elizabeth beth:elizabeth
+    kate:katherine kathy:katherine sue:susan pat:patricia jen:jennifer debbie:deborah don:donald ron:ronald
+    larry:lawrence andy:andrew nick:nicholas pete:peter phil:philip charlie:charles chuck:charles"""
+)

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from emailrl.rewards.matching.lexicon import CARDINALS, ORDINALS, TENS
+from emailrl.facts.lexicon import CARDINALS, ORDINALS, TENS
 
 SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "dozen": 12.0}
 SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "bn": 1e9, "b": 1e9, "mil": 1e6}
@@ -30,11 +30,18 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("month", 12): "year years yr yrs",
     ("gram", 1e3): "kg kilogram kilograms",
     ("gram", 1e6): "t ton tons tonne tonnes",
+    ("gram", 1e9): "kt kiloton kilotons",
     ("metre", 1e3): "km kilometer kilometers kilometre kilometres",
     ("metre", 1609.344): "mile miles",
     ("barrel", 1): "barrel barrels bbl bbls",
     ("gallon", 1): "gallon gallons",
     ("litre", 1): "litre litres liter liters",
+    ("metre", 1): "m metre metres meter meters",
+    ("metre", 0.3048): "ft feet foot",
+    ("metre", 0.0254): "inch inches",
+    ("metre", 0.9144): "yard yards",
+    ("speed", 1.609344): "mph",
+    ("speed", 1): "km/h kmh kph",
     ("time", 1): "times",
     ("pallet", 1): "pallet pallets",
     ("drum", 1): "drum drums",
@@ -45,6 +52,7 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("mmbtu", 1): "mmbtu mmbtus dth dekatherm dekatherms",
     ("mcf", 1): "mcf",
     ("mcf", 1e3): "mmcf",
+    ("mcf", 1e6): "bcf",
     ("watt", 1e3): "kw kilowatt kilowatts",
     ("watt", 1e6): "mw megawatt megawatts",
     ("watthour", 1e3): "kwh",
@@ -67,10 +75,10 @@ def _alternatives(words: object) -> str:
 
 
 _CURRENCY = r"(?:US\$|[$\u20ac\u00a3]|\b(?:USD|EUR|GBP)\s?)"
-_WORD_UNITS = _alternatives(word for word in UNITS if word.isalpha())
+_WORD_UNITS = _alternatives(word for word in UNITS if word[0].isalpha())
 _UNIT = rf"(?:\s?%|[\s-]?per\s?cent\b|\s?[$\u20ac\u00a3]|[\s-]?(?:metric\s)?(?:{_WORD_UNITS})\b)"
 _RATE = (
-    r"(?:(?:\s?/\s?|\s?\bper\s(?!cent\b))(?P<per>[a-z]+)|\s?\b(?:an?|each|every)\s(?P<each>hour|day|week|month|year|share|head"
+    r"(?:(?:\s?/\s?|\s?\bper\s(?!cent\b))(?P<per>[a-z]+)|\s?\b(?:for\s)?(?:an?|each|every)\s(?P<each>hour|day|week|month|year|share|head"
     r"|person)s?\b|\s(?P<adverb>hourly|daily|weekly|monthly|quarterly|yearly|annually)\b)"
 )
 _DIGITS = r"\d{1,3}(?:\.\d{3})+,\d{1,2}(?!\d)|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
@@ -82,7 +90,7 @@ NUMBER = re.compile(
     rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>-(?=\d))?(?:"
     rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
-    rf"|(?P<digits>{_DIGITS})(?:\s?(?P<short>{_alternatives(SHORT_SCALES)})\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
+    rf"|(?P<digits>{_DIGITS})(?:(?P<short>\s?(?!m\b)(?:{_alternatives(SHORT_SCALES)})|m)\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
     rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-](?:{_FRACTION})s?|half)\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b)?)"
     rf"|(?P<spelled>(?:an?\s(?=(?:{_SCALE})\b))?(?:{_SPELLED}|{_SCALE})\b"
     rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
@@ -108,6 +116,8 @@ class Quantity:
         if self.rate and other.rate and self.rate != other.rate:
             return False
         if self.base is None or other.base is None:
+            if (self.rate or other.rate) and "minute" in (self.base, other.base):  # twice a week, every two weeks
+                return False
             # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
             return _close(self.value, other.value) and not (self.base is None and other.base == "percent")
         return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
@@ -117,7 +127,7 @@ class Quantity:
         if self.base is None or other.base is None:
             return not self.agrees(other)
         same_kind = _KINDS.get(self.base, self.base) == _KINDS.get(other.base, other.base)
-        return same_kind and not self.agrees(other)
+        return same_kind and (self.rate is None) == (other.rate is None) and not self.agrees(other)
 
 
 def read_quantity(found: re.Match[str]) -> Quantity:
@@ -128,7 +138,9 @@ def read_quantity(found: re.Match[str]) -> Quantity:
     rate = re.sub(
         r"s$", "", (found["per"] or found["each"] or _ADVERBS.get((found["adverb"] or "").lower(), "")).lower()
     )
-    weak = base is None and (weak or (1900 <= value <= 2099 and "," not in found[0]))
+    weak = base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))
+    if base is None and (found["ratio"] or found["share"]) and value < 1:
+        value, base = 100 * value, "percent"
     return Quantity(-value if found["sign"] else value, base, factor, rate or None, weak)
 
 
@@ -146,7 +158,9 @@ def _value(found: re.Match[str]) -> tuple[float, bool]:
         if re.search(r"\.\d{3},", digits):  # 1.200,50 as written on the European continent
             digits = digits.replace(".", "").replace(",", ".")
         number = float(digits.replace(",", ""))
-        scale = SHORT_SCALES.get((found["short"] or "").lower()) or SCALES.get((found["scale"] or "").lower(), 1.0)
+        scale = SHORT_SCALES.get((found["short"] or "").lower().strip()) or SCALES.get(
+            (found["scale"] or "").lower(), 1.0
+        )
         return number * scale, False
     if found["share"]:
         return _share(re.split(r"[\s-]", found["share"].lower())), False
@@ -176,4 +190,4 @@ def _spelled(words: list[str]) -> float:
 
 
 def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+    return math.isclose(a, b, rel_tol=2e-5, abs_tol=1e-9)

@@ -1,0 +1,84 @@
+"""What is copied sign by sign: e-mail and web addresses, paths, phone numbers, extensions, versions, codes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+EMAIL = r"[\w.+'-]{1,64}@[\w-]+(?:\.[\w-]+)+"
+URL = r"(?:https?://|www\.)[^\s<>()\"']+[\w/]"
+_PATTERNS = {
+    "email": EMAIL,
+    "url": URL,
+    "path": r"(?:\b[A-Za-z]:|\\)\\[^\s,;()]*[\w\\]|(?<![\w/])/(?:[\w.-]+/)+[\w.-]*\w",
+    "phone": r"\+\d[\d\s().-]{6,16}\d"
+    r"|(?<![\w.])(?:\(?\d{1,3}\)?[\s.-]+)?(?:\(?\d{3}\)?[\s./-]*)?\d{3}[\s.-]\d{4}(?!\w)"
+    r"|(?<!\w)\(?\d{3}\)?[\s.-]*\d{7}(?!\w)",
+    "extension": r"\b(?:ext(?:ension)?\b\.?\s*|x\s?)\d[\d-]*\d\b|(?<![\w.-])\d-\d{4}(?![\w-])",
+    "version": r"\b(?!\d{1,2}\.\d{1,2}\.(?:\d\d){1,2}(?!\d|\.\d))v?\d+(?:\.\d+){2,}(?!\w)|\b(?:v"
+    r"|version\s)\d+(?:\.\d+)+(?!\w)",
+    "code": r"\b(?!(?:USD|EUR|GBP|US|MAY|JUN|JUL|SEP|IN|AT|ON|BY|NO|FY|CY|PM) )(?-i:[A-Z]{2,4}[ -](?!\d{5}\b)"
+    r"|[A-Z]-)\d{2,}[A-Z]?\b"
+    r"|\b(?=[\w/-]{0,40}\d)(?=[\w/-]{0,40}[a-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|b|[ap]m|h|hrs?|kg|t|km|mw|kw|l|s"
+    r"|-[a-z]{3,})\b)"
+    r"[a-z0-9]+(?:[-/][a-z0-9]+){0,8}\b(?:\s\d{2,}\b)?",
+}
+PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PATTERNS.items()}
+"""In the order in which they are looked for: what one has taken, the next does not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Its kind, and its signs in one spelling."""
+
+    kind: str
+    text: str
+
+    def agrees(self, other: Literal) -> bool:
+        """The same signs; phone numbers may lack country and area code."""
+        if self.kind == other.kind == "phone":
+            shorter, longer = sorted((self.text, other.text), key=len)
+            return len(shorter) >= 7 and longer.endswith(shorter)
+        return self.text == other.text
+
+    def contradicts(self, other: Literal) -> bool:
+        """Another one of the same make: INV-20449 or PO-20448 against INV-20448, but not seat 12A."""
+        if self.kind == "code":
+            return self.text != other.text and _make(self.text) == _make(other.text)
+        return not self.agrees(other)
+
+    @property
+    def spellings(self) -> re.Pattern[str]:
+        """Finds it in any spelling: other separators, with or without a prefix."""
+        if self.kind in ("code", "phone", "extension"):
+            runs = re.findall(r"[a-z]+|\d", self.text)
+            body = r"[\s().\u2013/-]{0,3}".join(map(re.escape, runs))
+        else:
+            body = re.escape(self.text)
+        return re.compile(rf"(?<![\w@.]){_PREFIX.get(self.kind, '')}{body}/?(?![\w@/])", re.IGNORECASE)
+
+
+_PREFIX = {
+    "version": r"v?",
+    "url": r"(?:https?://)?(?:www\.)?",
+    "phone": r"(?:\+?\(?\d{1,3}\)?[\s(.-]{1,3}|\(?0|\()?",
+    "extension": r"(?:\b(?:ext(?:ension)?\b\.?\s*|x\s?))?",
+}
+
+
+def read_literal(kind: str, text: str) -> Literal:
+    """The literal of one match of ``PATTERNS[kind]``."""
+    text = text.lower()
+    if kind == "phone":
+        return Literal(kind, re.sub(r"\D", "", text)[-10:])
+    if kind == "extension":
+        return Literal(kind, re.sub(r"\D", "", text))
+    if kind == "url":
+        return Literal(kind, re.sub(r"^(?:https?://)?(?:www\.)?", "", text).rstrip("/."))
+    if kind == "code":
+        return Literal(kind, re.sub(r"[^a-z0-9]", "", text))
+    return Literal(kind, re.sub(r"[^\d.]", "", text).strip(".") if kind == "version" else text.strip("'."))
+
+
+def _make(code: str) -> str:
+    return re.sub(r"\d+", "9", re.sub(r"[a-z]+", "a", code))

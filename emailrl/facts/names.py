@@ -1,0 +1,82 @@
+"""Names: runs of capitalised words in a text that is written with care."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from emailrl.facts.lexicon import NICKNAMES, STOPWORDS, TITLES
+from emailrl.facts.reading import MASK, Reading
+from emailrl.facts.words import stem
+
+_PARTICLE = r"(?:de|da|di|del|van|von|der|den|la|le|bin|al)"
+_RUN = re.compile(rf"(?<![\w'])[A-Z][\w'&]*(?:-[a-z]+)?\.?(?:(?:\s|-|(?<=\.))(?:{_PARTICLE}\s){{0,2}}[A-Z][\w'&]*\.?)*")
+_VERBAL = re.compile(r"\w+(?:ing|ed|ly)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Where a name stands, and its words in lower case, titles left out."""
+
+    start: int
+    end: int
+    tokens: tuple[str, ...]
+
+
+def find_names(reading: Reading) -> list[Name]:
+    """The names of a text, in order; none where most letters are capitals.
+
+    A capital at the head of a sentence alone makes no name of a word unless nothing else follows that could be its
+    subject: "Ada will", not "Delay it".
+    """
+    text = reading.masked
+    if sum(map(str.isupper, text)) > 0.5 * max(1, sum(map(str.isalpha, text))):
+        return []
+    names = []
+    for found in _RUN.finditer(text):
+        raw = re.split(r"[\s-]+|(?<=\.)(?=\w)", re.sub(r"'s\b|'(?!\w)", "", found[0]))
+        words = [word.strip(".'").lower() for word in raw]
+        tokens = tuple(word for word in words if word and not _is_no_part(word))
+        if not any(len(token) > 1 for token in tokens):
+            continue
+        if len(words) == 1 and _heads_sentence(text, found.start()) and not _is_subject(text, found):
+            continue
+        names.append(Name(found.start(), found.end(), tokens))
+    return names
+
+
+def _is_no_part(word: str) -> bool:
+    return word in TITLES or word in STOPWORDS or re.fullmatch(_PARTICLE, word) is not None
+
+
+def same_token(one: str, other: str) -> bool:
+    """Two words of names: equal, or one the initial or a short form of the other."""
+    if one == other:
+        return True
+    if min(len(one), len(other)) == 1:
+        return one[0] == other[0]
+    if min(len(one), len(other)) >= 6 and abs(len(one) - len(other)) == 1:  # Marseille, Marseilles
+        return one.startswith(other) or other.startswith(one)
+    return NICKNAMES.get(one, stem(one)) == NICKNAMES.get(other, stem(other))
+
+
+def _heads_sentence(text: str, start: int) -> bool:
+    return re.search(r"(?:^|[.!?:;\n]\s*|[-(]\s*)$", text[max(0, start - 4) : start]) is not None
+
+
+_AFTER_SUBJECT = re.compile(
+    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who"
+    r"|alone|only|himself|herself|never|not)\b|[a-z]+ed\b|(?:needs|wants|says|works|runs|asks|plans|thinks|owns|leads)\b)"
+)
+
+
+def _is_subject(text: str, found: re.Match[str]) -> bool:
+    word = found[0].strip(".").lower()
+    verbal = _VERBAL.match(word) and stem(word) != word
+    return not verbal and _AFTER_SUBJECT.match(text, found.end()) is not None
+
+
+def word_before(text: str, position: int) -> str:
+    """The word before a place, in lower case."""
+    found = re.search(r"(\w+)\W+$", text[max(0, position - 30) : position])
+    return found[1].lower() if found else ""

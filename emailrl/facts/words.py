@@ -1,0 +1,71 @@
+"""Words: cleaning, tokens, stems, and which of them say something."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection
+from functools import lru_cache
+
+from emailrl.facts import lexicon
+
+WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_SUFFIXES = (
+    *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
+    *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
+)
+"""Endings and the least that must remain before them."""
+
+
+def clean(text: str) -> str:
+    """One spelling for quotes, dashes, spaces, accents and compatibility letters; no signs of emphasis."""
+    text = unicodedata.normalize("NFKD", text)
+    text = re.sub(r"[\u0300-\u036f\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
+    text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
+    text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]|''", " ", text)
+    text = re.sub(r"[\u2010\u2011\u2012\u2212]", "-", text)
+    text = re.sub(r"(?m)^\s*(?:\d{1,2}[.)]|[-\u2022])\s+", "", text)
+    text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"\b([A-Za-z])\.\s?(?=[A-Za-z]\.)", r"\1", text)  # D. C. and P.V. are one token
+    return re.sub(r"[^\S\n]+", " ", text).strip()
+
+
+def _shorten(word: str) -> str:
+    word = lexicon.IRREGULAR.get(word, word)
+    for suffix, least in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= least and not word.endswith("ss"):
+            word = word[: -len(suffix)] + ("y" if suffix in ("ied", "ies") else "")
+            break
+    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
+        word = word[:-1]
+    return word[:-1] if len(word) > 4 and word[-1] == "e" else word
+
+
+_SAME = {_shorten(word): _shorten(other) for word, other in lexicon.SAME.items()}
+
+
+@lru_cache(maxsize=65536)
+def stem(word: str) -> str:
+    """A crude stem, the same for most forms of a word and for a few words of one meaning."""
+    short = _shorten(re.sub(r"'s?$", "", word.lower()))
+    return _SAME.get(short, short)
+
+
+def says_something(word: str) -> bool:
+    """Whether a word is more than grammar."""
+    word = word.lower()
+    return word not in lexicon.STOPWORDS and not word.endswith("n't")
+
+
+def has_word(word: str, stems: Collection[str]) -> bool:
+    """Whether a stem is among ``stems``, or a longer or shorter form of it."""
+    if word in stems or len(word) < 5:
+        return word in stems
+    return any(len(other) >= 5 and (word.startswith(other) or other.startswith(word)) for other in stems)
+
+
+OPPOSITES: dict[str, set[str]] = {}
+for _pair in sorted(lexicon.OPPOSITES):
+    _one, _other = (stem(word) for word in _pair.split("/"))
+    OPPOSITES.setdefault(_one, set()).add(_other)
+    OPPOSITES.setdefault(_other, set()).add(_one)

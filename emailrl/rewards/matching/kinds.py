@@ -1,0 +1,30 @@
+"""What kind of thing answers a question whose kind is known, as it is of template questions."""
+
+from __future__ import annotations
+
+import re
+
+from emailrl.facts.literals import EMAIL
+from emailrl.scenarios.inbox.people import name_of
+
+_KINDS = {
+    "date": "date_received date_sent reply_date my_reply_date first_contact date_stated time deadline",
+    "number": "amount percentage quantity",
+    "count": "count_in_month",
+    "person": "sender only_sender_of_day other_recipient copied sent_to reply_from thread_starter",
+    "subject": "last_before first_after",
+    "phone": "",
+    "address": "url email_address",
+    "text": "room venue attachment flight deal_number ticket_number meter_number contract_number invoice_number",
+}
+KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *names.split())}
+"""From a question's kind to the kind of its answer; a name that is not here tells nothing."""
+QUOTED = frozenset(("subject", "address", "text"))
+"""Answered word for word."""
+
+
+def with_names(answer: str, reference: str) -> str:
+    """An answer with addresses read as the names they spell, unless the reference is an address itself."""
+    if "@" in reference:
+        return answer
+    return re.sub(EMAIL, lambda found: name_of(found[0].lower()) or found[0], answer)
