@@ -17,8 +17,9 @@ from transformers.utils.logging import disable_progress_bar
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
+from emailrl.policy.fresh import with_fresh_adapter
 from emailrl.policy.fused.model import enable_fused
-from emailrl.policy.logprobs import check_projection, output_embeddings
+from emailrl.policy.logprobs import check_projection
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
@@ -123,7 +124,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         read_plain_lora(adapter, model)
         model = _with_adapter(model, adapter, trainable)
     elif trainable:
-        model = _with_fresh_adapter(model, settings)
+        model = with_fresh_adapter(model, settings)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if settings.model.chat_template is not None:
@@ -256,45 +257,6 @@ def _with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
             f"The adapter in {adapter} does not fit the base model: {first_line}",
             "Choose the adapter's own base model.",
         ) from error
-
-
-def _with_fresh_adapter(model: Any, settings: Settings) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    lora = settings.lora
-    targets = lora_targets(model, lora.target_modules)
-    config = LoraConfig(
-        r=lora.lora_rank,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=targets,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(settings.training.seed)
-        return get_peft_model(model, config)
-
-
-def lora_targets(model: Any, wanted: str) -> list[str]:
-    """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
-
-    ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
-    layer's full path into the adapter's config.
-    """
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    known = {name.rsplit(".", 1)[-1] for name, _ in linear}
-    if wanted == "all-linear":
-        head = output_embeddings(model)
-        return sorted({name.rsplit(".", 1)[-1] for name, module in linear if module is not head})
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
-    if unknown or not names:
-        raise UsageError(
-            f"TARGET_MODULES names no layer of this model: {', '.join(unknown) or 'nothing given'}.",
-            f"It has {', '.join(sorted(known))}; or use all-linear.",
-        )
-    return names
 
 
 def _lora_facts(model: Any) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from emailrl.policy.load import load_policy
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
 from emailrl.rollout.collect import Scores, build_collector
-from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
 from emailrl.settings import Settings, run_root
-from emailrl.store import database_fingerprint
 from emailrl.training.algorithms import Algorithm, resolve
 from emailrl.training.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.filtering import make_filter
@@ -25,6 +23,7 @@ from emailrl.training.idle import idle_settings
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.mix import advice
 from emailrl.training.modes import MODES, Mode
+from emailrl.training.questions import load_data
 from emailrl.training.resume import (
     Resumed,
     base_of,
@@ -36,7 +35,7 @@ from emailrl.training.resume import (
     seed_generators,
     take_snapshot,
 )
-from emailrl.training.run import Data, Run
+from emailrl.training.run import Run
 from emailrl.training.state import RunState, count_steps, questions_per_step
 from emailrl.training.tracking import Say, Tracker, check_services, header
 from emailrl.training.update import Updater
@@ -120,37 +119,6 @@ def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
     state, moments = load_state(checkpoint)
     updater.load_state_dict(moments)
     return state
-
-
-def load_data(settings: Settings) -> Data:
-    """The training and validation questions, and what identifies them and the database.
-
-    Raises UsageError for bad files, and where the database holds the source mails of no question.
-    """
-    data, seed = settings.data, settings.training.seed
-    database = database_fingerprint(settings.store.db)
-    train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
-    num_val = data.eval_dataset_size
-    val = load_scenario_set(None, "val", limit=2 * num_val, seed=seed, data=data)
-    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
-    coverage = missing_ids(train.scenarios, settings.store.db)
-    if not coverage.num_answerable:
-        raise UsageError(
-            f"{settings.store.db} holds the source mails of none of the questions in {train.source}.",
-            "Give the database they were made from (--db) or other questions (--questions).",
-        )
-    notes = list(dict.fromkeys((*train.notes, *val.notes)))
-    if coverage.answerable < 1:
-        share = f"{coverage.num_answerable} of {coverage.num_questions}"
-        notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
-    return Data(
-        train=train.scenarios,
-        val=chosen,
-        notes=notes,
-        database_fingerprint=database,
-        questions_fingerprint=fingerprint([*train.scenarios, *chosen]),
-        confirm=confirm,
-    )
 
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:

@@ -34,6 +34,7 @@ from emailrl.training.interrupts import Interrupts
 from emailrl.training.metrics import first_exception, sample_record, training_records
 from emailrl.training.modes import Mode
 from emailrl.training.provenance import git_commit, versions
+from emailrl.training.questions import Data
 from emailrl.training.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.samples import TrainingSample
 from emailrl.training.state import Cursor, RunState, StepQuestions, questions_per_step
@@ -45,19 +46,6 @@ logger = logging.getLogger(__name__)
 
 KEPT_VERSIONS = 2
 """Directories of sampled-from adapters that stay: the one in use and the one before."""
-
-
-@dataclass
-class Data:
-    """The questions of a run and what identifies them."""
-
-    train: list[Scenario]
-    val: list[Scenario]
-    notes: list[str]
-    database_fingerprint: str
-    questions_fingerprint: str
-    confirm: list[Scenario] = field(default_factory=list)
-    """Further validation questions, which choose nothing: they say what the best model's accuracy is worth."""
 
 
 @dataclass

@@ -23,8 +23,9 @@ from emailrl.training.filtering import make_filter
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.loop import loop
 from emailrl.training.modes import MODES
+from emailrl.training.questions import Data
 from emailrl.training.resume import take_snapshot
-from emailrl.training.run import Data, Run
+from emailrl.training.run import Run
 from emailrl.training.state import RunState
 from emailrl.training.tracking import Tracker
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn

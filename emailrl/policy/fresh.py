@@ -1,0 +1,52 @@
+"""A new LoRA adapter: where it goes, and its first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from emailrl.errors import UsageError
+from emailrl.policy.logprobs import output_embeddings
+from emailrl.settings import Settings
+
+
+def with_fresh_adapter(model: Any, settings: Settings) -> Any:
+    """The PEFT model around ``model`` whose adapter follows from the seed alone, and changes nothing yet (B = 0)."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = settings.lora
+    targets = lora_targets(model, lora.target_modules)
+    config = LoraConfig(
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(settings.training.seed)
+        return get_peft_model(model, config)
+
+
+def lora_targets(model: Any, wanted: str) -> list[str]:
+    """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
+
+    ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
+    layer's full path into the adapter's config.
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    known = {name.rsplit(".", 1)[-1] for name, _ in linear}
+    if wanted == "all-linear":
+        head = output_embeddings(model)
+        return sorted({name.rsplit(".", 1)[-1] for name, module in linear if module is not head})
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
+    if unknown or not names:
+        raise UsageError(
+            f"TARGET_MODULES names no layer of this model: {', '.join(unknown) or 'nothing given'}.",
+            f"It has {', '.join(sorted(known))}; or use all-linear.",
+        )
+    return names

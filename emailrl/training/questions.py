@@ -1,0 +1,55 @@
+"""The questions of a run: those it learns from, those that choose its best model, and those that check the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from emailrl.errors import UsageError
+from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
+from emailrl.settings import Settings
+from emailrl.store import database_fingerprint
+from emailrl.trajectory import Scenario
+
+
+@dataclass
+class Data:
+    """The questions of a run and what identifies them."""
+
+    train: list[Scenario]
+    val: list[Scenario]
+    notes: list[str]
+    database_fingerprint: str
+    questions_fingerprint: str
+    confirm: list[Scenario] = field(default_factory=list)
+    """Further validation questions, which choose nothing: they say what the best model's accuracy is worth."""
+
+
+def load_data(settings: Settings) -> Data:
+    """The training and validation questions, and what identifies them and the database.
+
+    Raises UsageError for bad files, and where the database holds the source mails of no question.
+    """
+    data, seed = settings.data, settings.training.seed
+    database = database_fingerprint(settings.store.db)
+    train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
+    num_val = data.eval_dataset_size
+    val = load_scenario_set(None, "val", limit=2 * num_val, seed=seed, data=data)
+    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
+    coverage = missing_ids(train.scenarios, settings.store.db)
+    if not coverage.num_answerable:
+        raise UsageError(
+            f"{settings.store.db} holds the source mails of none of the questions in {train.source}.",
+            "Give the database they were made from (--db) or other questions (--questions).",
+        )
+    notes = list(dict.fromkeys((*train.notes, *val.notes)))
+    if coverage.answerable < 1:
+        share = f"{coverage.num_answerable} of {coverage.num_questions}"
+        notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
+    return Data(
+        train=train.scenarios,
+        val=chosen,
+        notes=notes,
+        database_fingerprint=database,
+        questions_fingerprint=fingerprint([*train.scenarios, *chosen]),
+        confirm=confirm,
+    )
