@@ -23,7 +23,7 @@ from emailrl.training.idle import idle_settings
 from emailrl.training.interrupts import Interrupts
 from emailrl.training.mix import advice
 from emailrl.training.modes import MODES, Mode
-from emailrl.training.questions import load_data
+from emailrl.training.questions import Data, load_data
 from emailrl.training.resume import (
     Resumed,
     base_of,
