@@ -30,7 +30,7 @@ def find_names(reading: Reading) -> list[Name]:
     subject: "Ada will", not "Delay it".
     """
     text = reading.masked
-    if sum(map(str.isupper, text)) > 0.5 * max(1, sum(map(str.isalpha, text))):
+    if sum(map(str.isupper, text)) > 0.7 * max(1, sum(map(str.isalpha, text))):
         return []
     names = []
     for found in _RUN.finditer(text):
@@ -54,7 +54,7 @@ def same_token(one: str, other: str) -> bool:
     if one == other:
         return True
     if min(len(one), len(other)) == 1:
-        return one[0] == other[0]
+        return one[0] == other[0] and not {one, other} & {"i", "v", "x"}  # kings are no initials
     if min(len(one), len(other)) >= 6 and abs(len(one) - len(other)) == 1:  # Marseille, Marseilles
         return one.startswith(other) or other.startswith(one)
     return NICKNAMES.get(one, stem(one)) == NICKNAMES.get(other, stem(other))

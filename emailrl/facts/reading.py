@@ -14,6 +14,8 @@ from emailrl.facts.words import WORD, says_something, stem
 Fact = Date | Time | Quantity | Literal
 MASK = "\ue000"
 """Stands for every sign of a fact in ``Reading.masked``."""
+_FULL_STOP = re.compile(r"\.(?:\s*$|\s+[A-Z])")
+"""Ends a sentence, whatever the fact before it: "at 1 p.m. Bring it."."""
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 _YEAR = re.compile(r"(?<![\w$.,/-])(?:1[0-9]|20)\d\d(?![\w%/-]|[.,]\d)")
 
@@ -82,6 +84,8 @@ class _Reader:
         for found in pattern.finditer(self.masked):
             start = found.end() - len(found[0].lstrip())
             end = found.start() + len(found[0].rstrip())
+            if _FULL_STOP.match(self.masked, end - 1):
+                end -= 1
             if start >= end or MASK in self.masked[start:end]:
                 continue
             if facts := read_facts(found):

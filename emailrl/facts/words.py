@@ -10,6 +10,7 @@ from functools import lru_cache
 from emailrl.facts import lexicon
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_NUMBERED = re.compile(r"(?m)^\s*\d{1,2}[.)]\s+")
 _SUFFIXES = (
     *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
@@ -24,7 +25,9 @@ def clean(text: str) -> str:
     text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
     text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]|''", " ", text)
     text = re.sub(r"[\u2010\u2011\u2012\u2212]", "-", text)
-    text = re.sub(r"(?m)^\s*(?:\d{1,2}[.)]|[-\u2022])\s+", "", text)
+    text = re.sub(r"(?m)^\s*[-\u2022]\s+", "", text)
+    if len(_NUMBERED.findall(text)) > 1:
+        text = _NUMBERED.sub("", text)
     text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
     text = re.sub(r"\b([A-Za-z])\.\s?(?=[A-Za-z]\.)", r"\1", text)  # D. C. and P.V. are one token
     return re.sub(r"[^\S\n]+", " ", text).strip()
@@ -36,7 +39,7 @@ def _shorten(word: str) -> str:
         if word.endswith(suffix) and len(word) - len(suffix) >= least and not word.endswith("ss"):
             word = word[: -len(suffix)] + ("y" if suffix in ("ied", "ies") else "")
             break
-    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
+    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lszi":
         word = word[:-1]
     return word[:-1] if len(word) > 4 and word[-1] == "e" else word
 

@@ -19,7 +19,9 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
     [
         ("\u201cIt\u2019s **done**\u201d", "It's done"),
         ("Szczepa\u0144ski", "Szczepanski"),
-        ("1. first\n- second\n\u2022 third", "first\nsecond\nthird"),
+        ("1. first\n2) second", "first\nsecond"),
+        ("- first\n\u2022 second", "first\nsecond"),
+        ("82. The rest is unknown", "82. The rest is unknown"),
         ("Washington, D. C. and P.V. Rao", "Washington, DC. and PV. Rao"),
         ("Dr. Moss, Mr Hale", "Moss, Hale"),
         ("a\u00a0b\t c", "a b c"),

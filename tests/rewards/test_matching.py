@@ -1,4 +1,4 @@
-"""The offline matcher against pairs labelled by hand, and the readers it is made of."""
+"""The offline matcher against pairs labelled by hand, and what it is told of a question's kind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emailrl.rewards.matching import match
+from emailrl.rewards.matching.kinds import KIND_OF
+from emailrl.scenarios.template import KINDS
 
 
 def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
@@ -29,7 +31,7 @@ def test_agreement_with_labels(name: str, least: int) -> None:
     assert len(table) >= least
     assert 0.35 < sum(label for *_, label in table) / len(table) < 0.65, "neither verdict may be had by guessing"
     disagreed = [row for row in table if match(*row[:3]) is not row[3]]
-    assert len(disagreed) <= 0.05 * len(table), disagreed
+    assert len(disagreed) <= 0.03 * len(table), disagreed
 
 
 def test_a_second_is_enough_for_a_thousand() -> None:
@@ -37,7 +39,7 @@ def test_a_second_is_enough_for_a_thousand() -> None:
     started = time.process_time()
     for question, reference, answer, _ in table:
         match(question, reference, answer)
-    assert (time.process_time() - started) / len(table) < 0.005  # measured: 0.0003
+    assert (time.process_time() - started) / len(table) < 0.005  # measured: 0.0006
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,73 @@ def test_no_text_makes_it_slow(piece: str) -> None:
 def test_the_whole_mail_is_no_answer() -> None:
     mail = " ".join(f"The {noun}{i} works." for i in range(60) for noun in ("pump", "valve")) + " It is in Galveston."
     assert not match("Where is the plant?", "Galveston", mail)
+
+
+@pytest.mark.parametrize("word", ["thus", "Mons", "Weds", "Suns", "Sats", "Fris", "Thus we meet on Friday"])
+def test_no_word_raises(word: str) -> None:
+    assert match("When is the drill?", "Friday", word) is ("Friday" in word)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "right", "wrong"),
+    [
+        (
+            "date_received",
+            "May 3, 2001",
+            ["5/3/2001", "On Thursday, May 3"],
+            ["May 4, 2001", "May 3 or May 4", "In May"],
+        ),
+        ("time", "4:30 PM", ["16:30", "It is at 4:30 p.m."], ["4:30 AM", "4:30 PM, or 5 PM"]),
+        ("amount", "$8,300", ["8.3k dollars"], ["$8,000", "$8,300, $9,000"]),
+        ("count_in_month", "5", ["five", "She sent 5 mails: 3 on Monday and 2 on Friday."], ["4", "4 or 5"]),
+        ("sender", "Lynn Blair", ["lynn.blair@x.org", "It was Lynn Blair."], ["Lynn Moss", "Lynn Blair and Ola Moss"]),
+        ("copied", "lblair@x.org", ["lblair@x.org"], ["lmoss@x.org", "Lynn Blair"]),
+        ("phone", "(713) 555-0142", ["713.555.0142", "Call 713-555-0142"], ["713-555-0143"]),
+        ("subject", "Pier works", ['The subject was "Pier works".'], ["Pier", "Works on the pier", "Roof works"]),
+        ("url", "http://x.org/a", ["http://x.org/a"], ["http://x.org/b"]),
+        ("deal_number", "678029.1", ["Deal 678029.1"], ["678029.2"]),
+    ],
+)
+def test_a_question_s_kind_is_compared_alone(kind: str, reference: str, right: list[str], wrong: list[str]) -> None:
+    for answer in right:
+        assert match("What does the note say?", reference, answer, kind=kind), answer
+    for answer in wrong:
+        assert not match("What does the note say?", reference, answer, kind=kind), answer
+
+
+def test_every_template_kind_is_known() -> None:
+    assert {kind.name for kind in KINDS} <= KIND_OF.keys()
+
+
+def test_an_unknown_kind_tells_nothing() -> None:
+    assert match("When is it?", "May 3", "On May 3.", kind="llm") is match("When is it?", "May 3", "On May 3.") is True
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer", "right"),
+    [
+        ("Was the tour held?", "No", "It was cancelled.", True),
+        ("Was the tour cancelled?", "Yes", "It was called off.", True),
+        ("What share is ours?", "50 %", "half", True),
+        ("What share is ours?", "50 %", "a third", False),
+        ("Who owns it?", "Federal Power Commission", "The Federal Power Commission (FPC)", True),
+        ("Who owns it?", "Ada Moss", "ADA MOSS BEN HALE CY ROE OLA LIND IDA FAX UMA KAY", False),
+        ("Who replaced Ada Moss?", "Ben Hale", "Ada Moss replaced Ben Hale.", False),
+        ("Who replaced Ada Moss?", "Ben Hale", "Ada Moss was replaced by Ben Hale.", True),
+        ("Who approved it?", "Ben Hale", "Ben Hale's plan was approved by Cy Roe.", False),
+        ("When is it due?", "May 3", "Before May 3", False),
+        ("When must it be in?", "before May 3", "before May 3", True),
+        ("How many may come at most?", "four", "at least four", False),
+        ("How should they be sorted?", "By vendor, then by date", "By date, then by vendor", False),
+        ("What did she order?", "lemon cake with raspberry filling", "raspberry cake with lemon filling", False),
+        ("How is it split?", "60% to us, 40% to them at Corvane", "40% to us, 60% to them at Corvane", False),
+        ("Who sings Never Say Goodbye?", "Ada Moss", '"Never Say Goodbye" is sung by Ada Moss.', True),
+        ("When did she join?", "1997", "On 3 February 1997", True),
+        ("When did she join?", "3 February 1997", "1997", False),
+        ("Where is the plant?", "Landover", "Landover, Maryland", True),
+        ("How many keys are there?", "88", "88: 52 white and 36 black", True),
+        ("How many keys are there?", "88", "88, 52 or 36", False),
+    ],
+)
+def test_what_is_read(question: str, reference: str, answer: str, right: bool) -> None:
+    assert match(question, reference, answer) is right

@@ -89,7 +89,7 @@ def test_tricks_and_wordings_over_art_e(art_e: list[Pair]) -> None:
 def test_no_excerpt_of_real_mail_raises(shared_data: Path, tmp_path: Path) -> None:
     """Answers, references and questions out of 100,000 random places in real mails; the same verdict twice."""
     db = tmp_path / "enron.db"
-    source = shared_data / "enron" / "enron_mail_truncated.tar.gz"
+    source = shared_data / "enron" / "enron_mail_subset.tar.gz"
     built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(db)])
     assert built.exit_code == 0, built.output
     bodies = [body for (body,) in sqlite3.connect(db).execute("SELECT body FROM emails ORDER BY id") if body]

@@ -7,7 +7,18 @@ import re
 from emailrl.facts.reading import Fact, agree
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.case import Case, by_sentence, is_whole
-from emailrl.rewards.matching.markers import DIRECTION, DIRECTIONS, DOUBT, GIVES_UP, HEDGE, LIMITS, MAIL, RETRACTION
+from emailrl.rewards.matching.markers import (
+    DIRECTION,
+    DIRECTIONS,
+    DOUBT,
+    GIVES_UP,
+    HEDGE,
+    LIMITS,
+    MAIL,
+    REFUSAL,
+    RETRACTION,
+)
+from emailrl.rewards.matching.order import rearranged, substitutes
 from emailrl.rewards.matching.rivals import offers_choice, rival_answer, rival_facts, rival_items
 from emailrl.rewards.matching.roles import turned_round
 
@@ -33,6 +44,8 @@ def stands_against(case: Case) -> bool:
         or opposed(case)
         or denied(case)
         or misdirected(case)
+        or substitutes(case)
+        or rearranged(case)
         or turned_round(case)
         or says_too_much(case)
     )
@@ -81,6 +94,7 @@ def opposed(case: Case) -> bool:
     stems |= {word for part in parts for word in _SMALL.findall(part.text.lower())}
     before = case.asked.reading.text if case.is_quoted else f"{case.expected.full.text} {case.asked.reading.text}"
     said = (case.asked.stems if case.is_quoted else case.known) | set(_SMALL.findall(before.lower()))
+    said |= {stem("refuse")} if REFUSAL.search(before) else set()
     for word in stems - said:
         if OPPOSITES.get(word, set()) & said - stems or (word.startswith("un") and word[2:] in said):
             return True
@@ -92,6 +106,10 @@ def denied(case: Case) -> bool:
     wanted = set(case.expected.words) - case.expected.denied
     if {True, False} <= case.expected.statuses and case.expected.denied & case.given.stems and not case.given.denied:
         return not case.is_quoted
+    if case.expected.statuses == {True} and not re.search(r"\bor\b", case.asked.reading.text):
+        for part in case.given.clauses:
+            if part.asserted is False and part.units and all(unit.stem in case.asked.stems for unit in part.units):
+                return True
     return bool(wanted & case.given.denied - case.given.stems) and not case.is_quoted
 
 
@@ -142,7 +160,7 @@ def says_too_much(case: Case) -> bool:
     personal = len(_PERSONAL.findall(case.given.reading.masked)) - len(_PERSONAL.findall(before))
     if (
         strange >= (3 if case.is_short and not late else 2)
-        or longest > 12
+        or longest > (12 if case.given.mixed else 6)
         or total > 30
         or (late and total > 8)
         or case.is_new(MAIL, case.given.reading.masked)

@@ -26,6 +26,7 @@ _SAME = re.compile(r"\s*(?:about|roughly|approximately|nearly|around)\b", re.IGN
 _CHANGED = re.compile(
     r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.IGNORECASE
 )
+_IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
 _ASIDE = re.compile(r"\b(?:before that|earlier|previous(?:ly)?|after that|since then|ago)\b", re.IGNORECASE)
 _PLACING = frozenset(["of", "in", "at", "from", "on", "for", "with", "near", "via"])
 _LINKS = frozenset({"later", "then", "now", "initial", "previou", "either", "between", "another"})
@@ -150,7 +151,9 @@ def rival_items(case: Case) -> bool:
         states = [item_state(case, item, bare=bare) for item in items]
         for first, last in runs(states):
             run = items[first:last]
-            if not {"held", "new"} <= set(states[first:last]) or not joins(case, run, states[first:last]):
+            if not {"held", "new"} <= set(states[first:last]):
+                continue
+            if not (bare or joins(case, run, states[first:last])):
                 continue
             joints = [item.joint for item in run[1:]]
             news = states[first:last].count("new")
@@ -179,7 +182,9 @@ def joins(case: Case, run: Sequence[Item], states: Sequence[str]) -> bool:
         if {states[at], states[at + 1]} != {"held", "new"} or not (left.units and right.units):
             continue
         other = right if states[at] == "held" else left
-        if not _AND.search(right.joint) and all(unit.text.lower() in PLACES for unit in other.units):
+        if not any(_AND.search(item.joint) for item in run) and all(
+            unit.text.lower() in PLACES for unit in other.units
+        ):
             continue
         if case.holds(left.units[-1]) or case.holds(right.units[0]):
             return True
@@ -201,9 +206,10 @@ def item_state(case: Case, item: Item, *, bare: bool) -> str:
         return "held"
     if bare:
         return "new" if case.new(item.units) else "other"
-    if not is_short(item) or any(unit.fact is not None or case.is_known(unit) for unit in item.units):
+    new = case.new(item.units)
+    if not new or new[0] != item.units[0] or len(new) > SHORT or any(unit.fact is not None for unit in new):
         return "other"
-    if case.given.mixed and not all(unit.text[0].isupper() for unit in item.units):
+    if case.given.mixed and not all(unit.text[0].isupper() for unit in new):
         return "other"
     return "new"
 
@@ -217,7 +223,7 @@ def rival_answer(case: Case) -> bool:
         if not part.asserted or case.holds_any(part.units):
             continue
         new = case.new(part.units)
-        if not new or not any(unit.stem in case.asked.stems for unit in part.units):
+        if not new or not (_IN_FACT.search(part.text) or any(unit.stem in case.asked.stems for unit in part.units)):
             continue
         names = [unit for unit in new if any(name.start <= unit.start < name.end for name in named)]
         if (
