@@ -131,9 +131,9 @@ def _unknown_inbox(db: Path, inbox: str) -> UsageError:
     """The error that names the address most like ``inbox``, and the largest mailboxes."""
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.scenarios.inbox.owners import owners
-    from emailrl.store.connection import connect
+    from emailrl.store.connection import opened
 
-    with closing(connect(db)) as connection:
+    with opened(db) as connection:
         found = islice(owners(MailReader(connection), 1), SEARCHED_INBOXES)
         known = [owner.address for owner in found]
     near = get_close_matches(inbox.lower(), known, n=1, cutoff=0.8)

@@ -116,28 +116,27 @@ def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | Non
 
 def existing_database(db: Path) -> BuildReport:
     """What a database that is already there holds, as a report of a build that took no time."""
-    from contextlib import closing
+    from sqlalchemy import func, select
 
     from emailrl.store.build import BuildReport
-    from emailrl.store.connection import connect, reading
+    from emailrl.store.connection import opened
+    from emailrl.store.schema import emails, recipients
 
-    with reading(db), closing(connect(db)) as connection:
-        emails, recipients = (
-            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("emails", "recipients")
+    with opened(db) as connection:
+        num_emails, num_recipients = (
+            connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (emails, recipients)
         )
-    return BuildReport(emails, recipients, {}, 0.0, db.resolve(), {})
+    return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
 def _print_next(settings: StoreSettings, db: Path) -> None:
     """Whose mailboxes the database holds, the largest first, and the command that comes next."""
-    from contextlib import closing
-
     from emailrl.scenarios.demo import questions_file
     from emailrl.scenarios.inbox.choice import largest_owners
     from emailrl.scenarios.inbox.mailbox import MailReader
-    from emailrl.store.connection import connect, reading
+    from emailrl.store.connection import opened
 
-    with reading(db), closing(connect(db)) as connection:
+    with opened(db) as connection:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
         shown = ", ".join(f"{owner.address} ({owner.mails:,} mails)" for owner in owners[:NUM_SHOWN])

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection, bindparam, exists, or_, select
+
 from emailrl.errors import UsageError
-from emailrl.store.connection import connect, reading
+from emailrl.store.connection import opened
+from emailrl.store.schema import emails, recipients
 from emailrl.trajectory import Scenario
 
 MAX_NAMED = 3
 """Message ids that a note spells out."""
 
-_VISIBLE = """
-SELECT 1 FROM emails WHERE message_id = :message_id AND date < :until AND (
-    from_address = :inbox
-    OR EXISTS (SELECT 1 FROM recipients WHERE email_id = emails.id AND recipient_address = :inbox))
-"""
+_STORED = select(emails.c.id).where(emails.c.message_id == bindparam("message_id"))
+_RECEIVED = exists().where(recipients.c.email_id == emails.c.id, recipients.c.recipient_address == bindparam("inbox"))
+_VISIBLE = _STORED.where(
+    emails.c.date < bindparam("until"), or_(emails.c.from_address == bindparam("inbox"), _RECEIVED)
+)
 
 
 @dataclass(slots=True)
@@ -46,11 +47,11 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
-    with reading(db), closing(connect(Path(db))) as connection:
+    with opened(Path(db)) as connection:
         for scenario in scenarios:
             unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
             for message_id in unseen:
-                is_there = connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone()
+                is_there = connection.scalar(_STORED, {"message_id": message_id}) is not None
                 (hidden if is_there else missing)[message_id] = None
             num_answerable += not unseen
     return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
@@ -82,6 +83,6 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(ids[:MAX_NAMED]) + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
 
 
-def _is_visible(connection: sqlite3.Connection, message_id: str, scenario: Scenario) -> bool:
+def _is_visible(connection: Connection, message_id: str, scenario: Scenario) -> bool:
     values = {"message_id": message_id, "until": scenario.query_date, "inbox": scenario.inbox_address}
-    return connection.execute(_VISIBLE, values).fetchone() is not None
+    return connection.scalar(_VISIBLE, values) is not None

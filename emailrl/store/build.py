@@ -17,12 +17,15 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import and_, func, or_, select
+
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
-from emailrl.store.connection import connect, reading
+from emailrl.store.connection import SQLITE_ERRORS, connect, connect_for_loading, driver, noted, opened, reading, reason
+from emailrl.store.schema import emails as stored
 from emailrl.store.sieve import KEPT_BY, Listing, Mail, Sieve, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
-from emailrl.store.staging import Stage, connect_for_loading
+from emailrl.store.staging import Stage
 from emailrl.store.stored import NONE_STAYS, Staying, stored_addresses, stored_emails, stored_keys
 from emailrl.store.target import Target, claim
 from emailrl.store.writing import Progress, add_to_database, write_database
@@ -89,9 +92,9 @@ def build_database(
                     _add(stage, old, target, progress)
                 elif new.mails:
                     write_database(target.building, stage, progress)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise EmailRLError(
-                f"The database {target.db} cannot be written: {error}.", "It was left as it was."
+                f"The database {target.db} cannot be written: {reason(error)}.", "It was left as it was."
             ) from error
         if new.mails:
             target.publish()
@@ -125,9 +128,9 @@ def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> 
 def _copy(db: Path, copy: Path) -> None:
     with reading(db):
         source = connect(db, mapped=False)
-    with contextlib.closing(source), contextlib.closing(connect_for_loading(copy)) as connection:
+    with source, connect_for_loading(copy) as connection:
         try:
-            source.backup(connection)
+            driver(source).backup(driver(connection))
         except sqlite3.Error as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 with reading(db):
@@ -140,20 +143,19 @@ def _staying(stage: Stage, db: Path) -> Staying | None:
     a date whose Message-ID comes before all without one. None where the others are too many to be moved, or ids do not
     follow dates."""
     date, message_id = stage.oldest() or (_DATES_END, "")
-    with reading(db), contextlib.closing(connect(db)) as connection:
-        if connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone() is None:
+    newest = or_(stored.c.date > date, and_(stored.c.date == date, stored.c.message_id > message_id))
+    last = and_(stored.c.date.is_(None), stored.c.message_id < (stage.last_undated() or ""))
+    with opened(db) as connection:
+        if noted(connection, "ids_follow_dates") is None:
             return None
-        mails, lowest, highest = connection.execute(
-            "SELECT count(*), coalesce(min(id), 1), coalesce(max(id), 0) FROM emails"
-        ).fetchone()
+        lowest, highest = func.coalesce(func.min(stored.c.id), 1), func.coalesce(func.max(stored.c.id), 0)
+        mails, low, high = connection.execute(select(func.count(), lowest, highest).select_from(stored)).one()
         above, newer = connection.execute(
-            "SELECT coalesce(max(id), ?), count(*) FROM emails WHERE date > ? OR (date = ? AND message_id > ?)",
-            (lowest - 1, date, date, message_id),
-        ).fetchone()
+            select(func.coalesce(func.max(stored.c.id), low - 1), func.count()).where(newest)
+        ).one()
         below, undated = connection.execute(
-            "SELECT coalesce(min(id), ?), count(*) FROM emails WHERE date IS NULL AND message_id < ?",
-            (highest + 1, stage.last_undated() or ""),
-        ).fetchone()
+            select(func.coalesce(func.min(stored.c.id), high + 1), func.count()).where(last)
+        ).one()
     return None if newer + undated > max(_FEW_MAILS, mails // _LARGEST_SHARE) else Staying(above, below)
 
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from emailrl.errors import EmailRLError, ToolError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
-from emailrl.store.connection import connect, no_database, reading
+from emailrl.store.connection import connect, driver, no_database, noted, reading
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
 Order = Literal["newest", "relevance"]
@@ -53,14 +53,14 @@ class _Reader:
     """A read-only connection, closed when nothing of its thread holds it any more."""
 
     def __init__(self, db: Path) -> None:
-        self.connection = connect(db)
+        self._opened = connect(db)
         with reading(db):
-            row = self.connection.execute("SELECT 1 FROM meta WHERE key = 'ids_follow_dates'").fetchone()
-        self.ids_follow_dates = row is not None
+            self.ids_follow_dates = noted(self._opened, "ids_follow_dates") is not None
+        self.connection = driver(self._opened)
 
     def __del__(self) -> None:
-        if hasattr(self, "connection"):
-            self.connection.close()
+        if hasattr(self, "_opened"):
+            self._opened.close()
 
 
 class _Readers(threading.local):

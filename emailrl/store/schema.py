@@ -8,11 +8,8 @@ first is a forward scan of row ids; a write by hand that breaks this order is no
 
 from __future__ import annotations
 
-import sqlite3
-
-from sqlalchemy import Column, ForeignKey, Index, Integer, MetaData, Table, Text
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
+from sqlalchemy import Column, Connection, ForeignKey, Index, Integer, MetaData, Table, Text, column, table
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from emailrl.store.parties import FILLER, PARTY, SNIPPET_WORDS
 
@@ -54,6 +51,24 @@ addresses = Table(
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 
+sqlite_master = table("sqlite_master", column("type"), column("name"))
+"""SQLite's own list of tables."""
+
+staged = Table(
+    "mail",
+    MetaData(),
+    Column("n", Integer, primary_key=True),
+    Column("message_id", Text),
+    Column("subject", Text),
+    Column("from_address", Text),
+    Column("date", Text),
+    Column("body", Text),
+    Column("file_name", Text),
+    Column("people", Text),
+    Column("parties", Text),
+)
+"""The mails of a build while they wait in a file of their own (``emailrl.store.staging``)."""
+
 FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 
 _INDEX_NEW = (
@@ -94,31 +109,27 @@ TRIGGERS = {
 }
 
 
-def _sql(element: SchemaItem | CreateTable | CreateIndex) -> str:
-    return str(element.compile(dialect=sqlite.dialect()))  # type: ignore[union-attr]
-
-
-def create_tables(connection: sqlite3.Connection) -> None:
+def create_tables(connection: Connection) -> None:
     """Create the tables, empty and without indexes, which are made faster after a bulk load."""
-    for table in metadata.sorted_tables:
-        connection.execute(_sql(CreateTable(table)))
-    connection.execute(FTS_TABLE)
+    for each in metadata.sorted_tables:
+        connection.execute(CreateTable(each))
+    connection.exec_driver_sql(FTS_TABLE)
 
 
-def create_indexes(connection: sqlite3.Connection) -> None:
+def create_indexes(connection: Connection) -> None:
     """Create the indexes over loaded tables."""
-    for table in metadata.sorted_tables:
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(_sql(CreateIndex(index)))
+    for each in metadata.sorted_tables:
+        for index in sorted(each.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index))
 
 
-def create_triggers(connection: sqlite3.Connection) -> None:
+def create_triggers(connection: Connection) -> None:
     """Create the triggers, which keep everything right row by row; a bulk load does it at once, before them."""
     for head, body in TRIGGERS.items():
-        connection.execute(f"CREATE TRIGGER {head} BEGIN {body} END")
+        connection.exec_driver_sql(f"CREATE TRIGGER {head} BEGIN {body} END")
 
 
-def drop_triggers(connection: sqlite3.Connection) -> None:
+def drop_triggers(connection: Connection) -> None:
     """Drop the triggers, as far as they are there."""
     for head in TRIGGERS:
-        connection.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
+        connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sqlalchemy import func, select
+from sqlalchemy.schema import CreateTable
+
+from emailrl.store.connection import connect_for_loading, driver
 from emailrl.store.parties import parties_text
+from emailrl.store.schema import staged
 from emailrl.store.sieve import Mail
 
 _FLUSH_MAILS = 1000
-_CACHE_KIB = 64 * 1024
-
-_STAGING = """
-    CREATE TABLE mail(
-        n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people, parties
-    )"""
+_INSERT = f"INSERT INTO {staged.name} VALUES ({', '.join('?' * len(staged.columns))})"
 
 
 @dataclass
@@ -37,8 +36,7 @@ class Stage:
         self._next_number = max(self.addresses.values(), default=0) + 1
         self._tally = Tally()
         self._connection = connect_for_loading(path)
-        self._connection.execute(_STAGING)
-        self._connection.execute("BEGIN")
+        self._connection.execute(CreateTable(staged))
         self._mails: list[tuple[object, ...]] = []
 
     @property
@@ -61,23 +59,19 @@ class Stage:
     def oldest(self) -> tuple[str, str] | None:
         """Date and Message-ID of the oldest mail with a date."""
         self._flush()
-        row: tuple[str, str] | None = self._connection.execute(
-            "SELECT date, message_id FROM mail WHERE date IS NOT NULL ORDER BY date, message_id LIMIT 1"
-        ).fetchone()
-        return row
+        first = select(staged.c.date, staged.c.message_id).where(staged.c.date.is_not(None))
+        row = self._connection.execute(first.order_by(staged.c.date, staged.c.message_id).limit(1)).first()
+        return None if row is None else (row.date, row.message_id)
 
     def last_undated(self) -> str | None:
         """The highest Message-ID of the mails without a date."""
         self._flush()
-        row: tuple[str | None] = self._connection.execute(
-            "SELECT max(message_id) FROM mail WHERE date IS NULL"
-        ).fetchone()
-        return row[0]
+        return self._connection.scalar(select(func.max(staged.c.message_id)).where(staged.c.date.is_(None)))
 
     def finish(self) -> None:
         """Write what is still held, and leave the file to be read."""
         self._flush()
-        self._connection.execute("COMMIT")
+        self._connection.commit()
         self._connection.close()
 
     def close(self) -> None:
@@ -90,18 +84,5 @@ class Stage:
         return number
 
     def _flush(self) -> None:
-        self._connection.executemany(f"INSERT INTO mail VALUES ({', '.join('?' * 9)})", self._mails)
+        driver(self._connection).executemany(_INSERT, self._mails)
         self._mails.clear()
-
-
-def connect_for_loading(path: Path) -> sqlite3.Connection:
-    """A connection for bulk loading: no journal, since a file that is not finished is thrown away."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    for pragma in (
-        "journal_mode = OFF",
-        "synchronous = OFF",
-        "locking_mode = EXCLUSIVE",
-        f"cache_size = -{_CACHE_KIB}",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
-    return connection

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from emailrl.store.connection import connect, reading
+from sqlalchemy import ColumnElement, Connection, select, text
+
+from emailrl.store.connection import opened
+from emailrl.store.schema import addresses, emails, recipients
 from emailrl.store.sieve import DATE_FORMAT, Keys, keys_of
 from emailrl.store.sources import RawEmail
 
@@ -24,45 +26,53 @@ class Staying(NamedTuple):
 
 NONE_STAYS: Final = Staying(-1, 0)
 
+_PAGE_MAILS = 200
+
 
 def stored_emails(db: Path, staying: Staying = NONE_STAYS) -> Iterator[RawEmail]:
     """The mails of a database but those ``staying``, by falling id: oldest first.
 
     Raises ``UsageError`` where it is none of ours, ``EmailRLError`` where it is damaged.
     """
-    with _opened(db) as connection:
-        people = connection.cursor()
-        mails = "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails"
-        for key, message_id, subject, sender, date, body, file_name in chain(
-            connection.execute(f"{mails} WHERE id >= ? ORDER BY id DESC", (staying.below,)),
-            connection.execute(f"{mails} WHERE id <= ? ORDER BY id DESC", (staying.above,)),
-        ):
-            lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
-            for address, kind in people.execute(
-                "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid", (key,)
-            ):
-                lists[kind].append(address)
-            try:
-                moment = None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
-            except ValueError as error:
-                raise sqlite3.DataError(f"the date of mail {key} is not as it was written") from error
-            yield RawEmail(message_id, subject, sender, lists["to"], lists["cc"], lists["bcc"], moment, body, file_name)
+    columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body", "file_name"))
+    mails = select(*columns).order_by(emails.c.id.desc())
+    with opened(db, mapped=False) as connection:
+        for part in (emails.c.id >= staying.below, emails.c.id <= staying.above):
+            for page in connection.execute(mails.where(part)).partitions(_PAGE_MAILS):
+                people = recipients_of(connection, recipients.c.email_id.between(page[-1].id, page[0].id))
+                for key, message_id, subject, sender, date, body, file_name in page:
+                    lists: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
+                    for address, kind in people[key]:
+                        lists[kind].append(address)
+                    to, cc, bcc = lists.values()
+                    yield RawEmail(message_id, subject, sender, to, cc, bcc, _moment(key, date), body, file_name)
+
+
+def _moment(key: int, date: str | None) -> datetime | None:
+    try:
+        return None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise sqlite3.DataError(f"the date of mail {key} is not as it was written") from error
+
+
+def recipients_of(connection: Connection, which: ColumnElement[bool]) -> defaultdict[int, list[tuple[str, str]]]:
+    """Addresses and their types (to, cc, bcc) by the id of the mail, in the order that they were written in."""
+    people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+    rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type).where(which)
+    for key, address, kind in connection.execute(rows.order_by(recipients.c.email_id, text("rowid"))):
+        people[key].append((address, kind))
+    return people
 
 
 def stored_keys(db: Path) -> Iterator[Keys]:
     """The keys of every mail of a database; raises as ``stored_emails``."""
-    with _opened(db) as connection:
-        for row in connection.execute("SELECT message_id, subject, from_address, body FROM emails"):
+    with opened(db, mapped=False) as connection:
+        columns = (emails.c[name] for name in ("message_id", "subject", "from_address", "body"))
+        for row in connection.execute(select(*columns)):
             yield keys_of(*row)
 
 
 def stored_addresses(db: Path) -> dict[str, int]:
     """The numbers of a database's addresses; raises as ``stored_emails``."""
-    with _opened(db) as connection:
-        return dict(connection.execute("SELECT address, id FROM addresses"))
-
-
-@contextlib.contextmanager
-def _opened(db: Path) -> Iterator[sqlite3.Connection]:
-    with reading(db), contextlib.closing(connect(db, mapped=False)) as connection:
-        yield connection
+    with opened(db, mapped=False) as connection:
+        return dict(connection.execute(select(addresses.c.address, addresses.c.id)).all())

@@ -7,15 +7,26 @@ last, those above. Either way the full-text index gets its mails in the order of
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import Connection, delete, func, insert, or_, select
+
 from emailrl import __version__
-from emailrl.store.connection import SCHEMA_VERSION
-from emailrl.store.schema import create_indexes, create_tables, create_triggers, drop_triggers
-from emailrl.store.staging import Stage, connect_for_loading
+from emailrl.store.connection import SCHEMA_VERSION, connect_for_loading, driver
+from emailrl.store.schema import (
+    addresses,
+    create_indexes,
+    create_tables,
+    create_triggers,
+    drop_triggers,
+    emails,
+    meta,
+    recipients,
+    staged,
+)
+from emailrl.store.staging import Stage
 from emailrl.store.stored import Staying
 
 Progress = Callable[[str, int, int | None], None]
@@ -35,8 +46,8 @@ def write_database(path: Path, stage: Stage, progress: Progress | None = None) -
         create_tables(connection)
         dated = _dated(connection)
         _load(connection, stage, dated, dated, progress)
-        connection.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", stage.addresses.items())
-        connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
+        _add_addresses(connection, stage.addresses.items())
+        connection.exec_driver_sql("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
         create_indexes(connection)
         create_triggers(connection)
         _note(connection, stage.tally.fingerprint)
@@ -53,53 +64,56 @@ def add_to_database(
     stage.finish()
     with _loading(path, stage) as connection:
         drop_triggers(connection)
-        known = connection.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()[0]
+        known = connection.execute(select(func.coalesce(func.max(addresses.c.id), 0))).scalar_one()
+        first, last = (
+            func.coalesce(func.min(emails.c.id) - 1, staying.above),
+            func.coalesce(func.max(emails.c.id), staying.above),
+        )
         low, high = connection.execute(
-            "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails WHERE id > ? AND id < ?",
-            (staying.above, staying.above, *staying),
-        ).fetchone()
-        connection.execute(
+            select(first, last).where(emails.c.id > staying.above, emails.c.id < staying.below)
+        ).one()
+        connection.exec_driver_sql(
             "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
             "SELECT 'delete', id, subject, body, parties FROM emails WHERE id <= ? OR id >= ?",
-            staying,
+            tuple(staying),
         )
-        connection.execute("DELETE FROM recipients WHERE email_id <= ? OR email_id >= ?", staying)
-        connection.execute("DELETE FROM emails WHERE id <= ? OR id >= ?", staying)
+        for key in (recipients.c.email_id, emails.c.id):
+            connection.execute(delete(key.table).where(or_(key <= staying.above, key >= staying.below)))
         _load(connection, stage, low, high, progress)
-        new = [(address, number) for address, number in stage.addresses.items() if number > known]
-        connection.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", new)
+        _add_addresses(connection, (item for item in stage.addresses.items() if item[1] > known))
         _merge(connection)
         create_triggers(connection)
-        old = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()[0]
+        old = connection.execute(select(meta.c.value).where(meta.c.key == "fingerprint")).scalar_one()
         _note(connection, int(old, 16) + fingerprint)
 
 
 @contextmanager
-def _loading(path: Path, stage: Stage) -> Iterator[sqlite3.Connection]:
+def _loading(path: Path, stage: Stage) -> Iterator[Connection]:
     """One transaction on ``path``, with the staged mails by rank attached."""
-    with closing(connect_for_loading(path)) as connection:
-        connection.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
+    with connect_for_loading(path) as connection:
+        before = driver(connection)
+        before.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
         for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # an attached file has its own
-            connection.execute(f"PRAGMA staging.{pragma}")
-        connection.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
-        connection.execute("BEGIN")
-        yield connection
-        connection.execute("COMMIT")
+            before.execute(f"PRAGMA staging.{pragma}")
+        before.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
+        with connection.begin():
+            yield connection
 
 
-def _load(connection: sqlite3.Connection, stage: Stage, low: int, high: int, progress: Progress | None) -> None:
+def _load(connection: Connection, stage: Stage, low: int, high: int, progress: Progress | None) -> None:
     """Insert the staged mails: those with a date under ids that end at ``low``, the others under those that follow
     ``high``."""
     dated, mails = _dated(connection), stage.tally.mails
     before, behind = low - dated, high - dated
     ranked = f"r.rowid + iif(r.rowid <= {dated}, {before}, {behind})"
-    staged = "staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n"
-    connection.execute(
+    source = "staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n"
+    connection.exec_driver_sql(
         f"INSERT INTO emails SELECT {ranked}, message_id, subject, from_address, date, body, file_name, parties "
-        f"FROM {staged} ORDER BY r.rowid"
+        f"FROM {source} ORDER BY r.rowid"
     )
-    people = connection.execute(f"SELECT {ranked}, people FROM {staged} WHERE people <> '' ORDER BY r.rowid")
-    connection.executemany("INSERT INTO recipients VALUES (?, ?, ?)", _recipients(people))
+    cursor = driver(connection)
+    people = cursor.execute(f"SELECT {ranked}, people FROM {source} WHERE people <> '' ORDER BY r.rowid")
+    cursor.executemany("INSERT INTO recipients VALUES (?, ?, ?)", _recipients(people))
     _configure(connection, _LOADING)
     done = 0
     for start, end in ((before, before + dated), (behind + dated, behind + mails)):
@@ -107,7 +121,7 @@ def _load(connection: sqlite3.Connection, stage: Stage, low: int, high: int, pro
             if progress:
                 progress("index", done, mails)
             last = min(first + _INDEX_MAILS - 1, end)
-            connection.execute(
+            connection.exec_driver_sql(
                 "INSERT INTO emails_fts(rowid, subject, body, parties) "
                 "SELECT id, subject, body, parties FROM emails WHERE id BETWEEN ? AND ?",
                 (first, last),
@@ -117,9 +131,13 @@ def _load(connection: sqlite3.Connection, stage: Stage, low: int, high: int, pro
         progress("index", mails, mails)
 
 
-def _dated(connection: sqlite3.Connection) -> int:
+def _dated(connection: Connection) -> int:
     """How many of the staged mails have a date."""
-    return int(connection.execute("SELECT count(date) FROM staging.mail").fetchone()[0])
+    return connection.execute(select(func.count(staged.c.date))).scalar_one()
+
+
+def _add_addresses(connection: Connection, numbers: Iterable[tuple[str, int]]) -> None:
+    driver(connection).executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
 
 
 def _recipients(rows: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
@@ -129,27 +147,28 @@ def _recipients(rows: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str
             yield number, address, kind
 
 
-def _configure(connection: sqlite3.Connection, values: dict[str, int]) -> None:
+def _configure(connection: Connection, values: dict[str, int]) -> None:
     for name, value in values.items():
-        connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (name, value))
+        connection.exec_driver_sql("INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)", (name, value))
 
 
-def _merge(connection: sqlite3.Connection) -> None:
+def _merge(connection: Connection) -> None:
     """Merge the index's segments of like size, two and two: each more of them costs every search a little, and so they
     stay few however often mail is added, without the whole index being rewritten each time."""
-    done = -1
-    while connection.total_changes - done >= 2:  # as FTS5 says that there was something to merge
-        done = connection.total_changes
-        connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
+    cursor, done = driver(connection), -1
+    while cursor.total_changes - done >= 2:  # as FTS5 says that there was something to merge
+        done = cursor.total_changes
+        cursor.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
 
 
-def _note(connection: sqlite3.Connection, fingerprint: int) -> None:
+def _note(connection: Connection, fingerprint: int) -> None:
     _configure(connection, _DEFAULTS)
-    meta = {
+    values = {
         "schema_version": str(SCHEMA_VERSION),
         "fingerprint": f"{fingerprint % _FINGERPRINTS:032x}",
-        "emails": str(connection.execute("SELECT count(*) FROM emails").fetchone()[0]),
+        "emails": str(connection.scalar(select(func.count()).select_from(emails))),
         "ids_follow_dates": "1",
         "written_by": f"emailrl {__version__}",
     }
-    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+    rows = [{"key": key, "value": value} for key, value in values.items()]
+    connection.execute(insert(meta).prefix_with("OR REPLACE"), rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from emailrl.scenarios.inbox.choice import choose_inboxes, largest_owners
 from emailrl.scenarios.inbox.mailbox import MailReader
 from emailrl.store.build import build_database
-from emailrl.store.connection import connect
+from emailrl.store.connection import opened
 from emailrl.store.sources import RawEmail
 
 ME, ANN, TIM = "me@home.org", "ann@work.org", "tim@club.org"
@@ -68,7 +67,7 @@ def announced(address: str) -> Mails:
 
 
 def chosen(db: Path) -> list[str]:
-    with closing(connect(db)) as connection:
+    with opened(db) as connection:
         return choose_inboxes(MailReader(connection), [])
 
 
@@ -84,7 +83,7 @@ def test_who_writes_is_an_owner_and_a_list_is_none(tmp_path: Path, posts: Callab
 @pytest.mark.parametrize("posts", [discussed, rewritten, tagged, announced])
 def test_where_nobody_writes_the_list_is_told_from_the_owner(tmp_path: Path, posts: Callable[[str], Mails]) -> None:
     db = store(tmp_path / "m.db", received(40), posts("crew@club.org"))
-    with closing(connect(db)) as connection:
+    with opened(db) as connection:
         assert largest_owners(MailReader(connection))[0].address == ME
     if posts not in (rewritten, announced):
         assert chosen(db) == [ME]
@@ -110,7 +109,7 @@ def test_an_owner_who_hears_from_one_person_alone_or_in_threads_that_name_all(tm
             yield TIM, [ME], f"Re: Wish {n}"
 
     for name, mails, expected in (("open", open_threads(), [ME, ANN, TIM]), ("mine", my_threads(), [ME])):
-        with closing(connect(store(tmp_path / f"{name}.db", mails, received(5)))) as connection:
+        with opened(store(tmp_path / f"{name}.db", mails, received(5))) as connection:
             assert [owner.address for owner in largest_owners(MailReader(connection))] == expected
 
 
@@ -124,7 +123,7 @@ def test_who_has_a_folder_of_cmus_tree_is_an_owner_though_he_never_writes(tmp_pa
 
 def test_a_list_that_is_named_is_asked_about(tmp_path: Path) -> None:
     db = store(tmp_path / "m.db", received(30), sent(20), discussed("crew@club.org"))
-    with closing(connect(db)) as connection:
+    with opened(db) as connection:
         assert choose_inboxes(MailReader(connection), ["Crew@club.org "]) == ["crew@club.org"]
 
 
@@ -132,6 +131,6 @@ def test_owners_come_by_size_with_what_they_hold(tmp_path: Path) -> None:
     between = [mail for n in range(20) for mail in ((ANN, [ME], f"To me {n}"), (ME, [ANN], f"To Ann {n}"))]
     to_myself = [(ME, [ME], "Remember")]
     db = store(tmp_path / "m.db", received(30), sent(5), between, to_myself)
-    with closing(connect(db)) as connection:
+    with opened(db) as connection:
         found = largest_owners(MailReader(connection))
     assert found == [(ME, 25, 76), (ANN, 20, 40)]

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.store import build, database_fingerprint, open_mailbox
 from emailrl.store.build import build_database
+from emailrl.store.connection import driver
 from emailrl.store.sources import RawEmail
 from emailrl.store.stored import stored_emails
 
@@ -91,9 +93,9 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
     build_database([email(1, day="2001-05-01")], db)
     before, connect_for_loading = db.read_bytes(), build.connect_for_loading
 
-    def on_a_full_disk(path: Path) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect_for_loading(path)
-        connection.execute("PRAGMA max_page_count = 2")
+    def on_a_full_disk(path: Path) -> Connection:
+        connection = connect_for_loading(path)
+        driver(connection).execute("PRAGMA max_page_count = 2")
         return connection
 
     monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)

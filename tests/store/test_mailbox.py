@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
+from sqlalchemy.exc import OperationalError
 
 from emailrl.errors import EmailRLError, ToolError, UsageError
 from emailrl.store import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.store.build import build_database
-from emailrl.store.connection import connect
+from emailrl.store.connection import connect, driver
+from emailrl.store.schema import emails
 
 
 def ids(hits: list[SearchHit]) -> list[str]:
@@ -56,7 +59,7 @@ def test_snippets_show_the_text_however_many_people(tmp_path: Path, email: Any, 
     bodies = {"begins": "gas " + "w " * 40, "middle": "w " * 40 + "gas " + "w " * 40, "short": "w gas"}
     mails = [email(n, subject=name, body=body, to=people) for n, (name, body) in enumerate(bodies.items())]
     build_database([*mails, email(9, subject="gas " + "w " * 9, body="w. gas", to=people)], tmp_path / "mail.db")
-    with closing(connect(tmp_path / "mail.db")) as connection:
+    with closing(sqlite3.connect(tmp_path / "mail.db")) as connection:
         expected = connection.execute(
             "SELECT message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails_fts f "
             "JOIN emails e ON e.id = f.rowid WHERE emails_fts MATCH 'gas' ORDER BY e.id"
@@ -158,12 +161,13 @@ def test_signs_of_the_query_language_mean_nothing(db: Path, keyword: str) -> Non
 
 
 def test_agents_cannot_write(db: Path) -> None:
-    connection = connect(db)
-    with pytest.raises(sqlite3.OperationalError, match=r"readonly|query_only|read-only"):
-        connection.execute("DELETE FROM emails")
-    with pytest.raises(sqlite3.OperationalError):
-        connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
-    connection.close()
+    with connect(db) as connection:
+        with pytest.raises(OperationalError, match=r"readonly|query_only|read-only"):
+            connection.execute(delete(emails))
+        with pytest.raises(sqlite3.OperationalError, match=r"readonly|query_only|read-only"):
+            driver(connection).execute("DELETE FROM emails")
+        with pytest.raises(OperationalError):
+            connection.exec_driver_sql("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
 
 
 def test_a_database_of_another_version_is_refused(db: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from emailrl.cli.app import main
 from emailrl.errors import EmailRLError, UsageError
@@ -120,9 +121,9 @@ def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pyt
     seen: set[str] = set()
     note = writing._note
 
-    def watched(connection: sqlite3.Connection, fingerprint: int) -> None:
-        seen.update(mode for schema in ("main", "staging") for (mode,) in connection.execute(
-            f"PRAGMA {schema}.journal_mode"))  # fmt: skip
+    def watched(connection: Connection, fingerprint: int) -> None:
+        for schema in ("main", "staging"):
+            seen.update(connection.exec_driver_sql(f"PRAGMA {schema}.journal_mode").scalars())
         note(connection, fingerprint)
 
     monkeypatch.setattr(writing, "_note", watched)

@@ -12,10 +12,14 @@ from datetime import date, timedelta
 from functools import cached_property
 from random import Random
 
+from sqlalchemy import Connection, select
+
 from emailrl.facts.mentions import Extractor, Mention
 from emailrl.scenarios.inbox.bodies import own_text
 from emailrl.scenarios.inbox.people import People
 from emailrl.scenarios.inbox.topics import Topic, topic_of
+from emailrl.store.schema import emails, recipients
+from emailrl.store.stored import recipients_of
 
 MAX_DAYS_LATER = 30
 """A question is asked 1 to 30 days after its source mail (as in ART-E)."""
@@ -23,10 +27,9 @@ MIN_SERIES = 5
 """Mails of one pattern that make a series."""
 
 
-_RECIPIENTS = """
-SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ?
-ORDER BY CASE recipient_type WHEN 'to' THEN 0 WHEN 'cc' THEN 1 ELSE 2 END, rowid
-"""
+_FIELDS = ("to", "cc", "bcc")
+_READ_MAILS = 500
+"""Mails that one statement reads."""
 
 
 @dataclass(eq=False)
@@ -189,43 +192,41 @@ def _serial_key(mail: Mail) -> tuple[str, str]:
 class MailReader:
     """Reads mailboxes out of a database; a mail that several mailboxes hold is one object."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._mails: dict[int, Mail] = {}
 
     def open(self, inbox: str) -> Mailbox:
         """Everything sent or received by an address, mails without a date left out."""
-        return Mailbox(inbox, [self._mail(email_id) for email_id in sorted(self.ids(inbox))])
+        ids = sorted(self.ids(inbox))
+        unread = [email_id for email_id in ids if email_id not in self._mails]
+        for start in range(0, len(unread), _READ_MAILS):
+            self._read(unread[start : start + _READ_MAILS])
+        return Mailbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
         """The ids of the mails that ``open`` reads."""
-        rows = self.connection.execute(
-            """SELECT id FROM emails WHERE from_address = :inbox AND date > ''
-            UNION SELECT email_id FROM recipients JOIN emails ON emails.id = email_id
-            WHERE recipient_address = :inbox AND date > ''""",
-            {"inbox": inbox},
-        )
-        return {email_id for (email_id,) in rows}
+        is_dated = emails.c.date > ""
+        sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
+        got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
+        return set(self.connection.scalars(sent.union(got)))
 
-    def _mail(self, email_id: int) -> Mail:
-        mail = self._mails.get(email_id)
-        if mail is None:
-            row = self.connection.execute(
-                "SELECT message_id, subject, from_address, date, body FROM emails WHERE id = ?", (email_id,)
-            ).fetchone()
-            if row is None:
-                raise sqlite3.DatabaseError(f"an index names mail {email_id}, which is not there")
-            message_id, subject, sender, sent, body = row
-            fields: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
+    def _read(self, ids: list[int]) -> None:
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        people = recipients_of(self.connection, recipients.c.email_id.in_(ids))
+        for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+            select(*columns).where(emails.c.id.in_(ids))
+        ):
+            fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
             named: set[str] = set()
             # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
-            for address, field in self.connection.execute(_RECIPIENTS, (email_id,)):
+            for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
                 if address not in named:
                     named.add(address)
                     fields[field].append(address)
-            mail = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
-            self._mails[email_id] = mail
-        return mail
+            self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+        if lost := [email_id for email_id in ids if email_id not in self._mails]:
+            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
 
 
 def spell_day(day: date) -> str:

@@ -14,19 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
+from sqlalchemy import Select, exists, func, select
 
-_ADDRESSES = """
-WITH wrote AS (
-    SELECT from_address AS address, count(*) AS number FROM emails WHERE NOT EXISTS (
-        SELECT 1 FROM recipients WHERE email_id = emails.id AND recipient_address = from_address) GROUP BY 1
-), got AS (
-    SELECT recipient_address AS address, count(DISTINCT email_id) AS number FROM recipients GROUP BY 1
-)
-SELECT address, coalesce(wrote.number, 0) AS sent, got.number + coalesce(wrote.number, 0) AS mails
-FROM got LEFT JOIN wrote USING (address)
-WHERE address LIKE '%_@_%' AND got.number >= ? AND mails >= ? ORDER BY mails DESC, address
-"""
+from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
+from emailrl.store.schema import emails, recipients
+
 _LIST_NAME = re.compile(
     r"[-._](?:l|list|announce|dev|devel|discuss|users)@|@(?:lists?|listserv|mailman|groups|googlegroups|yahoogroups)\."
 )
@@ -53,8 +45,7 @@ def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
     Before them all comes who received the whole archive and writes nothing: no list, and rather one who hears from
     several people.
     """
-    rows = reader.connection.execute(_ADDRESSES, (max(1, min_mails // 3), min_mails))
-    found = [Owner(*row) for row in rows]
+    found = [Owner(*row) for row in reader.connection.execute(_addresses(max(1, min_mails // 3), min_mails))]
     least = max(1, min_mails // 10)
     writers = [owner for owner in found if owner.sent >= least]
     silent = [owner for owner in found if owner.sent < least]
@@ -62,6 +53,35 @@ def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
     yield from keepers
     yield from writers
     yield from (owner for owner in silent if owner not in keepers and _has_folder(reader, owner.address))
+
+
+def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
+    """Every address with the number of mails it wrote to others, and of all its mails; the largest first."""
+    to_self = exists().where(
+        recipients.c.email_id == emails.c.id, recipients.c.recipient_address == emails.c.from_address
+    )
+    wrote = (
+        select(emails.c.from_address.label("address"), func.count().label("number"))
+        .where(~to_self)
+        .group_by(emails.c.from_address)
+        .cte("wrote")
+    )
+    got = (
+        select(
+            recipients.c.recipient_address.label("address"),
+            func.count(recipients.c.email_id.distinct()).label("number"),
+        )
+        .group_by(recipients.c.recipient_address)
+        .cte("got")
+    )
+    sent = func.coalesce(wrote.c.number, 0)
+    mails = got.c.number + sent
+    return (
+        select(got.c.address, sent, mails)
+        .outerjoin_from(got, wrote, got.c.address == wrote.c.address)
+        .where(got.c.address.like("%_@_%"), got.c.number >= min_received, mails >= min_mails)
+        .order_by(mails.desc(), got.c.address)
+    )
 
 
 def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> list[Owner]:
@@ -107,9 +127,8 @@ def _has_folder(reader: MailReader, address: str) -> bool:
     stored once, and so may lie in another's."""
     local = address.partition("@")[0]
     own = mails = 0
-    for (name,) in reader.connection.execute(
-        "SELECT file_name FROM emails JOIN recipients ON emails.id = email_id WHERE recipient_address = ?", (address,)
-    ):
+    names = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == address)
+    for name in reader.connection.scalars(names):
         folder = _CMU_FOLDER.search(name)
         own += folder is not None and folder[1] in local
         mails += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+
+from sqlalchemy import select
 
 from emailrl.errors import EmailRLError
 from emailrl.scenarios.llm.cache import ReplyCache
@@ -15,7 +16,8 @@ from emailrl.scenarios.llm.plan import Plan
 from emailrl.scenarios.llm.replies import read_reply
 from emailrl.scenarios.splits import SPLITS
 from emailrl.settings import GenerationSettings
-from emailrl.store.connection import connect, reading
+from emailrl.store.connection import opened
+from emailrl.store.schema import emails
 from emailrl.trajectory import Scenario
 
 
@@ -41,10 +43,10 @@ def harvest(
     cache = ReplyCache(settings.generator_cache)
     dropped: Counter[str] = Counter()
     found: list[list[Scenario]] = []
-    with reading(db), closing(connect(Path(db))) as connection:
+    with opened(Path(db)) as connection:
 
         def is_stored(message_id: str) -> bool:
-            return connection.execute("SELECT 1 FROM emails WHERE message_id = ?", (message_id,)).fetchone() is not None
+            return connection.scalar(select(emails.c.id).where(emails.c.message_id == message_id)) is not None
 
         for batch in plan.batches:
             reply = cache.get(batch.cache_key(settings.generator_model))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -22,7 +21,7 @@ from emailrl.scenarios.llm.prompts import (
     read_batches,
 )
 from emailrl.settings import GenerationSettings
-from emailrl.store.connection import connect, reading
+from emailrl.store.connection import opened
 
 DEFAULT_LIMIT = 1000
 """Questions asked for where no limit is given: a hundred prompts."""
@@ -82,7 +81,7 @@ def make_plan(
     little.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
-    with reading(db), closing(connect(Path(db))) as connection:
+    with opened(Path(db)) as connection:
         num_prompts = ceil(limit / QUESTIONS_A_PROMPT)
         batches = read_batches(MailReader(connection), inboxes, num_prompts, seed, allow_shared=allow_shared)
     if not batches:

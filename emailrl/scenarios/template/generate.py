@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -21,7 +20,7 @@ from emailrl.scenarios.template.header_kinds import HEADER_KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
 from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
 from emailrl.scenarios.template.timeline_kinds import TIMELINE_KINDS
-from emailrl.store.connection import connect, reading
+from emailrl.store.connection import opened
 from emailrl.trajectory import Scenario
 
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
@@ -62,7 +61,7 @@ def generate(
     that is no mail database and for an inbox without mail, EmailRLError for a damaged one.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
-    with reading(db), closing(connect(Path(db))) as connection:
+    with opened(Path(db)) as connection:
         return _generate(MailReader(connection), inboxes, limit, seed, allow_shared, max_source_mails, progress)
 
 
