@@ -1,7 +1,7 @@
 """The ways into database files: a SQLAlchemy engine for each, and the errors that a user can act on.
 
-What is not on the hot path are Core statements on ``emailrl.store.schema``. Search, read and bulk load take the
-driver's connection beneath (``driver``), since Core would cost them more than SQLite does.
+What is not on the hot path is Core on ``emailrl.store.schema``. Search, read and bulk load take the driver's connection
+beneath (``driver``): Core would cost a read more than SQLite does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, cast
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, select
+from sqlalchemy import URL, Connection, Engine, NullPool, bindparam, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -37,6 +37,7 @@ _CACHE_KIB = 64 * 1024
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
 _TABLE_NAMES = select(sqlite_master.c.name).where(sqlite_master.c.type == "table")
+_NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
 
 def connect(db: Path, *, mapped: bool = True) -> Connection:
@@ -115,7 +116,7 @@ def _check(connection: Connection, db: Path) -> None:
 
 def noted(connection: Connection, key: str) -> str | None:
     """What the table ``meta`` says of ``key``."""
-    return connection.scalar(select(meta.c.value).where(meta.c.key == key))
+    return connection.scalar(_NOTED, {"key": key})
 
 
 def check_header(db: Path) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Select, exists, func, select
+from sqlalchemy import Select, bindparam, exists, func, select
 
 from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
 from emailrl.store.schema import emails, recipients
@@ -26,6 +26,7 @@ _TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECA
 _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
 """``allen-p/inbox/1.``: the last name of whose mail it is."""
 _FEW = 3
+_FILES = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == bindparam("address"))
 
 
 class Owner(NamedTuple):
@@ -127,8 +128,7 @@ def _has_folder(reader: MailReader, address: str) -> bool:
     stored once, and so may lie in another's."""
     local = address.partition("@")[0]
     own = mails = 0
-    names = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == address)
-    for name in reader.connection.scalars(names):
+    for name in reader.connection.scalars(_FILES, {"address": address}):
         folder = _CMU_FOLDER.search(name)
         own += folder is not None and folder[1] in local
         mails += 1

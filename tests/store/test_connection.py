@@ -1,0 +1,96 @@
+"""The ways into a database file: what its connections are, what they leave open, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, inspect, select, text
+
+import emailrl
+from emailrl.errors import EmailRLError
+from emailrl.store import database_fingerprint
+from emailrl.store.build import build_database
+from emailrl.store.connection import connect, opened
+from emailrl.store.schema import emails, metadata
+from emailrl.store.sources import RawEmail
+
+Make = Callable[..., RawEmail]
+OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor.py"}
+"""Databases that hold no mail, and the doctor, which imports nothing that it looks at."""
+
+OPEN_AT_EXIT = """
+import sys, threading
+from emailrl.store import open_mailbox
+kept = open_mailbox(sys.argv[1], "bob@x.org")
+thread = threading.Thread(target=lambda: open_mailbox(sys.argv[1], "bob@x.org").search(["gas"]))
+thread.start()
+thread.join()
+"""
+
+
+def test_the_mail_database_is_opened_in_one_place() -> None:
+    package = Path(emailrl.__file__).parent
+    by_hand = re.compile(r"sqlite3\.connect\(")
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if by_hand.search(path.read_text())}
+    assert found == OTHERS
+
+
+def test_a_connection_is_an_engine_s_and_reads_alone(db: Path) -> None:
+    with connect(db) as connection:
+        assert isinstance(connection, Connection)
+        assert connection.exec_driver_sql("PRAGMA query_only").scalar_one() == 1
+        assert len(connection.scalars(select(emails.c.id)).all()) > 0
+
+
+def test_the_tables_of_a_built_database_are_those_of_the_schema(db: Path) -> None:
+    with opened(db) as connection:
+        there = inspect(connection)
+        for table in metadata.sorted_tables:
+            assert [column["name"] for column in there.get_columns(table.name)] == table.columns.keys()
+            assert {index["name"] for index in there.get_indexes(table.name)} == {index.name for index in table.indexes}
+
+
+def open_files(path: Path) -> int:
+    return sum(os.path.realpath(f"/proc/self/fd/{name}") == str(path) for name in os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_no_file_stays_open_and_another_may_take_its_name(db: Path, tmp_path: Path, email: Make) -> None:
+    before = database_fingerprint(db)
+    build_database([email(50)], tmp_path / "other.db")
+    with opened(db):
+        assert open_files(db.resolve()) == 1
+    assert open_files(db.resolve()) == 0
+    shutil.move(tmp_path / "other.db", db)
+    assert database_fingerprint(db) != before
+    with opened(db) as connection:
+        assert connection.scalars(select(emails.c.message_id)).all() == ["<50@x>"]
+
+
+def test_a_reader_between_two_statements_holds_no_lock(db: Path) -> None:
+    with opened(db) as reader:
+        reader.execute(select(emails.c.id)).all()
+        with closing(sqlite3.connect(db, timeout=0)) as writer, writer:
+            writer.execute("DELETE FROM meta WHERE key = 'fingerprint'")
+
+
+def test_an_error_has_sqlite_s_words_without_the_statement(db: Path) -> None:
+    with pytest.raises(EmailRLError) as caught, opened(db) as connection:
+        connection.execute(text("SELECT body FROM nowhere"))
+    assert str(caught.value) == (
+        f"The database {db} cannot be read: no such table: nowhere. Build it anew with emailrl gen-db --overwrite."
+    )
+
+
+def test_a_program_may_end_with_mailboxes_open(db: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", OPEN_AT_EXIT, db], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
