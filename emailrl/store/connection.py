@@ -52,7 +52,8 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         raise no_database(db)
     check_header(db)
     with reading(db):
-        connection = _engine(db, "ro", ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")).connect()
+        pragmas = ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")
+        connection = _engine(db.absolute(), "ro", pragmas).connect()
         try:
             _check(connection, db)
         except BaseException:
@@ -70,7 +71,7 @@ def opened(db: Path, *, mapped: bool = True) -> Iterator[Connection]:
 
 def connect_for_loading(path: Path) -> Connection:
     """A connection for bulk loading: no journal, since a file that is not finished is thrown away."""
-    return _engine(path, "rw", _LOADING).connect()
+    return _engine(path.absolute(), "rw", _LOADING).connect()
 
 
 def driver(connection: Connection) -> sqlite3.Connection:
@@ -82,9 +83,7 @@ def driver(connection: Connection) -> sqlite3.Connection:
 def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
     """The engine of a file, which keeps compiled statements but no open connection: another file may take the name."""
     engine = create_engine(
-        URL.create(
-            "sqlite", database=f"file:{quote(os.fsencode(path.absolute()))}", query={"mode": mode, "uri": "true"}
-        ),
+        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"mode": mode, "uri": "true"}),
         poolclass=NullPool,
         connect_args={"isolation_level": None, "check_same_thread": False},
     )

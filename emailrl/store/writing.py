@@ -65,13 +65,10 @@ def add_to_database(
     with _loading(path, stage) as connection:
         drop_triggers(connection)
         known = connection.execute(select(func.coalesce(func.max(addresses.c.id), 0))).scalar_one()
-        first, last = (
-            func.coalesce(func.min(emails.c.id) - 1, staying.above),
-            func.coalesce(func.max(emails.c.id), staying.above),
-        )
-        low, high = connection.execute(
-            select(first, last).where(emails.c.id > staying.above, emails.c.id < staying.below)
-        ).one()
+        before, last = func.min(emails.c.id) - 1, func.max(emails.c.id)
+        ends = select(func.coalesce(before, staying.above), func.coalesce(last, staying.above))
+        stay = (emails.c.id > staying.above, emails.c.id < staying.below)
+        low, high = connection.execute(ends.where(*stay)).one()
         connection.exec_driver_sql(
             "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
             "SELECT 'delete', id, subject, body, parties FROM emails WHERE id <= ? OR id >= ?",
@@ -91,11 +88,11 @@ def add_to_database(
 def _loading(path: Path, stage: Stage) -> Iterator[Connection]:
     """One transaction on ``path``, with the staged mails by rank attached."""
     with connect_for_loading(path) as connection:
-        before = driver(connection)
-        before.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
+        cursor = driver(connection)  # Core would begin the transaction
+        cursor.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
         for pragma in ("journal_mode = OFF", "synchronous = OFF"):  # an attached file has its own
-            before.execute(f"PRAGMA staging.{pragma}")
-        before.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
+            cursor.execute(f"PRAGMA staging.{pragma}")
+        cursor.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
         with connection.begin():
             yield connection
 

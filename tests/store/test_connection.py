@@ -76,6 +76,18 @@ def test_no_file_stays_open_and_another_may_take_its_name(db: Path, tmp_path: Pa
         assert connection.scalars(select(emails.c.message_id)).all() == ["<50@x>"]
 
 
+def test_a_relative_name_is_that_of_the_folder_one_is_in(
+    tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / str(number) / "mail.db")
+        monkeypatch.chdir(tmp_path / str(number))
+        with opened(Path("mail.db")) as connection:
+            found += connection.scalars(select(emails.c.message_id)).all()
+    assert found == ["<1@x>", "<2@x>"]
+
+
 def test_a_reader_between_two_statements_holds_no_lock(db: Path) -> None:
     with opened(db) as reader:
         reader.execute(select(emails.c.id)).all()
