@@ -22,9 +22,7 @@ from emailrl.rewards.matching.order import rearranged, substitutes
 from emailrl.rewards.matching.rivals import offers_choice, rival_answer, rival_facts, rival_items
 from emailrl.rewards.matching.roles import turned_round
 
-_PERSONAL = re.compile(
-    r"\b(?:(?-i:I)(?='|\s[a-z])|me|my|we|we're|we'll|our|(?-i:us)|you|your|please|thanks)\b", re.IGNORECASE
-)
+_PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
 _MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
 _SMALL = re.compile(r"\b(?:before|after|more|less|without|with|over|under|above|below)\b")
@@ -146,26 +144,23 @@ def expected_direction(case: Case, fact: Fact) -> str:
 def says_too_much(case: Case) -> bool:
     """What the answer adds to reference and question: a flood of it, sentences on something else, or a mail's text."""
     strange = total = longest = 0
-    late = True
+    late, restates = True, False
     for number, parts in enumerate(by_sentence(case.given.clauses)):
         units = [unit for part in parts for unit in part.units]
         new = len(case.new(units))
-        total, longest = total + new, max(longest, new)
+        total, longest = total + new, max(longest, new - (4 if restates else 0))
         text = " ".join(part.text for part in parts)
         if new and new == len(units) and not _ANAPHOR.search(text) and not case.is_new(GIVES_UP, text):
             strange += 1
         if number == 0:
             late = not case.holds_any(units)
-    before = f"{case.expected.full.text} {case.asked.reading.text}"
-    personal = len(_PERSONAL.findall(case.given.reading.masked)) - len(_PERSONAL.findall(before))
-    if (
-        strange >= (3 if case.is_short and not late else 2)
-        or longest > (12 if case.given.mixed else 6)
-        or total > 30
-        or (late and total > 8)
-        or case.is_new(MAIL, case.given.reading.masked)
-    ):
+            restates = not late and sum(unit.stem in case.asked.stems for unit in units) >= 2
+    if strange >= (3 if case.is_short and not late else 2) or longest > (12 if case.given.mixed else 6):
         return True
-    if not case.is_short:
-        return total > 7 or (strange and total > 3) or (personal > 0 and total > 4)
-    return total > 8 and personal > 0
+    if total > 30 or (late and total > 8) or case.is_new(MAIL, case.given.reading.masked):
+        return True
+    said = f"{case.expected.full.text} {case.asked.reading.text}".lower().split()
+    personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.reading.masked))
+    if case.is_short:
+        return total > 8 and personal
+    return total > 7 or (strange > 0 and total > 3) or (total > 4 and personal)

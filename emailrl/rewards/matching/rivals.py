@@ -60,7 +60,8 @@ def replaces(case: Case, unit: Unit) -> bool:
     part = next(part for part in case.given.clauses if unit in part.units)
     if _CHANGED.search(part.text[: unit.start - part.start]):
         return True
-    return not _ASIDE.search(part.text) and all(other.fact is not None or case.is_known(other) for other in part.units)
+    whole = [other for near in case.given.clauses if near.sentence == part.sentence for other in near.units]
+    return not _ASIDE.search(part.text) and all(other.fact is not None or case.is_known(other) for other in whole)
 
 
 def is_rival(case: Case, fact: Fact) -> bool:
