@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from emailrl.facts.reading import MASK, Reading, Unit
+from emailrl.facts.reading import Reading, Unit
 from emailrl.rewards.matching.markers import DENIAL, DOUBT, FORMER, FORWARD, MOVED, NO_DENIAL, REFUSAL
 
 _SENTENCE = re.compile(
@@ -105,6 +105,3 @@ def _first_new(marker: re.Pattern[str], text: str, said: str) -> bool:
         if not re.search(rf"(?<!\w){phrase}\b", said, re.IGNORECASE):
             return True
     return False
-
-
-__all__ = ["MASK", "Clause", "clauses", "denies"]

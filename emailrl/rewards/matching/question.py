@@ -163,6 +163,3 @@ def kinds_asked(asked: Question, expected: Reference) -> tuple[type, ...]:
 
 def _tokens(asked: Question) -> set[str]:
     return {word for word in re.findall(r"\w+", asked.reading.text.lower()) if word not in STOPWORDS}
-
-
-__all__ = ["Question", "Reference", "kinds_asked", "read_question", "read_reference"]
