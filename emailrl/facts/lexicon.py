@@ -78,12 +78,6 @@ OPPOSITES = _listed(
     earliest/latest deny/grant ignore/overstate exceed/miss"""
 )
 
-DENYING = _listed(
-    """rejected refused declined denied cancelled canceled dismissed dropped excluded abandoned refuted failed forbidden
-    prohibited closed outdated unlike false ruled"""
-)
-"""Words that deny what they speak of, by their meaning."""
-
 TITLES = _listed(
     """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team
     group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company

@@ -227,16 +227,8 @@ def rival_answer(case: Case) -> bool:
         if not new or not (_IN_FACT.search(part.text) or any(unit.stem in case.asked.stems for unit in part.units)):
             continue
         names = [unit for unit in new if any(name.start <= unit.start < name.end for name in named)]
-        if (
-            any(
-                word_before(case.given.reading.masked, name.start) in _PLACING
-                for name in named
-                if name.start == names[0].start
-            )
-            if names
-            else False
-        ):
+        if len(names) < len(new) or any(unit.text.lower() in PLACES for unit in names):
             continue
-        if names and len(names) == len(new) and not any(unit.text.lower() in PLACES for unit in names):
+        if word_before(case.given.reading.masked, names[0].start) not in _PLACING:
             return True
     return False
