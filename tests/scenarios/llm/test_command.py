@@ -138,7 +138,7 @@ def test_an_outage_leaves_no_file_and_the_next_run_goes_on(
     stub = serve(lambda body, n: good(body, n) if n <= 4 else (503, "closed"))
     code, told, err = emailrl(stub.url)
     assert (code, told) == (1, {}) and "HTTP 503" in err
-    assert [line.split()[0] for line in err.splitlines()] == ["6", "mail", "error:"]  # the estimate, the host, the reason
+    assert [line.split()[0] for line in err.splitlines()] == ["6", "mail", "error:"]  # estimate, host, reason
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     healthy = serve()
     code, told, _ = emailrl(healthy.url)
