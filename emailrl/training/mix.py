@@ -105,7 +105,7 @@ def _filters(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     rollouts = settings.training.num_generations
     reachable = any(low < right / rollouts < high for right in range(rollouts + 1))
     by_reward = wanted.filter_on == "reward" or (wanted.filter_on is None and settings.training.mode == "simple")
-    if algorithm.dynamic_filtering and not by_reward and low < high and not reachable:
+    if algorithm.dynamic_filtering and not by_reward and not reachable:
         yield (
             f"DYNAMIC_FILTERING drops every question under NUM_GENERATIONS={rollouts}: the share of right answers is"
             f" never between {low:g} and {high:g}.",

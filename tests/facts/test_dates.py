@@ -31,6 +31,30 @@ DAY = Date(2003, 3, 14)
         ("17-18 Jan 2001", [Date(2001, 1, 17), Date(2001, 1, 18)]),
         ("Wednesday morning", [Date(weekday=2, part="morning")]),
         ("in May", [Date(month=5)]),
+        ("12/31/69", [Date(2069, 12, 31)]),
+        ("12/31/70", [Date(1970, 12, 31)]),
+        ("12/31/99", [Date(1999, 12, 31)]),
+        ("1/1/00", [Date(2000, 1, 1)]),
+        ("May 3, '01", [Date(2001, 5, 3)]),
+        ("12/13/2001", [Date(2001, 12, 13)]),
+        ("13/12/2001", [Date(2001, 12, 13)]),
+        ("11.12.2001", [Date(2001, 12, 11)]),  # a point: the day first
+        ("11.13.2001", [Date(2001, 11, 13)]),  # there is no thirteenth month
+        ("13/13/2001", []),
+        ("0/12/2001", []),
+        ("12/1", [Date(None, 12, 1)]),
+        ("13/1", [Date(None, 1, 13)]),
+        ("1/31", [Date(None, 1, 31)]),
+        ("1/32", []),
+        ("1/0", []),
+        ("2001-00-03", []),
+        ("on the 4th", [Date(day=4)]),
+        ("of May", [Date(month=5)]),
+        ("January 2001", [Date(2001, 1)]),
+        ("Jan. of 2001", [Date(2001, 1)]),
+        ("December", [Date(month=12)]),
+        ("Dec 3", [Date(None, 12, 3)]),
+        ("Sunday night", [Date(weekday=6, part="night")]),
         ("1997", []),
         ("thus", []),
         ("Mons of Fris, weds and sats", []),
@@ -60,6 +84,28 @@ def test_dates(text: str, dates: list[Date]) -> None:
         ("noon", {720}),
         ("2:15 in the afternoon", {855}),
         ("ten o'clock", {600, 1320}),
+        ("twelve o'clock", {720, 0}),
+        ("one o'clock", {60, 780}),
+        ("7 o'clock in the morning", {420}),
+        ("12:59", {779, 59}),
+        ("1:00", {60, 780}),
+        ("0:59", {59}),
+        ("13:00", {780}),
+        ("01:00", {60}),
+        ("23:59", {1439}),
+        ("0030 hours", {30}),
+        ("9:05 am", {545}),
+        ("11:59 pm", {1439}),
+        ("twenty past twelve", {740, 20}),
+        ("quarter to one", {45}),
+        ("five after three", {185, 905}),
+        ("ten to four at night", {950}),
+        ("at 3", {180, 900}),
+        ("at 12", {720, 0}),
+        ("at 8 in the morning", {480}),
+        ("9:30 to 11 am", {570, 1290}),
+        ("9 to 11 am", {540, 1260}),
+        ("midnight", {0}),
     ],
 )
 def test_times(text: str, minutes: set[int]) -> None:
@@ -82,6 +128,15 @@ def test_times(text: str, minutes: set[int]) -> None:
         (Date(weekday=4), Date(2001, 5, 4, 4), True),
         (Date(weekday=4), Date(2001, 5, 4), False),
         (Date(weekday=4), Date(weekday=3), False),
+        (Date(day=3), Date(month=5), False),
+        (Date(day=3), Date(day=3, weekday=1), True),
+        (Date(month=5), Date(year=2001), False),
+        (Date(month=5, weekday=4), Date(weekday=4), False),
+        (Date(weekday=4), Date(month=5), False),
+        (Date(year=1997), Date(month=2), False),
+        (Date(part="night"), Date(weekday=4), False),
+        (Date(weekday=4, part="night"), Date(weekday=4, part="morning"), False),
+        (Date(weekday=0, day=0), Date(weekday=0, day=1), False),
     ],
 )
 def test_the_finer_date_gives_the_coarser(wanted: Date, given: Date, agrees: bool) -> None:
@@ -92,3 +147,10 @@ def test_times_agree_where_they_can_mean_the_same() -> None:
     half_past_three = Time(frozenset({210, 930}))
     assert half_past_three.agrees(Time(frozenset({930})))
     assert half_past_three.contradicts(Time(frozenset({931})))
+    assert not half_past_three.contradicts(Time(frozenset({210})))
+
+
+@pytest.mark.parametrize("text", ["half past twenty", "any o'clock", "ten to late"])
+def test_words_that_only_look_like_a_time(text: str) -> None:
+    found = TIME.search(text)
+    assert found is not None and read_time(found) is None

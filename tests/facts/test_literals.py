@@ -36,17 +36,6 @@ def test_dates_and_numbers_are_no_codes(text: str) -> None:
     assert found is None or found[0] == "40-page"
 
 
-def test_a_phone_number_may_lack_its_area_code() -> None:
-    assert Literal("phone", "7135550142").agrees(Literal("phone", "5550142"))
-    assert not Literal("phone", "7135550142").agrees(Literal("phone", "3035550142"))
-    assert not Literal("phone", "7135550142").agrees(Literal("phone", "0142"))
-
-
-def test_codes_of_one_make_contradict() -> None:
-    code = Literal("code", "inv20448")
-    assert code.contradicts(Literal("code", "po20449")) and not code.contradicts(Literal("code", "12a"))
-
-
 @pytest.mark.parametrize(
     ("literal", "text", "found"),
     [
@@ -60,3 +49,62 @@ def test_codes_of_one_make_contradict() -> None:
 )
 def test_a_literal_is_found_in_any_spelling(literal: Literal, text: str, found: bool) -> None:
     assert (literal.spellings.search(text) is not None) is found
+
+
+def phone(text: str) -> Literal:
+    return Literal("phone", text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agrees"),
+    [
+        (phone("7135550199"), phone("7135550199"), True),
+        (phone("7135550199"), phone("5550199"), True),
+        (phone("5550199"), phone("7135550199"), True),
+        (phone("7135550199"), phone("550199"), False),  # six digits are no number
+        (phone("5550199"), phone("7135550198"), False),
+        (phone("5550199"), phone("5550199713"), False),  # its end must be the same, not its beginning
+        (Literal("extension", "30396"), Literal("extension", "30396"), True),
+        (Literal("extension", "30396"), Literal("extension", "0396"), False),
+        (Literal("code", "17135550199"), phone("7135550199"), False),
+        (phone("17135550199"), Literal("code", "7135550199"), False),
+        (Literal("code", "17135550199"), Literal("code", "7135550199"), False),
+    ],
+)
+def test_the_same_signs(one: Literal, other: Literal, agrees: bool) -> None:
+    assert one.agrees(other) is agrees
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "contradicts"),
+    [
+        (Literal("code", "inv20448"), Literal("code", "inv20449"), True),
+        (Literal("code", "inv20448"), Literal("code", "po7"), True),  # letters, then digits, however many
+        (Literal("code", "inv20448"), Literal("code", "inv20448"), False),
+        (Literal("code", "inv20448"), Literal("code", "12a"), False),
+        (Literal("url", "x.org/a"), Literal("url", "x.org/b"), True),
+        (Literal("url", "x.org/a"), Literal("url", "x.org/a"), False),
+        (phone("7135550199"), phone("5550199"), False),
+        (phone("7135550199"), phone("5550198"), True),
+    ],
+)
+def test_another_of_the_same_make(one: Literal, other: Literal, contradicts: bool) -> None:
+    assert one.contradicts(other) is contradicts
+
+
+@pytest.mark.parametrize(
+    ("literal", "text", "found"),
+    [
+        (Literal("code", "inv20448"), "see Inv 20-448 now", "Inv 20-448"),
+        (Literal("code", "inv20448"), "see INV-20448/2", None),
+        (phone("7135550199"), "call +1 713.555.0199", "+1 713.555.0199"),
+        (Literal("extension", "30396"), "dial ext. 3-0396", "ext. 3-0396"),
+        (Literal("url", "x.org/a"), "at http://www.x.org/a/", "http://www.x.org/a/"),
+        (Literal("version", "2.0.1"), "in V2.0.1", "V2.0.1"),
+        (Literal("version", "2.0.1"), "in 2-0-1", None),  # other signs between make another version
+        (Literal("email", "bo@x.org"), "to Bo@x.org", "Bo@x.org"),
+    ],
+)
+def test_any_spelling_is_found(literal: Literal, text: str, found: str | None) -> None:
+    match = literal.spellings.search(text)
+    assert (match[0].strip() if match else None) == found

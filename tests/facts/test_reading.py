@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from emailrl.facts.dates import Date, Time
 from emailrl.facts.literals import Literal
 from emailrl.facts.names import find_names, same_token, word_before
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import MASK, agree, contradict, read
+from emailrl.facts.reading import MASK, Fact, agree, contradict, read, same_kind
+
+FIVE = Quantity(5)
+CODE = Literal("code", "inv20448")
 
 
 def test_facts_and_words_stand_in_order_and_are_read_once() -> None:
@@ -37,12 +42,6 @@ def test_when_is_asked_a_share_is_a_day_and_a_number_a_year() -> None:
     assert read("1998").facts == [Quantity(1998, weak=True)]
 
 
-def test_facts_of_different_kinds_neither_agree_nor_contradict() -> None:
-    day, amount = Date(month=5, day=3), Quantity(3)
-    assert not agree(day, amount) and not contradict(day, amount)
-    assert not contradict(Literal("phone", "5550142"), Literal("code", "5550142"))
-
-
 def names(text: str) -> list[tuple[str, ...]]:
     return [name.tokens for name in find_names(read(text))]
 
@@ -68,3 +67,78 @@ def test_the_word_before() -> None:
     assert (
         word_before("sent to Ada", 8) == "to" and word_before("Ada", 0) == "" and word_before("From: Ada", 6) == "from"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "stems"),
+    [
+        ("the seals", [], ["seal"]),
+        ("It is 5 pumps", [FIVE], ["pump"]),
+        ("pumps: INV-20448", [CODE], ["pump"]),
+        ("a 40-page report", [Quantity(40)], ["page", "report"]),
+        ("1/4 of it", [Quantity(25, "percent")], []),
+        ("1/3/2001", [Date(2001, 1, 3)], []),
+        ("1/9", [Date(None, 1, 9)], []),
+        ("17th and 18th of May", [Date(None, 5, 17), Date(None, 5, 18)], []),
+        ("at 9 am on May 3", [Time(frozenset({540})), Date(None, 5, 3)], []),
+        ("in 1998", [Quantity(1998, weak=True)], []),
+        ("5 , 6", [FIVE, Quantity(6)], []),
+        ("half past twenty", [Quantity(50, "percent"), Quantity(20)], ["past"]),
+    ],
+)
+def test_facts_and_words(text: str, facts: list[Fact], stems: list[str]) -> None:
+    reading = read(text)
+    assert reading.facts == facts
+    assert reading.stems == stems
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("1/3", [Date(None, 1, 3)]),
+        ("2 1/4", [Quantity(2), Quantity(25, "percent")]),  # two and a quarter
+        ("in 1998", [Date(year=1998)]),
+        ("in 998", [Quantity(998)]),
+    ],
+)
+def test_where_a_time_is_asked_for(text: str, facts: list[Fact]) -> None:
+    assert read(text, temporal=True).facts == facts
+
+
+def test_units_stand_in_order_and_where_they_are_written() -> None:
+    reading = read("seals 5 pumps")
+    assert [(unit.start, unit.end, unit.text) for unit in reading.units] == [
+        (0, 5, "seals"),
+        (6, 7, "5"),
+        (8, 13, "pumps"),
+    ]
+    assert reading.text == "seals 5 pumps"
+    assert reading.masked == f"seals {MASK} pumps"
+    assert read("5 pumps, 6 seals").masked == f"{MASK} pumps, {MASK} seals"
+
+
+def test_what_is_looked_for_is_read_before_anything_else_and_the_longest_first() -> None:
+    short, long = Literal("code", "inv20"), Literal("code", "inv20448")
+    assert read("INV 20 448", literals=[short, long]).facts == [long]
+    assert read("seat INV 20", literals=[short, long]).facts == [short]
+    assert read("INV 20 448", literals=[short, long]).masked == MASK * 10
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same", "agrees", "contradicts"),
+    [
+        (FIVE, Quantity(5), True, True, False),
+        (FIVE, Quantity(6), True, False, True),
+        (FIVE, Date(day=5), False, False, False),
+        (CODE, Literal("code", "inv20448"), True, True, False),
+        (CODE, Literal("code", "inv20449"), True, False, True),
+        (CODE, Literal("phone", "inv20448"), False, False, False),
+        (CODE, FIVE, False, False, False),
+        (FIVE, CODE, False, False, False),
+        (Date(day=5), Date(day=6), True, False, True),
+    ],
+)
+def test_facts_are_compared_within_their_kind(
+    one: Fact, other: Fact, same: bool, agrees: bool, contradicts: bool
+) -> None:
+    assert (same_kind(one, other), agree(one, other), contradict(one, other)) == (same, agrees, contradicts)

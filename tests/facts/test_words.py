@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emailrl.facts.words import clean, has_word, says_something, stem
+from emailrl.facts.lexicon import CARDINALS, MONTHS, ORDINALS, TENS, WEEKDAYS
+from emailrl.facts.words import OPPOSITES, clean, has_word, says_something, stem
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,75 @@ def test_a_longer_form_is_the_same_word() -> None:
 def test_grammar_says_nothing() -> None:
     assert not says_something("The") and not says_something("wouldn't")
     assert says_something("Tariff")
+
+
+@pytest.mark.parametrize(
+    ("word", "stemmed"),
+    [
+        ("reservations", "reserv"),
+        ("nations", "nation"),  # too short to lose more
+        ("foundation", "found"),
+        ("ration", "ration"),
+        ("shipments", "shipment"),
+        ("statements", "stat"),
+        ("payment", "payment"),
+        ("equipment", "equip"),
+        ("meeting", "meet"),
+        ("king", "king"),
+        ("ring", "ring"),
+        ("evenings", "even"),
+        ("relation", "relat"),
+        ("region", "region"),
+        ("motions", "motion"),
+        ("replied", "reply"),
+        ("studies", "study"),
+        ("tied", "tied"),
+        ("ties", "tie"),
+        ("added", "add"),
+        ("bed", "bed"),
+        ("quickly", "quick"),
+        ("early", "early"),
+        ("gas", "gas"),
+        ("dogs", "dog"),
+        ("boss", "boss"),
+        ("stopped", "stop"),
+        ("odd", "odd"),
+        ("webb", "web"),
+        ("egg", "egg"),
+        ("called", "call"),
+        ("passed", "pass"),
+        ("buzzed", "buzz"),
+        ("page", "page"),
+        ("prices", "pric"),
+        ("price", "pric"),
+        ("Moss's", "moss"),
+        ("lost", "lose"),
+        ("women", "woman"),
+        ("growing", "rise"),
+        ("refused", "refus"),
+        ("declines", "refus"),
+    ],
+)
+def test_stems(word: str, stemmed: str) -> None:
+    assert stem(word) == stemmed
+
+
+def test_long_words_alone_may_have_another_form() -> None:
+    assert has_word("pumps", {"pumpset"}) and has_word("pumpset", {"pumps"})
+    assert not has_word("pump", {"pumps"})  # four letters are too few, on either side
+    assert not has_word("pumps", {"pump"})
+    assert has_word("pump", {"pump"})
+
+
+def test_opposites_are_mutual() -> None:
+    assert stem("closed") in OPPOSITES[stem("open")] and stem("opens") in OPPOSITES[stem("close")]
+    assert OPPOSITES[stem("rises")] == {stem("fall")}
+
+
+def test_numbers_by_their_names() -> None:
+    assert list(dict.fromkeys(CARDINALS.values())) == list(range(20))
+    assert (CARDINALS["once"], CARDINALS["twice"], CARDINALS["nine"], CARDINALS["nineteen"]) == (1, 2, 9, 19)
+    assert list(TENS.values()) == [20, 30, 40, 50, 60, 70, 80, 90]
+    assert (ORDINALS["first"], ORDINALS["twelfth"]) == (1, 12)
+    assert (MONTHS["january"], MONTHS["jan"], MONTHS["december"]) == (1, 1, 12)
+    assert (WEEKDAYS["monday"], WEEKDAYS["tues"], WEEKDAYS["sun"]) == (0, 1, 6)

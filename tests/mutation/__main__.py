@@ -1,7 +1,8 @@
-"""``python -m tests.mutation``: how many mutants of the algorithm modules the tests kill, and which survive.
+"""``python -m tests.mutation``: how many mutants of the algorithms, the facts and the answer check the tests kill.
 
-With ``MODULE`` names only those; ``MODULE=TEST_FILE,...`` for any module and its tests. Ends with 1 where a share of
-mutants below ``--min-score`` is killed; an equivalent mutant counts as not killed.
+With ``MODULE`` names only those modules or packages. The tests are found by their imports and by the lines they run.
+Survivors are listed with the reason that ``survivors.toml`` gives. Ends with 1 where a share of mutants below
+``--min-score`` is killed; an equivalent mutant counts as not killed.
 """
 
 from __future__ import annotations
@@ -11,67 +12,63 @@ import json
 import platform
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
-from .run import Result, Suite, preload, run
+from .run import Result, preload, run
+from .targets import MODULES, SAMPLED, drawn, modules
 
-ROOM = "emailrl.training"
-MODULES = ("advantages", "kl", "losses", "samples", "batches", "filtering", "shaping")
-EVERY = ("tests/training/test_edges.py", "tests/training/test_independent.py", "tests/training/test_gradients.py")
-"""Run for each module after its own tests."""
-
-
-def suite(name: str) -> Suite:
-    """``MODULE`` or ``MODULE=TEST_FILE,...`` as written on the command line."""
-    module, _, tests = name.partition("=")
-    if tests:
-        return Suite(module, tuple(tests.split(",")))
-    module = module.rpartition(".")[2]
-    return Suite(f"{ROOM}.{module}", (f"tests/training/test_{module}.py", *EVERY))
+REASONS = Path(__file__).with_name("survivors.toml")
+SHOWN = ("line", "scope", "kind", "original", "mutated")
 
 
-def report(results: Sequence[Result], seconds: float) -> dict[str, object]:
+def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, object]:
     """The results as JSON values."""
+    reasons = tomllib.loads(REASONS.read_text())
 
     def tally(of: Sequence[Result]) -> dict[str, float]:
         killed = sum(result.outcome != "survived" for result in of)
-        return {"mutants": len(of), "killed": killed, "score": killed / len(of)}
+        return {"mutants": len(of), "killed": killed, "score": killed / len(of) if of else 1.0}
 
-    survivors = [result for result in results if result.outcome == "survived"]
+    def survivor(one: Result) -> dict[str, object]:
+        mutant = {key: value for key, value in asdict(one.mutant).items() if key in SHOWN}
+        change = f"{one.mutant.scope}: {one.mutant.original} → {one.mutant.mutated}"
+        return mutant | {"module": one.module, "reason": reasons.get(one.module, {}).get(change, "no reason given")}
+
+    names = list(dict.fromkeys(one.module for one in results))
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "torch": version("torch"),
         "seconds": round(seconds),
         "all": tally(results) | {"timeouts": Counter(result.outcome for result in results)["timeout"]},
-        "modules": {name: tally([one for one in results if one.module == name]) for name in _names(results, "module")},
+        "modules": {
+            name: tally([one for one in results if one.module == name]) | {"of": drawn(name, sample)[1]}
+            for name in names
+        },
         "kinds": {
             kind: tally([one for one in results if one.mutant.kind == kind])
             for kind in sorted({one.mutant.kind for one in results})
         },
-        "survivors": [
-            {key: value for key, value in asdict(one.mutant).items() if key != "source"} | {"module": one.module}
-            for one in survivors
-        ],
+        "survivors": [survivor(one) for one in results if one.outcome == "survived"],
     }
-
-
-def _names(results: Sequence[Result], attribute: str) -> list[str]:
-    return list(dict.fromkeys(getattr(result, attribute) for result in results))
 
 
 def _print(told: dict) -> None:
     for title in ("modules", "kinds"):
         for name, row in told[title].items():
-            print(f"{name:32} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}")
+            drawn_from = f"  (drawn from {row['of']})" if row.get("of", row["mutants"]) > row["mutants"] else ""
+            print(f"{name:36} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}{drawn_from}")
         print()
     for one in told["survivors"]:
         print(f"survived  {one['module']}:{one['line']}  [{one['kind']}]  {one['original']}  →  {one['mutated']}")
+        print(f"          {one['scope']}: {one['reason']}")
     every = told["all"]
     print(f"\n{every['killed']} of {every['mutants']} mutants killed ({every['score']:.1%}), {told['seconds']} s")
 
@@ -79,17 +76,20 @@ def _print(told: dict) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("modules", nargs="*", default=MODULES, metavar="MODULE[=TEST_FILE,...]")
+    parser.add_argument("modules", nargs="*", default=MODULES, metavar="MODULE")
+    parser.add_argument("--tests", type=Path, default=Path("tests"), help="the folder of test files")
     parser.add_argument("--workers", type=int, default=1, help="mutants tried at once")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds after which a mutant counts as killed")
-    parser.add_argument("--min-score", type=float, default=0.95)
+    parser.add_argument("--sample", type=int, default=30, help=f"a file's mutants in {', '.join(SAMPLED)}; 0: all")
+    parser.add_argument("--min-score", type=float, default=0.97)
     parser.add_argument("--json", type=Path, help="write the report here")
     wanted = parser.parse_args(argv)
     started = time.monotonic()
     preload()
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    results = run([suite(name) for name in wanted.modules], workers=wanted.workers, timeout=wanted.timeout, say=say)
-    told = report(results, time.monotonic() - started)
+    results: list[Result] = []
+    for _, room in groupby(modules(wanted.modules), lambda name: name.startswith(SAMPLED)):
+        results += run(list(room), wanted.tests, sample=wanted.sample, workers=wanted.workers, say=say)
+    told = report(results, wanted.sample, time.monotonic() - started)
     _print(told)
     if wanted.json:
         wanted.json.write_text(json.dumps(told, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Mutants of a module: one small change each to something that its code computes.
 
-Left alone are docstrings and every other text (messages of errors included), annotations, and what a ``raise`` says.
+Left alone are docstrings and every other text (messages of errors included), annotations, what a ``raise`` says, and
+whether a dataclass is frozen and has slots.
 """
 
 from __future__ import annotations
@@ -35,44 +36,66 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 EXTREMES = {"min": "max", "minimum": "maximum", "amin": "amax", "any": "all"}
 EXTREMES |= {other: name for name, other in EXTREMES.items()}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 MASKS = ("mask", "loss_mask", "trainable")
 """Names that hold a mask in every function that takes a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change: its kind, the line (from 1), the code before and after, and the whole module with it."""
+    """One change: its kind, the line (from 1), the code before and after, and the whole module with it.
+
+    ``scope`` is the function or class it stands in, by its dotted name (``""`` at the module's top); a run of any line
+    ``first`` to ``last`` reaches it. ``is_late``: it stands where calls run it, not in what the import alone evaluates.
+    """
 
     kind: str
     line: int
     original: str
     mutated: str
     source: str
+    scope: str
+    first: int
+    last: int
+    is_late: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A node with what it is to its parent, and whether masks are about."""
+    """A node with what it is to its parent, whether masks are about, and where it stands (see Mutant)."""
 
     node: ast.AST
     role: str
     parent: ast.AST
     masked: bool
+    scope: str = ""
+    statement: ast.AST | None = None
+    is_late: bool = False
+
+    def lines(self) -> tuple[int, int]:
+        """The statement's, or the part of a compound one up to the end of this node."""
+        if self.statement is None:
+            return self.node.lineno, self.node.end_lineno
+        whole = isinstance(self.statement, FUNCTIONS) or not hasattr(self.statement, "body")
+        return self.statement.lineno, (self.statement if whole else self.node).end_lineno
 
 
 def mutants(source: str) -> list[Mutant]:
     """Every mutant of a module's source, in the order of the source."""
     tree = ast.parse(source)
     found = [
-        (place.node, kind, instead)
+        (place, kind, instead)
         for place in _places(_Place(tree, "", tree, masked=False))
         for kind, instead in _changes(place)
     ]
-    found.sort(key=lambda change: (change[0].lineno, change[0].col_offset))
-    return [
-        Mutant(kind, node.lineno, ast.unparse(node), text := ast.unparse(instead), _spliced(source, node, text))
-        for node, kind, instead in found
-    ]
+    found.sort(key=lambda change: (change[0].node.lineno, change[0].node.col_offset))
+    return [_mutant(source, *change) for change in found]
+
+
+def _mutant(source: str, place: _Place, kind: str, instead: ast.AST) -> Mutant:
+    node, text = place.node, ast.unparse(instead)
+    spliced = _spliced(source, node, text)
+    return Mutant(kind, node.lineno, ast.unparse(node), text, spliced, place.scope, *place.lines(), place.is_late)
 
 
 def _spliced(source: str, node: ast.AST, text: str) -> str:
@@ -90,17 +113,25 @@ def _places(place: _Place) -> Iterator[_Place]:
     if isinstance(node, ast.Raise | ast.JoinedStr):
         return
     yield place
+    scope, statement = place.scope, place.statement
+    if isinstance(node, ast.stmt | ast.Lambda):
+        statement = node
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        scope = f"{scope}.{node.name}".lstrip(".")
     if isinstance(node, ast.FunctionDef):
         arguments = [*node.args.args, *node.args.kwonlyargs]
         masked = any("Tensor" in ast.unparse(one.annotation) for one in arguments if one.annotation)
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns"):
             continue
+        is_late = place.is_late or (name == "body" and isinstance(node, FUNCTIONS))
         for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.keyword) and child.arg in ("frozen", "slots"):
+                continue
             if isinstance(child, ast.keyword):  # a part of the call like any other
                 child = child.value
             if isinstance(child, ast.AST):
-                yield from _places(_Place(child, name, node, masked))
+                yield from _places(_Place(child, name, node, masked, scope, statement, is_late))
 
 
 def _changes(place: _Place) -> Iterator[tuple[str, ast.AST]]:

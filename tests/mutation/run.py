@@ -1,35 +1,35 @@
-"""Whether the tests notice each mutant: one forked process a mutant, which imports it in place of the module.
+"""Whether the tests notice each mutant, package by package.
 
-What every process needs (torch above all) is imported once, before the forks; neither the module nor a test is.
+A mutant within a function is tried in place (see ``session``). One that acts when its module is imported (a default, a
+table, what a decorator says) takes the module's place in a fork that has imported neither the module nor a test.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
 import os
-import signal
+import pickle
 import sys
-import time
-import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from .mutants import Mutant, mutants
+import pytest
 
-PRELOADED = ("torch", "hypothesis", "pytest", "emailrl.errors", "emailrl.settings", "emailrl.trajectory")
-POLL_SECONDS = 0.005
+from .forks import forked
+from .mutants import Mutant
+from .session import FLAGS, Functions, Reached, Tests, ordered, reaching, recorded, traced
+from .targets import drawn, imports, source_file, test_files
 
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A module by its dotted name, and the test files that must notice its mutants."""
-
-    module: str
-    tests: tuple[str, ...]
+PRELOADED = ("hypothesis", "torch", "emailrl.errors", "emailrl.settings", "emailrl.trajectory")
+WALL_SECONDS = 600
+"""No try lasts longer, not even one that waits without computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,21 @@ class Result:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One mutant of a module, and the file of that module."""
+
+    module: str
+    path: str
+    mutant: Mutant
+
+
+Outcome = tuple[str, float]
+Say = Callable[[str], None]
+
+
 def preload(modules: Sequence[str] = PRELOADED) -> None:
-    """Import what all forks share."""
+    """Import what all forks share, and keep tests the same from fork to fork."""
     for name in modules:
         importlib.import_module(name)
     if torch := sys.modules.get("torch"):
@@ -52,107 +65,128 @@ def preload(modules: Sequence[str] = PRELOADED) -> None:
     if hypothesis := sys.modules.get("hypothesis"):
         hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None)
         hypothesis.settings.load_profile("mutation")
-
-
-def run(suites: Sequence[Suite], *, workers: int, timeout: float, say: Callable[[str], None]) -> list[Result]:
-    """Try every mutant of the suites, in the order of the source; raises RuntimeError if the tests fail without any."""
-    tasks = [(suite, mutant) for suite in suites for mutant in mutants(_file(suite.module).read_text())]
-    for suite in suites:
-        if suite.module in sys.modules:
-            raise RuntimeError(f"{suite.module} was imported before its mutants: the tests would see the original")
-        plain = _file(suite.module).read_text()
-        (outcome,) = _forked([lambda suite=suite, plain=plain: _test(suite, plain, quiet=False)], 1, timeout)
-        if outcome[1] != "survived":
-            raise RuntimeError(f"the tests of {suite.module} fail without a mutant ({outcome[1]})")
-        say(f"{suite.module}: tests pass in {outcome[2]:.1f} s")
-    jobs = [lambda suite=suite, mutant=mutant: _test(suite, mutant.source, quiet=True) for suite, mutant in tasks]
-    results: dict[int, Result] = {}
-    for i, outcome, seconds in _forked(jobs, workers, timeout):
-        suite, mutant = tasks[i]
-        results[i] = Result(suite.module, mutant, outcome, seconds)
-        if len(results) % 50 == 0:
-            say(f"{len(results)} of {len(jobs)} mutants")
-    return [results[i] for i in range(len(jobs))]
-
-
-def _file(module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(module)
-    return Path(spec.origin)
-
-
-def _forked(jobs: Sequence[Callable[[], int]], workers: int, timeout: float) -> Iterator[tuple[int, str, float]]:
-    """Run each job in a fork of its own; yields its index, outcome and seconds as they end."""
-    waiting, running = list(enumerate(jobs))[::-1], dict[int, tuple[int, float]]()
-    while waiting or running:
-        while waiting and len(running) < workers:
-            i, job = waiting.pop()
-            running[_fork(job)] = i, time.monotonic()
-        time.sleep(POLL_SECONDS)
-        for pid, (i, started) in list(running.items()):
-            seconds = time.monotonic() - started
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                outcome = _outcome(os.waitstatus_to_exitcode(status))
-            elif seconds > timeout:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                outcome = "timeout"
-            else:
-                continue
-            del running[pid]
-            yield i, outcome, seconds
-
-
-def _outcome(code: int) -> str:
-    if code in (0, 1, 2):  # pytest: all passed; some failed; a test file could not be imported
-        return "killed" if code else "survived"
-    if code < 0:  # ended by a signal, as by a stack overflow
-        return "killed"
-    raise RuntimeError(f"pytest ended with {code}: it could not run the tests")
-
-
-def _fork(job: Callable[[], int]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 3
-    try:
-        code = job()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _test(suite: Suite, source: str, *, quiet: bool) -> int:
-    """In a fork: put the source in the module's place, run the tests up to the first failure, return pytest's code."""
-    import pytest
-
-    if quiet:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-    try:
-        _install(suite.module, source)
-    except Exception:
-        return 1
+    sys.dont_write_bytecode = False  # or every fork would compile its tests anew
+    gc.freeze()  # a fork has nothing of this to collect
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins of whatever else is installed: they only cost time
-    return int(
-        pytest.main([*suite.tests, "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:warnings"])
+
+
+def run(modules: Sequence[str], folder: Path, *, sample: int, workers: int, say: Say) -> list[Result]:
+    """Try the mutants of one package's modules; raises RuntimeError if the tests fail without any."""
+    tasks = [Task(name, str(source_file(name)), one) for name in modules for one in drawn(name, sample)[0]]
+    if loaded := [name for name in modules if name in sys.modules]:
+        raise RuntimeError(f"{loaded[0]} was imported before its mutants: the tests would see the original")
+    files = [str(path) for path in test_files(modules, folder)]
+    with TemporaryDirectory() as scratch:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = scratch  # where pytest makes the folders of tests
+        told = Path(scratch, "told")
+        jobs = [lambda: _in_place(modules, tasks, files, told, workers, say)]
+        ((_, outcome, _),) = forked(jobs, 1)
+        if outcome != "survived":
+            raise RuntimeError(f"the mutants of {modules[0]} and others could not be tried")
+        outcomes, later = pickle.loads(told.read_bytes())
+        outcomes |= _imported(tasks, later, workers, say)
+    return [Result(task.module, task.mutant, *outcomes[i]) for i, task in enumerate(tasks)]
+
+
+def _in_place(
+    modules: Sequence[str], tasks: Sequence[Task], files: list[str], told: Path, workers: int, say: Say
+) -> int:
+    """In a fork: try what can be tried in place; write the outcomes, and the tests of every other mutant."""
+    paths = {str(source_file(name)) for name in modules}
+    with traced(paths) as at_import:
+        for name in modules:
+            importlib.import_module(name)
+
+    def work(tests: Tests) -> None:
+        reached = recorded(tests, paths, told.parent)
+        cost = sum(test.cost for test in reached)
+        say(f"{modules[0].rpartition('.')[0]}: {len(reached)} tests of {len(files)} files pass in {cost:.0f} s")
+        functions, sources = Functions(paths), {path: Path(path).read_text() for path in paths}
+        jobs, outcomes, later = {}, {}, {}
+        for i, task in enumerate(tasks):
+            mutant, chosen = task.mutant, reaching(task.mutant, task.path, reached)
+            lines = {(task.path, line) for line in range(mutant.first, mutant.last + 1)}
+            changed = functions.changed(task.path, sources[task.path], mutant.source) if mutant.is_late else []
+            if not changed or not lines.isdisjoint(at_import):
+                later[i] = chosen if chosen and not mutant.is_late else _wide(task, modules, reached)
+            elif chosen:
+                jobs[i] = lambda changed=changed, chosen=chosen: _patched(tests, changed, chosen)
+            else:
+                outcomes[i] = ("survived", 0.0)
+        told.write_bytes(pickle.dumps((outcomes | _tried(jobs, workers, say), later)))
+
+    return int(pytest.main([*files, *FLAGS], plugins=[Tests(work)]))
+
+
+def _patched(tests: Tests, changed: Iterable[tuple[types.FunctionType, types.CodeType]], chosen: list[Reached]) -> int:
+    for function, code in changed:
+        function.__code__ = code
+    return tests.play(chosen)
+
+
+def _tried(jobs: dict[int, Callable[[], int]], workers: int, say: Say) -> dict[int, Outcome]:
+    outcomes, keys = {}, list(jobs)
+    for i, outcome, seconds in forked(list(jobs.values()), workers, is_quiet=True, limit=WALL_SECONDS):
+        outcomes[keys[i]] = (outcome, seconds)
+        if len(outcomes) % 50 == 0:
+            say(f"{len(outcomes)} of {len(jobs)}")
+    return outcomes
+
+
+def _wide(task: Task, modules: Sequence[str], reached: Sequence[Reached]) -> list[Reached]:
+    """The tests of every module that builds on this one, and of the files that import it."""
+    known = {task.module}
+    while more := {
+        name for name in modules if name not in known and imports(source_file(name), name.rpartition(".")[0]) & known
+    }:
+        known |= more
+    paths = {str(source_file(name)) for name in known}
+    naming = {
+        str(path) for path in {Path(test.test.partition("::")[0]) for test in reached} if task.module in imports(path)
+    }
+    return ordered(
+        [
+            test
+            for test in reached
+            if test.test.partition("::")[0] in naming or any(path in paths for path, _ in test.lines)
+        ]
     )
 
 
-def _install(module: str, source: str) -> None:
-    path = str(_file(module))
-    package, _, name = module.rpartition(".")
-    stand_in = types.ModuleType(module)
-    stand_in.__spec__ = importlib.machinery.ModuleSpec(module, None, origin=path)
-    stand_in.__file__, stand_in.__package__ = path, package
-    sys.modules[module] = stand_in
-    exec(compile(source, path, "exec"), stand_in.__dict__)
-    if package:
-        setattr(importlib.import_module(package), name, stand_in)
+def _imported(tasks: Sequence[Task], later: dict[int, list[Reached]], workers: int, say: Say) -> dict[int, Outcome]:
+    """Try mutants in their module's place, each from its import on."""
+    return _tried({i: lambda i=i: _installed(tasks[i], later[i]) for i in later if later[i]}, workers, say) | {
+        i: ("survived", 0.0) for i in later if not later[i]
+    }
+
+
+def _installed(task: Task, chosen: Sequence[Reached]) -> int:
+    sys.meta_path.insert(0, _Mutated(task.module, task.path, task.mutant.source))
+    try:
+        importlib.import_module(task.module)
+    except Exception:
+        return 1
+    for file, group in groupby(chosen, lambda test: test.file):
+        if code := _played(file, list(group)):
+            return code
+    return 0
+
+
+def _played(file: str, chosen: Sequence[Reached]) -> int:
+    codes: list[int] = []
+    ended = int(pytest.main([file, *FLAGS], plugins=[Tests(lambda tests: codes.append(tests.play(chosen)))]))
+    return ended or codes[0]
+
+
+class _Mutated(importlib.machinery.SourceFileLoader):
+    """Finds and loads one module with other source."""
+
+    def __init__(self, module: str, path: str, source: str) -> None:
+        super().__init__(module, path)
+        self._source = source
+
+    def find_spec(self, module: str, _: object = None, __: object = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(module, self.path, loader=self) if module == self.name else None
+
+    def get_code(self, _: str) -> types.CodeType:
+        return compile(self._source, self.path, "exec", dont_inherit=True)

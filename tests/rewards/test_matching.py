@@ -25,6 +25,40 @@ def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
                 yield group["question"], group["reference"], answer, label == "right"
 
 
+KNOWN = {
+    ("Did Omar agree to extend the trial?", "Omar refused to extend the trial, so no."),
+    ("What laptop was ordered for me?", "A Falcon T40"),
+    ("What are the two options for the lease?", "Either renewing for three years or moving to Polk Street"),
+    ("Who is covering for Irene next week?", "Someone from Paul Adeyemi's team, Greg Tan"),
+    ("What time does the ferry depart?", "17.05"),
+    ("What is the agenda of the Thursday session?", "Budget review (9), hiring plans (10:30), lunch with auditors"),
+    ("What is the agenda of the Thursday session?", "Budget review at 10:30 and hiring plans at 9"),
+    ("What is the address of the new office?", "1200 Harbor Dr. Suite 310"),
+    ("Which vendor was chosen for the network upgrade?", "Brightline Systems and Arcturus were considered"),
+    ("Which vendor was chosen for the network upgrade?", "Arcturus was chosen over Brightline Systems."),
+    ("What does the Weekly Lantern contain?", "A market summary, a sports column and the outage calendar"),
+    ("What is Julian's job now?", "Senior risk analyst"),
+    ("What is Julian's job now?", "Senior tax analyst in the Bristol office"),
+    ("Which printer should we use for the posters?", "Calder 9500"),
+    ("What is the new date of the kickoff?", "June 4 or 11"),
+    ("When is the proposal due?", "April 1"),
+    (
+        "What did the survey say about the cafeteria?",
+        "Longer opening hours and more vegetarian dishes are wanted by most employees.",
+    ),
+    ("What did Ellen ask Marco to do?", "Ellen asked Marco to send the auditors the revised cost sheet."),
+    (
+        "What did Theo suggest for the launch?",
+        "He suggested to postpone the launch two weeks so that the safety tests can be finished.",
+    ),
+    (
+        "What were the conclusions of the heat study?",
+        "The boiler should be insulated before winter because it loses heat through the north wall.",
+    ),
+}
+"""Pairs on which the check disagrees with their labels: it may learn these, and unlearn no other."""
+
+
 @pytest.mark.parametrize(("name", "least"), [("development", 600), ("held_out", 340)])
 def test_agreement_with_labels(name: str, least: int) -> None:
     table = list(pairs(name))
@@ -32,6 +66,7 @@ def test_agreement_with_labels(name: str, least: int) -> None:
     assert 0.35 < sum(label for *_, label in table) / len(table) < 0.65, "neither verdict may be had by guessing"
     disagreed = [row for row in table if match(*row[:3]) is not row[3]]
     assert len(disagreed) <= 0.03 * len(table), disagreed
+    assert {(question, answer) for question, _, answer, _ in disagreed} <= KNOWN
 
 
 def test_a_second_is_enough_for_a_thousand() -> None:

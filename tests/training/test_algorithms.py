@@ -103,7 +103,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"constant_length": 9}, ("CONSTANT_LENGTH=9", "LOSS_AGGREGATION=token_mean")),
     ("grpo", {"kl_target": 0.1, "beta": 0}, ("KL_TARGET=0.1", "BETA=0")),
     ("grpo", {"correction_low": 0.1}, ("CORRECTION_LOW=0.1", "IMPORTANCE_CORRECTION=off")),
-    ("grpo", {"correction_high": 2.0}, ("CORRECTION_HIGH=2", "IMPORTANCE_CORRECTION=off")),
+    ("grpo", {"correction_high": 2.0}, ("CORRECTION_HIGH=2 ", "IMPORTANCE_CORRECTION=off")),
     ("ppo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "ADVANTAGE_ESTIMATOR=gae", "RATIO_LEVEL=token")),
     ("rloo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "KL_IN=reward", "KL_IN=loss, BETA=0")),
     (
@@ -171,6 +171,7 @@ def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
         ("grpo", {"kl_estimator": "k1"}, "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0"),
         ("grpo", {"kl_in": "reward"}, "KL_ESTIMATOR=k3 with KL_IN=reward does not follow"),
         ("grpo", {"ratio_level": "sequence"}, "RATIO_LEVEL=sequence averages over tokens: CLIP_LOW=0.2"),
+        ("grpo", {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 0.2}, "hardly ever clip"),
         ("reinforce_pp", {"whiten_advantages": False}, "without WHITEN_ADVANTAGES has no baseline"),
     ],
 )
@@ -236,12 +237,24 @@ def test_what_has_an_effect_is_not_named() -> None:
     }
     settings = Settings.model_validate(sections)
     assert idle_settings(resolve(settings), settings) == []
+    one_adapter = Settings.model_validate({"vllm": {"vllm_max_loras": 1}})  # as many as are played
+    assert idle_settings(resolve(one_adapter), one_adapter) == []
 
 
 def test_named_algorithms_need_no_advice() -> None:
     for name in ALGORITHMS:
         settings = Settings.model_validate({"training": {"algorithm": name}})
         assert advice(resolve(settings), settings) == []
-    silent = {"beta": 0.0, "kl_estimator": "k1"}
-    settings = Settings.model_validate({"algorithm": silent})
-    assert advice(resolve(settings), settings) == []
+    for silent in (
+        {"beta": 0.0, "kl_estimator": "k1"},
+        {"ratio_level": "sequence", "clip_low": 0.1, "clip_high": 0.1},
+        {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    ):
+        settings = Settings.model_validate({"algorithm": silent})
+        assert advice(resolve(settings), settings) == []
+
+
+def test_the_published_settings_of_dapo() -> None:
+    """A clip from 0.8 to 1.28, and a penalty over the last 4,096 of 20,480 tokens (arXiv 2503.14476, 3.1 and 4.1)."""
+    dapo = ALGORITHMS["dapo"]
+    assert (dapo.clip_low, dapo.clip_high, dapo.overlong_share) == (0.2, 0.28, 4096 / 20480)

@@ -26,6 +26,18 @@ def test_padding() -> None:
     assert (batch.num_tokens, batch.num_trainable) == (6, 4)
 
 
+def test_a_trajectory_in_two_samples_weighs_once_by_its_tokens() -> None:
+    batches = micro_batches([sample(2), sample(4), sample(3, "u")], 4)
+    # Of the four trainable tokens of t, one stands in its first sample and three in its second.
+    assert {batch.indices: batch.share.tolist() for batch in batches} == {(1,): [0.75], (2,): [1.0], (0,): [0.25]}
+
+
+def test_a_shared_beginning_counts_once() -> None:
+    (batch,) = micro_batches([sample(4), sample(6)], 16, packing=True, share_prefixes=True)
+    # The four tokens of the first begin the second, too: of its six only two are computed.
+    assert (batch.shared.tolist(), batch.num_tokens) == ([0, 4], 6)
+
+
 def test_cap_counts_padding_and_the_longest_come_first() -> None:
     lengths = [3, 9, 5, 5, 4, 20]
     batches = micro_batches([sample(length) for length in lengths], 12)

@@ -137,6 +137,8 @@ def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "changes", "generations", "complaint"),
     [
+        ("dapo", {"filter_low": 1.1, "filter_high": 1.5}, 3, "drops every question"),  # not even four thirds are right
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.4}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.4"),
         ("dapo", {"filter_low": 0.4, "filter_high": 0.2}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"),
         ("grpo", {"filter_low": 0.4}, 3, "FILTER_LOW=0.4 is idle without DYNAMIC_FILTERING"),
         ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, 3, "MAX_REFILL_ROUNDS=3 is idle"),
@@ -161,12 +163,26 @@ def test_mixes_that_cannot_work_are_refused(
 def test_mixes_that_work() -> None:
     for algorithm, changes, generations in (
         ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"}, 1),
+        ("dapo", {"filter_low": 0.8, "filter_high": 1.2}, 3),  # all three right: a share of 1
         ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0}, 3),
         ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}, 3),
         ("dapo", {"overlong_penalty": 0.5}, 3),
     ):
         training = TrainingSettings(algorithm=algorithm, num_generations=generations)
         resolve(Settings(training=training, algorithm=AlgorithmSettings.model_validate(changes)))
+
+
+def test_simple_mode_looks_at_rewards_unless_told_otherwise() -> None:
+    """No share of three lies between 0.4 and 0.6, but a mean of rewards can."""
+    training = TrainingSettings(algorithm="dapo", mode="simple", num_generations=3)
+    for filter_on in (None, "reward", "accuracy"):
+        wanted = AlgorithmSettings(filter_low=0.4, filter_high=0.6, filter_on=filter_on)
+        settings = Settings(training=training, algorithm=wanted)
+        if filter_on == "accuracy":
+            with pytest.raises(UsageError, match="drops every question"):
+                resolve(settings)
+        else:
+            assert resolve(settings).name == "dapo"
 
 
 class Game:

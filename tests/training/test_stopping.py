@@ -40,6 +40,7 @@ def test_patience_looks_back_twice_as_far_as_it_waits() -> None:
     assert found is not None and found.mean == -1
     assert no_longer_rising(worse[::-1], 2) is None
     assert no_longer_rising([verdicts("1010")] * 4, 2) is not None  # nothing at all has changed
+    assert no_longer_rising([verdicts("0000")] * 2 + [verdicts("1111")] * 4, 2) is not None  # what was before is over
     mixed = [verdicts("1110")] * 2 + [verdicts("1101")] * 2  # one question lost, one won
     assert no_longer_rising(mixed, 2) is None
 
