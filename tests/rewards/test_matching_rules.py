@@ -1,0 +1,192 @@
+"""The rules of the answer check one by one: pairs of answers that differ in what the rule is about."""
+
+from __future__ import annotations
+
+import pytest
+
+from emailrl.rewards.matching import match
+from emailrl.rewards.matching.agreement import LONGEST, alternatives
+from emailrl.rewards.matching.framing import without_framing
+from emailrl.rewards.matching.kinds import with_names
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("Emily Bronte/Ellis Bell", ["Emily Bronte", "Ellis Bell"]),
+        ("the pump | the valve", ["the pump", "the valve"]),
+        ("a b c d e f g h / one", ["a b c d e f g h", "one"]),
+        ("a b c d e f g h i / one", ["a b c d e f g h i / one"]),  # nine words are a sentence
+        ("one / a b c d e f g h i", ["one / a b c d e f g h i"]),
+        ("one / ", ["one /"]),
+        ("http://x.org/a", ["http://x.org/a"]),
+        ("5 barrels/day", ["5 barrels/day"]),
+    ],
+)
+def test_a_reference_with_a_stroke_has_two_answers(reference: str, parts: list[str]) -> None:
+    assert alternatives(reference.strip()) == parts
+
+
+@pytest.mark.parametrize(
+    ("answer", "keep", "question", "rest"),
+    [
+        ("Sure! The red shed. Let me know if you need more.", "", "", "The red shed."),
+        ("The red shed. Thanks red shed.", "red shed", "", "The red shed. Thanks red shed."),
+        ("The red shed. Thanks shed.", "shed", "", "The red shed. Thanks shed."),  # four letters are kept
+        ("The red shed. Thanks red.", "red", "", "The red shed."),  # three are not
+        ("Where are they now? In it.", "", "Where are they now?", "In it."),
+        ("Where now? In it.", "", "Where now?", "In it."),
+        ("Who is it In it.", "", "Who is it", "In it."),
+        ("Which? In it.", "", "Which?", "Which? In it."),  # too short to be the question again
+        ("Where is In it.", "", "Where is", "Where is In it."),  # eight signs, too
+    ],
+)
+def test_framing_is_cut_but_what_is_expected_is_kept(answer: str, keep: str, question: str, rest: str) -> None:
+    assert " ".join(without_framing(answer, keep, question).split()) == rest
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "named"),
+    [
+        ("from ada.moss@x.org", "Ada Moss", "from Ada Moss"),
+        ("from ADA.MOSS@X.ORG and bo.hale@x.org", "Ada Moss", "from Ada Moss and Bo Hale"),
+        ("from am7@x.org", "Ada Moss", "from am7@x.org"),  # spells no name
+        ("from ada.moss@x.org", "bo@x.org", "from ada.moss@x.org"),  # an address is asked for
+    ],
+)
+def test_an_address_stands_for_the_name_it_spells(answer: str, reference: str, named: str) -> None:
+    assert with_names(answer, reference) == named
+
+
+def test_an_answer_has_a_longest_length() -> None:
+    assert match("When is the drill?", "May 3", "May 3" + " " * (LONGEST - 5))
+    assert not match("When is the drill?", "May 3", "May 3" + " " * (LONGEST - 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "question", "reference", "answer", "verdict"),
+    [
+        ("person", "Who sent it?", "Ada Moss", "ada.moss@x.org", True),
+        ("person", "Who sent it?", "Ada Moss", "bo.hale@x.org", False),
+        ("text", "Which room is it?", "EB 19C1", "ada.moss@x.org", False),
+        ("subject", "What is the subject?", "Pump survey in June", "The subject is Pump survey in June.", True),
+        ("subject", "What is the subject?", "Pump survey in June", "Pump survey in July", False),
+        ("subject", "What is the subject?", "Pump survey in June", "Survey of a pump, June", False),
+        ("subject", "What is the subject?", "Pump survey", "Pump survey and boiler paint contract", False),
+        ("count", "How many mails came?", "3", "3 mails", True),
+        ("count", "How many mails came?", "3", "4 mails", False),
+        ("count", "How many mails came?", "3", "three", True),
+        ("amount", "How much is it?", "$80", "It is 80 dollars.", True),
+        ("amount", "How much is it?", "$80", "It is 80 euros.", False),
+        ("date", "When was it sent?", "2001-05-03", "on May 3, 2001", True),
+        ("date", "When was it sent?", "2001-05-03", "on May 4, 2001", False),
+        ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0142.", True),
+        ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0143.", False),
+        ("nonsense", "Who sent it?", "Ada Moss", "Ada Moss", True),
+    ],
+)
+def test_a_kind_is_compared_as_that_kind(kind: str, question: str, reference: str, answer: str, verdict: bool) -> None:
+    assert match(question, reference, answer, kind=kind) is verdict
+
+
+RULES = {
+    "who does what to whom": [
+        ("Who replaced Ada Moss?", "Bo Hale", "Bo Hale replaced Ada Moss.", True),
+        ("Who replaced Ada Moss?", "Bo Hale", "Ada Moss replaced Bo Hale.", False),
+        ("Who replaced Ada Moss?", "Bo Hale", "Ada Moss was replaced by Bo Hale.", True),
+        ("Who replaced Ada Moss?", "Bo Hale", "In June Ada Moss replaced Bo Hale.", False),
+        ("Whom did Ada Moss replace?", "Bo Hale", "Ada Moss replaced Bo Hale.", True),
+        ("Whom did Ada Moss replace?", "Bo Hale", "Bo Hale replaced Ada Moss.", False),
+        ("Who approved the budget?", "Ada Moss", "It was approved by Ada Moss.", True),
+        ("Who approved the budget?", "Ada Moss", "It was approved by Ned Orr, says Ada Moss.", False),
+        ("Who got the letter from Ada Moss?", "Bo Hale", "Bo Hale got the letter from Ada Moss.", True),
+        ("Who got the letter from Ada Moss?", "Bo Hale", "Ada Moss got the letter from Bo Hale.", False),
+        ("Who got the letter from Ada Moss?", "Bo Hale", "Bo Hale got the letter from Ned Orr.", False),
+        ("Who sold the barge to Corvane?", "Delmar", "Delmar sold it to Corvane.", True),
+    ],
+    "yes and no": [
+        ("Did Omar agree to the trial?", "Yes", "Yes, he did.", True),
+        ("Did Omar agree to the trial?", "Yes", "No, he did not.", False),
+        ("Did Omar agree to the trial?", "Yes", "He did.", True),
+        ("Did Omar agree to the trial?", "Yes", "He did not.", False),
+        ("Did Omar agree to the trial?", "No", "He didn't.", True),
+        ("Did Omar agree to the trial?", "No", "He refused the trial.", True),
+        ("Did Omar agree to the trial?", "Yes", "He refused the trial.", False),
+        ("Did Omar agree to the trial?", "Yes", "He agreed to the trial.", True),
+        ("Did Omar agree to the trial?", "No", "He agreed to the trial.", False),
+        ("Did Omar agree to the trial?", "No", "He never agreed to the trial.", True),
+        ("Did Omar agree to the trial?", "Yes", "Maybe.", False),
+        ("Did Omar agree to the trial?", "No", "Maybe.", False),
+        ("Was the trial cancelled?", "Yes", "The trial was not cancelled.", False),
+        ("Was the trial cancelled?", "No", "The trial was not cancelled.", True),
+        ("Is the gate open?", "No", "The gate is closed.", True),
+        ("Is the gate open?", "Yes", "The gate is closed.", False),
+        ("Is the gate open?", "Yes", "Yes and no.", False),
+        ("Is the gate open?", "No", "No, yes was my first thought.", True),
+    ],
+    "directions": [
+        ("When is the survey?", "July 9", "on July 9", True),
+        ("When is the survey?", "July 9", "before July 9", False),
+        ("When is the survey?", "July 9", "after July 9", False),
+        ("When is the survey?", "before July 9", "before July 9", True),
+        ("When is the survey?", "before July 9", "after July 9", False),
+        ("How many pumps leak?", "more than 40", "more than 40 pumps", True),
+        ("How many pumps leak?", "more than 40", "less than 40 pumps", False),
+        ("How many pumps leak?", "40", "over 40 pumps", False),
+        ("What is the maximum load?", "40 tons", "at most 40 tons", True),
+        ("What is the minimum load?", "40 tons", "at least 40 tons", True),
+        ("What is the minimum load?", "40 tons", "at most 40 tons", False),
+    ],
+    "changes": [
+        ("When is the kickoff now?", "June 11", "It was moved from June 4 to June 11.", True),
+        ("When is the kickoff now?", "June 4", "It was moved from June 4 to June 11.", False),
+        ("When is the kickoff now?", "June 11", "It was moved from June 11 to June 4.", False),
+        ("Who leads the survey?", "Ada Moss", "Ada Moss instead of Bo Hale", True),
+        ("Who leads the survey?", "Bo Hale", "Ada Moss instead of Bo Hale", False),
+        ("Who leads the survey?", "Bo Hale", "Ada Moss, not Bo Hale", False),
+        ("When is the drill?", "May 3", "Originally May 2, now May 3", True),
+    ],
+    "doubt": [
+        ("Where are the seals?", "in the red shed", "I doubt that they are in the red shed.", False),
+        ("Where are the seals?", "in the red shed", "It is a lie that they are in the red shed.", False),
+        ("Where are the seals?", "in the red shed", "They are in the red shed, which is wrong.", False),
+        ("Where are the seals?", "in the red shed", "Perhaps in the red shed", False),
+        ("Where are the seals?", "in the red shed", "In the red shed? No.", False),
+        ("Where are the seals?", "in the red shed", "In the red shed?", False),
+        ("Where are the seals?", "in the red shed", "They are not in the red shed.", False),
+        ("Where are the seals?", "in the red shed", "I do not know where the seals are.", False),
+        ("Where are the seals?", "in the red shed", "In the red shed. I could not find which shelf.", True),
+    ],
+    "rivals": [
+        ("When is the drill?", "May 3", "May 3 or May 4", False),
+        ("When is the drill?", "May 3", "May 3 and May 4", False),
+        ("When is the drill?", "May 3", "May 3, May 4, May 5", False),
+        ("How many people came?", "12", "12 people: 5 men and 7 women", True),
+        ("How many people came?", "12", "5 men and 8 women, 12 people", False),
+        ("Which firm delivers the paint?", "Corvane Coatings", "Corvane Coatings or Delmar Paints", False),
+        ("Which firm delivers the paint?", "Corvane Coatings", "Corvane Coatings and Delmar Paints", False),
+        ("Which firm delivers the paint?", "Corvane Coatings", "Corvane", True),
+        ("Which city is it?", "Houston", "Houston, Texas", True),
+    ],
+    "what has to be given": [
+        ("How many pumps leak?", "none", "No pumps leak.", True),
+        ("How many pumps leak?", "0", "3", False),
+        ("Who came?", "Ada Moss, Bo Hale and Cy Orr", "Cy Orr, Ada Moss, Bo Hale", True),
+        ("Who came?", "Ada Moss, Bo Hale and Cy Orr", "Ada Moss and Bo Hale", False),
+        ("Who pays?", "Ada Moss", "Moss", True),
+        ("Who pays?", "Ada Moss", "A. Moss", True),
+        ("Who pays?", "Ada Moss", "Ida Moss", False),
+        ("Who pays?", "Ada Moss", "Ada Hale", False),
+        ("Who pays?", "Katherine Bellwood", "Katherine Belwood", False),
+        ("What did she buy?", "a pump and two valves", "two valves and a pump", True),
+        ("What did she buy?", "a pump and two valves", "three valves and a pump", False),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer", "verdict"),
+    [pytest.param(*case, id=f"{rule}: {case[2]}") for rule, cases in RULES.items() for case in cases],
+)
+def test_verdicts(question: str, reference: str, answer: str, verdict: bool) -> None:
+    assert match(question, reference, answer) is verdict
