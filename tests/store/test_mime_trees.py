@@ -124,3 +124,62 @@ def test_the_charset_of_html_may_stand_in_it() -> None:
     subject = b"Subject: " + "中文".encode("gb2312") + b"\n"
     email = parse_message(HEAD + subject + b"Content-Type: text/plain; charset=gb2312\n\nx")
     assert isinstance(email, RawEmail) and email.subject == "中文"
+
+
+def group(kind: bytes, *parts: bytes) -> bytes:
+    mark = b"in-" + kind
+    inside = b"".join(b"--" + mark + b"\n" + part + b"\n" for part in parts)
+    return b"Content-Type: multipart/" + kind + b"; boundary=" + mark + b"\n\n" + inside + b"--" + mark + b"--\n"
+
+
+def text(subtype: bytes, content: bytes, *headers: bytes) -> bytes:
+    return b"Content-Type: text/" + subtype + b"; charset=utf-8\n" + b"".join(headers) + b"\n" + content
+
+
+HTML, FOOTER, INVITATION = (
+    text(b"html", b"<p>Main</p>"),
+    text(b"plain", b"Footer"),
+    text(b"calendar", b"BEGIN:VCALENDAR"),
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (group(b"mixed", HTML, FOOTER), "Main\nFooter"),
+        (group(b"mixed", text(b"plain", b"Intro"), HTML, FOOTER), "Intro\nMain\nFooter"),
+        (group(b"mixed", group(b"alternative", text(b"plain", b"Main"), HTML), FOOTER), "Main\nFooter"),
+        (group(b"mixed", group(b"alternative", HTML), FOOTER), "Main\nFooter"),
+        (group(b"alternative", text(b"plain", b"Plain"), group(b"mixed", HTML, FOOTER)), "Plain"),
+        (group(b"alternative", HTML, text(b"plain", b"Plain")), "Plain"),
+        (group(b"alternative", group(b"related", HTML), INVITATION), "Main"),
+        (group(b"mixed", FOOTER, INVITATION), "Footer"),
+        (group(b"mixed", text(b"plain", b" \n"), FOOTER), "Footer"),
+    ],
+)
+def test_all_texts_of_a_mixed_mail_are_its_body_and_of_alternatives_one(raw: bytes, body: str) -> None:
+    assert read(raw)[0] == body
+    assert "html_only" not in read(raw)[1] or body == "Main"
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\ufeff", "\u200c\u200d", "\u00a0", " \n"])
+def test_a_plain_part_that_shows_nothing_gives_way_to_html(unseen: str) -> None:
+    raw = group(b"alternative", text(b"plain", unseen.encode()), HTML)
+    assert read(raw) == ("Main", ("html_only",))
+
+
+@pytest.mark.parametrize("subtype", [b"x-plain", b"markdown", b"calendar"])
+def test_any_text_is_text_where_there_is_no_better(subtype: bytes) -> None:
+    assert read(text(subtype, b"# Words")) == ("# Words", ())
+    assert read(group(b"mixed", text(subtype, b"# Words"))) == ("# Words", ())
+
+
+def test_enriched_text_is_shown_without_its_tags() -> None:
+    raw = text(b"enriched", b"<bold>One</bold>\nline, 1 << 2.\n\n<color><param>red</param>Two</color>")
+    assert read(raw) == ("One line, 1 < 2.\nTwo", ())
+
+
+def test_the_only_text_is_kept_though_it_is_attached_without_a_name() -> None:
+    attached = text(b"plain", b"Words", b"Content-Disposition: attachment\n")
+    assert read(group(b"mixed", attached)) == ("Words", ("named_text",))
+    assert read(group(b"mixed", attached, FOOTER)) == ("Footer", ())

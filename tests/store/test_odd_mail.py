@@ -34,7 +34,8 @@ LOG = part(b"text/plain", b"A log", b'Content-Disposition: attachment; filename=
     ("raw", "body", "defects"),
     [
         (MIXED + part(b"text/plain", b" \n") + HTML + b"--b--", "In HTML", ("html_only",)),
-        (MIXED + PLAIN + HTML + b"--b--", "Plain", ()),
+        (MIXED + PLAIN + HTML + b"--b--", "Plain\nIn HTML", ()),
+        (MIXED + HTML + PLAIN + b"--b--", "In HTML\nPlain", ()),
         (MIXED + PLAIN + part(b"message/rfc822", INNER, ATTACHED) + b"--b--", "Plain", ()),
         (MIXED + PLAIN + part(b"message/rfc822", INNER) + b"--b--", "Plain\nInner", ()),
         (MIXED + part(b"text/plain", b"No end of it"), "No end of it", ()),

@@ -14,6 +14,18 @@ _CELLS = re.compile(r"<(?=/?t[dh][\s/>])", re.IGNORECASE)
 # The parser looks for the end of a comment or tag that is never closed once more at every "<" after it, which makes
 # half a megabyte of them take minutes; both are settled before it sees them.
 _COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
+_ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
+
+
+def enriched_to_text(text: str) -> str:
+    """The text of ``text/enriched`` (RFC 1896): of several line ends one is none, and one alone is a space."""
+
+    def plain(found: re.Match[str]) -> str:
+        if found[0][0] == "\n":
+            return found[0][1:] or " "
+        return "<" if found[0] == "<<" else ""
+
+    return _ENRICHED.sub(plain, text)
 
 
 def html_to_text(html: str, defects: list[str]) -> str:

@@ -8,12 +8,30 @@ from emailrl.store.parties import clean_text
 from emailrl.store.sources.addresses import MAX_ADDRESS_CHARS, addresses_of
 from emailrl.store.sources.charsets import decode
 from emailrl.store.sources.headers import Fields, header_text, read_headers
-from emailrl.store.sources.markup import html_to_text
+from emailrl.store.sources.markup import enriched_to_text, html_to_text
 from emailrl.store.sources.message import PEOPLE, RawEmail, Skipped, assemble
-from emailrl.store.sources.parts import Part, part_of, shown_parts
+from emailrl.store.sources.parts import Group, Part, part_of, shown_parts
 
 _META_CHARSET = re.compile(rb"<meta[^>]{1,200}?charset\s{0,9}=\s{0,9}[\"']?([\w.:-]+)", re.IGNORECASE)
 _META_BYTES = 4096
+_PLAIN, _HTML, _OTHER, _DATA, _NO_TEXT = range(5)
+"""How good parts are as a mail's text; of a kind of data only where there is nothing else."""
+_DATA_SUBTYPES = frozenset(
+    (
+        "calendar",
+        "css",
+        "csv",
+        "directory",
+        "javascript",
+        "rfc822-headers",
+        "rtf",
+        "vcard",
+        "x-amp-html",
+        "x-vcard",
+        "xml",
+    )
+)
+_SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 
 def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
@@ -21,9 +39,9 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     defects: list[str] = []
     try:
         fields, body = read_headers(raw, defects)
-        parts = list(shown_parts(part_of(fields, body), defects))
-        text = _text_of(parts, defects)
-        values = _values(fields, next(filter(None, map(_charset, parts)), "windows-1252"))
+        tree = shown_parts(part_of(fields, body), defects)
+        text = _text_of(tree, defects)
+        values = _values(fields, next(filter(None, map(_charset, tree.parts())), "windows-1252"))
         headers: dict[str, str] = {
             name: header_text(values[name][0], defects) for name in ("message-id", "date", "subject") if name in values
         }
@@ -51,27 +69,62 @@ def _people(value: str, defects: list[str]) -> list[str]:
     return addresses_of(clean_text(value[:MAX_ADDRESS_CHARS]))
 
 
-def _text_of(parts: list[Part], defects: list[str]) -> str:
-    """The plain-text parts, joined by a line end; where they say nothing, the HTML parts as text. Parts with a file's
-    name are attachments, unless there is no other text (``named_text`` is noted)."""
+def _text_of(tree: Group, defects: list[str]) -> str:
+    """The texts of the parts in order, joined by a line end; of alternatives one, plain text before HTML. Parts with a
+    file's name or attached are left out, unless there is no other text (``named_text`` is noted)."""
     for named in (False, True):
-        chosen = [part for part in parts if bool(part.name) is named]
-        plain = [_decoded(part, defects) for part in chosen if _is_plain(part)]
-        html = [part for part in chosen if part.head.get_content_type() == "text/html"]
-        if named and (plain or html):
-            defects.append("named_text")
-        if html and not any(text.strip() for text in plain):
-            defects.append("html_only")
-            return "\n".join(html_to_text(_decoded(part, defects), defects) for part in html)
-        if plain:
-            return "\n".join(plain)
+        found = _texts(tree, named, defects)
+        if found:
+            if named:
+                defects.append("named_text")
+            said = [one for one in found if _says(one)] or found
+            if all(rank == _HTML for rank, _ in said):
+                defects.append("html_only")
+            return "\n".join(text for _, text in said)
     defects.append("no_text")
     return ""
 
 
-def _is_plain(part: Part) -> bool:
-    """Whether a part is plain text, or a container shown as it stands."""
-    return part.head.get_content_type() == "text/plain" or part.head.get_content_maintype() == "multipart"
+def _texts(member: Part | Group, named: bool, defects: list[str]) -> list[tuple[int, str]]:
+    """The texts in a part or group with their ranks, those that say nothing too."""
+    if isinstance(member, Part):
+        return [(_rank(member), _decoded(member, defects))] if _is_text(member, named) else []
+    if not member.is_choice:
+        found = [text for one in member.members for text in _texts(one, named, defects)]
+        return [one for one in found if one[0] != _DATA] if any(rank != _DATA for rank, _ in found) else found
+    best: list[tuple[int, str]] = []
+    for one in sorted(member.members, key=lambda one: _highest_rank(one, named)):
+        found = _texts(one, named, defects)
+        best = best or found
+        if any(map(_says, found)):
+            return found
+    return best
+
+
+def _highest_rank(member: Part | Group, named: bool) -> int:
+    parts = [member] if isinstance(member, Part) else member.parts()
+    return max((_rank(part) for part in parts if _is_text(part, named)), default=_DATA)
+
+
+def _is_text(part: Part, named: bool) -> bool:
+    """Whether a part is text, or a container shown as it stands; and is a file, if that is asked for."""
+    is_file = bool(part.name) or part.head.get_content_disposition() == "attachment"
+    return is_file is named and _rank(part) < (_DATA if named else _NO_TEXT)
+
+
+def _rank(part: Part) -> int:
+    """The less, the better a part is as a mail's text."""
+    kind, subtype = part.head.get_content_maintype(), part.head.get_content_subtype()
+    if kind == "multipart":
+        return _PLAIN
+    if kind != "text":
+        return _NO_TEXT
+    return {"plain": _PLAIN, "html": _HTML}.get(subtype, _DATA if subtype in _DATA_SUBTYPES else _OTHER)
+
+
+def _says(text: tuple[int, str]) -> bool:
+    """Whether a text has a sign that can be seen."""
+    return _SEEN.search(text[1]) is not None
 
 
 def _charset(part: Part) -> str:
@@ -85,4 +138,7 @@ def _charset(part: Part) -> str:
 
 
 def _decoded(part: Part, defects: list[str]) -> str:
-    return decode(part.decoded(defects), _charset(part) or "us-ascii", defects).replace("\r\n", "\n")
+    text = decode(part.decoded(defects), _charset(part) or "us-ascii", defects).replace("\r\n", "\n")
+    if _rank(part) == _HTML:
+        return html_to_text(text, defects)
+    return enriched_to_text(text) if part.head.get_content_type() == "text/enriched" else text

@@ -74,25 +74,39 @@ def part_of(fields: Fields, body: bytes, depth: int = 0, default_type: str = "te
     return Part(head, body, depth)
 
 
-def shown_parts(root: Part, defects: list[str]) -> Iterator[Part]:
-    """The parts that are no containers and neither attached nor in something attached; a container without parts to be
-    found (``bad_mime`` is noted) is one of them."""
-    waiting = [root]
-    while waiting:
-        part = waiting.pop()
-        if part.head.get_content_disposition() == "attachment":
-            continue
-        kind = part.head.get_content_maintype()
-        if kind not in ("multipart", "message"):
-            yield part
-        elif part.depth >= _MAX_DEPTH:
-            defects.append("bad_mime")
-        elif part.depth == 0 or not part.name:
-            inside = _parts_in(part, defects) if kind == "multipart" else _message_in(part, defects)
-            if inside is None:
-                yield part
+class Group(NamedTuple):
+    """The parts of a container that may be shown, in order."""
+
+    members: list[Part | Group]
+    is_choice: bool = False
+    """Whether each of them says the same (``multipart/alternative``)."""
+
+    def parts(self) -> Iterator[Part]:
+        """All parts that are no containers."""
+        for member in self.members:
+            if isinstance(member, Part):
+                yield member
             else:
-                waiting += reversed(inside)
+                yield from member.parts()
+
+
+def shown_parts(part: Part, defects: list[str]) -> Group:
+    """The tree of a message's parts without what is attached: attached containers, and attached files with a name. A
+    container without parts to be found (``bad_mime`` is noted) is itself a part."""
+    kind = part.head.get_content_maintype()
+    attached = part.head.get_content_disposition() == "attachment"
+    if kind not in ("multipart", "message"):
+        return Group([] if attached and part.name else [part])
+    if attached or (part.depth and part.name and part.depth < _MAX_DEPTH):
+        return Group([])
+    if part.depth >= _MAX_DEPTH:
+        defects.append("bad_mime")
+        return Group([])
+    inside = _parts_in(part, defects) if kind == "multipart" else _message_in(part, defects)
+    if inside is None:
+        return Group([part])
+    members = [shown_parts(one, defects) for one in inside]
+    return Group(list(members), part.head.get_content_type() == "multipart/alternative")
 
 
 def _parts_in(container: Part, defects: list[str]) -> list[Part] | None:
