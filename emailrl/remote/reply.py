@@ -8,7 +8,8 @@ are not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import zlib
+from collections.abc import Callable, Coroutine
 from threading import Lock, Thread
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -26,8 +27,9 @@ class EndlessReply(httpx.TransportError):
 class WholeReplies:
     """Makes an asynchronous client of httpx hand back whole replies, of ``max_bytes`` at most.
 
-    A request's read timeout is the time that all of it may take, from connecting to the last byte. EndlessReply for a
-    reply that takes longer, or is longer.
+    A request's read timeout is the time that all of it may take, from connecting to the last byte. Servers are asked
+    not to pack what they send; those that do nonetheless may use gzip, once. EndlessReply for a reply that takes
+    longer, or is longer, packed or not; httpx.DecodingError for one that cannot be unpacked.
     """
 
     max_bytes: ClassVar[int] = MAX_REPLY_BYTES
@@ -35,6 +37,7 @@ class WholeReplies:
     async def send(self, request: Any, *, stream: bool = False, **how: Any) -> Any:
         """The reply to a request, read to its end."""
         seconds: float | None = request.extensions["timeout"]["read"]
+        request.headers["Accept-Encoding"] = "identity"
         try:
             async with asyncio.timeout(seconds):
                 response = await super().send(request, stream=True, **how)  # type: ignore[misc]
@@ -46,17 +49,38 @@ class WholeReplies:
             raise EndlessReply(f"no whole reply within {seconds:g} s") from error
 
     async def _body(self, response: Any) -> bytes:
-        pieces, size = [], 0
-        async for piece in response.aiter_bytes():
-            pieces.append(piece)
-            size += len(piece)
-            if size > self.max_bytes:
+        unpacked = _unpacking(response.headers.get("content-encoding", ""))
+        pieces, received, size = [], 0, 0
+        async for sent in response.aiter_raw():
+            received += len(sent)
+            pieces.append(unpacked(sent, self.max_bytes - size + 1))
+            size += len(pieces[-1])
+            if max(received, size) > self.max_bytes:
                 raise EndlessReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
         return b"".join(pieces)
 
 
 class Client(WholeReplies, httpx.AsyncClient):
     """A client for servers of any kind."""
+
+
+def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
+    """Gives what a piece of a reply holds, at most so many bytes: some KB can unpack to gigabytes."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return lambda sent, most: sent
+        case "gzip" | "x-gzip":
+            gzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        case _:
+            raise httpx.DecodingError(f"the reply is packed as {encoding!r}, though it was asked for unpacked")
+
+    def unpacked(sent: bytes, most: int) -> bytes:
+        try:
+            return gzip.decompress(sent, most)
+        except zlib.error as error:
+            raise httpx.DecodingError(str(error)) from error
+
+    return unpacked
 
 
 def _with_body(response: Any, body: bytes) -> Any:

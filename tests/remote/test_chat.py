@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 
@@ -16,7 +17,7 @@ import pytest
 from local_server import DrippingServer, LocalServer, QuietHandler
 
 from emailrl.remote.chat import ChatReply, complete, connect, told
-from emailrl.remote.reply import WholeReplies
+from emailrl.remote.reply import Client, EndlessReply, WholeReplies, wait_for
 
 GOOD = json.dumps({
     "id": "1", "object": "chat.completion", "created": 0, "model": "m",
@@ -105,6 +106,38 @@ def test_a_reply_that_unpacks_without_end_is_too_long(
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(lambda handler: send(handler, bomb, Content_Encoding="gzip", Content_Length=str(len(bomb)))))
     assert "longer than 1 MiB" in told(raised.value)
+
+
+def test_a_reply_packed_twice_is_refused_unread(serve: Callable[[Answer], str]) -> None:
+    asked: list[str] = []
+    twice = gzip.compress(gzip.compress(b" " * (64 << 20)))  # as small as its like with gigabytes
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.headers["Accept-Encoding"])
+        send(handler, twice, Content_Encoding="gzip, gzip", Content_Length=str(len(twice)))
+
+    with pytest.raises(openai.APIConnectionError) as raised:
+        ask(serve(answer))
+    assert "the reply is packed as 'gzip, gzip', though it was asked for unpacked" in told(raised.value)
+    assert asked == ["identity"]
+
+
+def test_unpacking_never_holds_more_than_the_bound(serve: Callable[[Answer], str]) -> None:
+    bomb = gzip.compress(b" " * (200 << 20))
+    url = serve(lambda handler: send(handler, bomb, Content_Encoding="gzip", Content_Length=str(len(bomb))))
+
+    async def once() -> None:
+        async with Client(timeout=5) as client:
+            await client.post(url, content=b"")
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(EndlessReply, match="longer than 8 MiB"):
+            wait_for(once())
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < 48 << 20
 
 
 def test_a_reply_that_drips_is_given_up(serve: Callable[[Answer], str]) -> None:
