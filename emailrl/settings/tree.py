@@ -74,8 +74,9 @@ class StoreSettings(Section):
     max_recipients: NonNegative | None = None
     """Mails with more to + cc + bcc are skipped by gen-db; 0 keeps all. None goes by the source, as MAX_BODY_CHARS
     does: ART-E's 30, or all."""
-    dedupe: bool = True
-    """Skip a mail whose subject, body and sender were seen before."""
+    dedupe: bool | None = None
+    """Skip a mail whose subject, body and sender were seen before. None goes by the source, as MAX_BODY_CHARS does: on
+    for research corpora, off for a person's own mail."""
     max_message_bytes: Positive = 100 * 1024 * 1024
     """Larger messages are skipped by gen-db before they are parsed."""
 

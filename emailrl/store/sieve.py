@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
 
 from emailrl.settings import StoreSettings
-from emailrl.store.sources.message import RawEmail, Skipped, made_up_id
+from emailrl.store.sources.message import MADE_UP, RawEmail, Skipped, made_up_id
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000
@@ -48,6 +48,8 @@ class Mail(NamedTuple):
     trimmed_key: bytes
     """The same without what archives add to a mail or take from it as they pass it on: line ends, and white space at
     the ends of lines and of the whole."""
+    unnamed_key: bytes
+    """Stands for the date and what ``trimmed_key`` stands for; empty for a mail with a Message-ID of its own."""
     digest: bytes
     """Stands for the whole mail."""
     defects: tuple[str, ...]
@@ -103,15 +105,18 @@ class Keys(NamedTuple):
     id_key: bytes
     content_key: bytes
     trimmed_key: bytes
+    unnamed_key: bytes
 
 
-def keys_of(message_id: str, subject: str, from_address: str, body: str) -> Keys:
-    """The keys of a mail."""
+def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
+    """The keys of a mail; the date as it is stored."""
     trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
+    trimmed = f"{subject.strip()}\0{from_address}\0{trimmed_body}"
     return Keys(
         blake2b(message_id.encode(), digest_size=12).digest(),
         _hash(f"{subject}\0{from_address}\0{body}"),
-        _hash(f"{subject.strip()}\0{from_address}\0{trimmed_body}"),
+        _hash(trimmed),
+        _hash(f"{date}\0{trimmed}") if message_id.endswith(MADE_UP) else b"",
     )
 
 
@@ -125,7 +130,7 @@ def as_mail(email: RawEmail) -> Mail:
     people = "\n".join(
         dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
     )
-    keys = keys_of(email.message_id, email.subject, email.from_address, email.body)
+    keys = keys_of(email.message_id, email.subject, email.from_address, email.body, date)
     content = f"{email.subject}\0{email.from_address}\0{email.body}"
     digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
     return Mail(
@@ -143,7 +148,7 @@ class Sieve:
     comes twice from two archives, where their trimmed forms are.
     """
 
-    def __init__(self, *, dedupe: bool, listing: Listing | None = None) -> None:
+    def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
         self.skipped: dict[str, int] = {}
         """Messages turned away, by reason."""
         self.defects: dict[str, int] = {}
@@ -152,18 +157,19 @@ class Sieve:
         self._listing = listing
         self._contents: set[bytes] = set()
         self._trimmed: set[bytes] = set()
+        self._unnamed: set[bytes] = set()
         self._ids: set[bytes] = set()
 
     def passes(self, mail: Mail | Skipped) -> TypeGuard[Mail]:
         """Whether the mail is to be stored; if not, it is counted."""
         if isinstance(mail, Skipped):
             reason = mail.reason
-        elif self._dedupe and self._is_repeat(mail):
+        elif self._is_repeat(mail):
             reason = "duplicate"
-        elif mail.id_key in self._ids:
+        elif mail.id_key in self._ids or self._came_unnamed(mail):
             reason = "duplicate_id"
         else:
-            self.remember(Keys(mail.id_key, mail.content_key, mail.trimmed_key))
+            self.remember(Keys(mail.id_key, mail.content_key, mail.trimmed_key, mail.unnamed_key))
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
                 if self._listing:
@@ -179,6 +185,13 @@ class Sieve:
         self._ids.add(keys.id_key)
         self._contents.add(keys.content_key)
         self._trimmed.add(keys.trimmed_key)
+        if keys.unnamed_key:
+            self._unnamed.add(keys.unnamed_key)
 
     def _is_repeat(self, mail: Mail) -> bool:
+        if not (mail.is_research if self._dedupe is None else self._dedupe):
+            return False
         return mail.content_key in self._contents if mail.is_research else mail.trimmed_key in self._trimmed
+
+    def _came_unnamed(self, mail: Mail) -> bool:
+        return not mail.is_research and mail.unnamed_key in self._unnamed

@@ -67,7 +67,7 @@ def recipients_of(connection: Connection, which: ColumnElement[bool]) -> default
 def stored_keys(db: Path) -> Iterator[Keys]:
     """The keys of every mail of a database; raises as ``stored_emails``."""
     with opened(db, mapped=False) as connection:
-        columns = (emails.c[name] for name in ("message_id", "subject", "from_address", "body"))
+        columns = (emails.c[name] for name in ("message_id", "subject", "from_address", "body", "date"))
         for row in connection.execute(select(*columns)):
             yield keys_of(*row)
 

@@ -227,6 +227,9 @@ def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) 
     (tmp_path / ".env").unlink()
     assert "long_body" not in gen_db(*source, "--overwrite", cwd=tmp_path).stderr
     again = gen_db(*source, "--append", cwd=tmp_path)
+    assert "96  duplicate_id" in again.stderr
+    (tmp_path / ".env").write_text("EMAILRL_DEDUPE=true\n")
+    again = gen_db(*source, "--append", cwd=tmp_path)
     assert "96  duplicate (EMAILRL_DEDUPE=false keeps them)" in again.stderr
 
 

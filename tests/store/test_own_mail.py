@@ -177,8 +177,8 @@ def without_ids(number: int) -> bytes:
     return message.as_bytes()
 
 
-@pytest.mark.parametrize("dedupe", [True, False])
-def test_mail_that_comes_again_from_another_archive_is_not_stored_again(tmp_path: Path, dedupe: bool) -> None:
+@pytest.mark.parametrize("dedupe", [True, False, None])
+def test_mail_that_comes_again_from_another_archive_is_not_stored_again(tmp_path: Path, dedupe: bool | None) -> None:
     mails = [without_ids(number) for number in range(20)]
     box = mailbox.mbox(tmp_path / "once.mbox")
     for content in mails:
@@ -186,8 +186,7 @@ def test_mail_that_comes_again_from_another_archive_is_not_stored_again(tmp_path
     box.close()
     settings = StoreSettings(dedupe=dedupe)
     assert built(tmp_path / "once.mbox", tmp_path / "m.db", settings).emails == 20
-    ways = ENDINGS if dedupe else ENDINGS[:4]  # without dedupe the bytes tell, but for what ends them
-    for way, ending in enumerate(ways):
+    for way, ending in enumerate(ENDINGS):
         again = tmp_path / f"again-{way}"
         again.mkdir()
         for number, content in enumerate(mails):
@@ -203,6 +202,20 @@ def test_an_indented_line_or_another_word_is_another_mail(tmp_path: Path) -> Non
     for number, body in enumerate(bodies):
         (folder / f"{number}.eml").write_text(f"From: ann@x.org\nTo: bob@x.org\nSubject: s\n\n{body}")
     assert built(folder, tmp_path / "m.db").emails == 4
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("dedupe", "kept"), [(None, 12), (False, 12), (True, 1)])
+def test_a_notice_that_comes_every_month_is_kept(tmp_path: Path, named: bool, dedupe: bool | None, kept: int) -> None:
+    box = mailbox.mbox(tmp_path / "bank.mbox")
+    for month in ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"):
+        message_id = f"Message-ID: <{month}@bank>\n" if named else ""
+        head = f"{message_id}Date: 1 {month} 2001 10:00:00 +0000\nFrom: info@bank.org\nTo: ann@x.org\n"
+        box.add(f"{head}Subject: Your statement\n\nIt is ready.\n".encode())
+    box.close()
+    settings = StoreSettings(dedupe=dedupe)
+    assert built(tmp_path / "bank.mbox", tmp_path / "m.db", settings).emails == kept
+    assert built(tmp_path / "bank.mbox", tmp_path / "m.db", settings, append=True).emails == 0
 
 
 def test_duplicates_of_a_research_corpus_are_art_es(tmp_path: Path) -> None:

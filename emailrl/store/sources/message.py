@@ -200,7 +200,11 @@ def assemble(
     )  # fmt: skip
 
 
+MADE_UP = "@made-up.emailrl>"
+"""How a made-up Message-ID ends."""
+
+
 def made_up_id(content: bytes) -> str:
     """A Message-ID for a message without one, the same whenever the same content is read: archives differ in the empty
     lines that end it."""
-    return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}@made-up.emailrl>"
+    return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}{MADE_UP}"
