@@ -45,6 +45,8 @@ from emailrl.facts.mentions import Extractor
         (mentions.DATE, "with October 00's allocation", None),
         (mentions.DATE, "the October 00 allocation of May 5", None),
         (mentions.DATE, "the agenda\n<<minutes Feb 14 2002.doc>>\n", None),
+        (mentions.DATE, "the agenda\n - minutes Feb 14 2002.doc\n", None),
+        (mentions.DATE, "the agenda (see attached file: Feb 14 2002.doc)", None),
         (mentions.DEADLINE, "send it by noon Monday", "noon Monday"),
         (mentions.DEADLINE, "no later than Friday 11/30 if", "Friday 11/30"),
         (mentions.DEADLINE, "stop by Friday", None),

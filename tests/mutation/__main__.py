@@ -39,7 +39,10 @@ def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, 
     def survivor(one: Result) -> dict[str, object]:
         mutant = {key: value for key, value in asdict(one.mutant).items() if key in SHOWN}
         change = f"{one.mutant.scope}: {one.mutant.original} → {one.mutant.mutated}"
-        return mutant | {"module": one.module, "reason": reasons.get(one.module, {}).get(change, "no reason given")}
+        return mutant | {
+            "module": one.module,
+            "reason": reasons.get(one.module, {}).get(change, "no test tells it apart yet"),
+        }
 
     names = list(dict.fromkeys(one.module for one in results))
     return {
