@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -48,7 +49,7 @@ def train(
         str | None, typer.Option(help="auto (the latest, if any), latest, best, or the folder of a run or checkpoint.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the first run of this output folder.")
+        bool, typer.Option("--overwrite", help="Replace the output folder's first run; with --resume, its later steps.")
     ] = False,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps at most (MAX_STEPS).")] = None,
     epochs: Annotated[
@@ -94,7 +95,7 @@ def train(
       emailrl train --mode masked --preset quick --model nano
       emailrl train --mode simple --max-steps 20
       emailrl train --resume latest
-      emailrl train --resume outputs/grpo_masked/checkpoint-20 --max-steps 400
+      emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
       emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
     """
     if from_openrlhf is not None:
@@ -139,8 +140,8 @@ def train(
     }
     settings = load_settings(given, preset, trust=trust)
     resume = settings.output.resume
-    if resume is not None and not overwrite:
-        settings, resume = _with_own_options(settings, resume, given, preset)
+    if resume is not None:
+        settings, resume, overwrite = _with_own_options(settings, resume, given, preset, overwrite)
     from emailrl.export import check_free
 
     output = settings.output
@@ -157,24 +158,38 @@ def train(
 
 
 def _with_own_options(
-    settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None
-) -> tuple[Settings, str]:
-    """The settings that the run to go on with was begun with, those given now before them; and which run that is."""
+    settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None, overwrite: bool
+) -> tuple[Settings, str, bool]:
+    """The settings the run to go on with was begun with, those given now before them; which run; and ``overwrite``.
+
+    That is true also where the user, asked at a terminal, agrees to lose what the run did after the checkpoint.
+    """
     from emailrl.settings import load_settings
-    from emailrl.training.directory import checkpoint_to_resume, give_back_replaced, run_to_resume
+    from emailrl.training.directory import checkpoint_to_resume, give_back_replaced, loss_of_going_back, run_to_resume
 
     for line in give_back_replaced(settings):
         say(f"Note: {line}")
     directory = run_to_resume(settings, resume)
     checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
     if directory is None or checkpoint is None:
-        return settings, resume  # auto, with nothing to go on with
+        return settings, resume, overwrite  # auto, with nothing to go on with
     say(f"Going on with {checkpoint.path} and the options recorded there.")
+    if not overwrite and sys.stdin.isatty() and (loss := loss_of_going_back(directory, checkpoint)):
+        overwrite = _agrees(loss)
     own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
     if passed_over := _passed_over(settings, own):
         say(f"Note: passed over, as the run was begun otherwise: {passed_over}. Flags or the environment change it.")
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
-    return own, str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
+    run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
+    return own, run, overwrite
+
+
+def _agrees(loss: str) -> bool:
+    """Ask before later work is lost; who does not agree ends the command."""
+    say(loss)
+    if not typer.confirm("Remove that and go on?", err=True):
+        raise typer.Exit(1)
+    return True
 
 
 def _passed_over(now: Settings, own: Settings) -> str:

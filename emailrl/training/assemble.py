@@ -55,7 +55,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     restored = give_back_replaced(settings)
     with resumed(settings, resume, overwrite=overwrite) as before:
         checkpoint = before.checkpoint if before else None
-        if overwrite:
+        if overwrite and resume is None:
             check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
         settings, said = base_of(checkpoint, settings)
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
@@ -76,7 +76,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (
-                _directory(settings, before, state, data.notes, overwrite=overwrite) as directory,
+                _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
                 updater.skipped_dir = directory / "skipped"

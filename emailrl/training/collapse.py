@@ -93,7 +93,7 @@ def way_back(run_dir: Path, good_step: int | None) -> str:
     where = ", before it" if kept else ", the best; none from before it is left"
     return (
         f"Back to step {chosen.metadata.step}{where}, with that changed:"
-        f" emailrl train --resume {shlex.quote(str(chosen.path))}"
+        f" emailrl train --resume {shlex.quote(str(chosen.path))} --overwrite"
     )
 
 

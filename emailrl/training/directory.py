@@ -31,6 +31,7 @@ from emailrl.checkpoints import (
     run_folders,
 )
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.recording import read_records
 from emailrl.settings import Settings, run_root
 
 LOCK = ".lock"
@@ -117,6 +118,19 @@ def checkpoint_to_resume(directory: Path, settings: Settings, resume: str) -> Ch
     if resume in ("auto", "latest", "best") or path == directory:
         return checkpoint_of(directory, "best" if resume == "best" else "latest")
     return read_checkpoint(path)
+
+
+def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
+    """What going on from this checkpoint removes; None where it is of the step that ``latest`` would go on from."""
+    step, checkpoints = checkpoint.metadata.step, list_checkpoints(directory)
+    later = [item for item in checkpoints if item.metadata.step > step]
+    if not later:
+        return None
+    metrics = directory / "metrics.jsonl"
+    recorded = [record["step"] for record in read_records(metrics)] if metrics.exists() else []
+    last = max([*recorded, later[-1].metadata.step])
+    names = ", ".join(item.path.name for item in later)
+    return f"Going on from step {step} removes the later work in {directory}: steps {step + 1} to {last}, {names}."
 
 
 def clear_run(directory: Path) -> None:

@@ -40,7 +40,8 @@ def train(
     """Train as the settings say and return what came of it; ``progress`` gets each line meant for the console.
 
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
-    directory, or with ``overwrite`` the place of the first. A KeyboardInterrupt, or any error between two updates,
+    directory, or with ``overwrite`` the place of the first. Going on from an earlier checkpoint than the latest takes
+    ``overwrite``, as it removes what the run did after it. A KeyboardInterrupt, or any error between two updates,
     leaves the last whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that
     cannot go on.
     """

@@ -33,7 +33,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
-from emailrl.training.directory import checkpoint_to_resume, held, run_to_resume
+from emailrl.training.directory import checkpoint_to_resume, held, loss_of_going_back, run_to_resume
 from emailrl.training.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -56,17 +56,19 @@ def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Itera
     """Hold the run that ``resume`` means, and only then choose its checkpoint; None is a new run.
 
     ``auto`` is the latest run if there is one, also one that died before its first checkpoint; ``latest``, ``best``;
-    or the path of a run (its latest) or of a checkpoint. Raises UsageError where there is none (but for ``auto``),
+    or the path of a run (its latest) or of a checkpoint; ``overwrite`` agrees to lose what the run did after it.
+    Raises UsageError where there is none (but for ``auto``) and where work would be lost that nobody agreed to,
     EmailRLError for a damaged one and where another process trains there.
     """
-    if resume is not None and overwrite:
-        raise UsageError("--resume and --overwrite contradict each other.", "Give one of them.")
     directory = None if resume is None else run_to_resume(settings, resume)
     if resume is None or directory is None:
         yield None
         return
     with held(directory):
-        yield Resumed(directory, _whole(checkpoint_to_resume(directory, settings, resume)))
+        checkpoint = _whole(checkpoint_to_resume(directory, settings, resume))
+        if checkpoint and not overwrite and (loss := loss_of_going_back(directory, checkpoint)):
+            raise UsageError(loss, "If that is meant, add --overwrite, or copy the run first.")
+        yield Resumed(directory, checkpoint)
 
 
 def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:

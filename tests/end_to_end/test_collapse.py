@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from same_run import everything
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.cli.app import main
@@ -18,8 +20,20 @@ from emailrl.recording import read_records
 Options = Callable[..., dict[str, Any]]
 
 
+class Terminal(io.StringIO):
+    """Somebody at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["flag", "yes"])
 def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_before(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answered: bool,
+    options: Options,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def emailrl(command: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", shlex.split(command))
@@ -41,7 +55,19 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
     }  # fmt: skip
     last = said.strip().splitlines()[-1]
     assert "Stopped at step 5 for signs of collapse (ON_COLLAPSE=stop). Back to step 0, before it" in last
-    (back,) = re.findall(r"emailrl train --resume \S+", last)
+    (back,) = re.findall(r"emailrl train --resume \S+ --overwrite", last)
+
+    kept = everything(run)
+    code, said = emailrl(back.removesuffix(" --overwrite"))
+    assert code == 2 and everything(run) == kept
+    assert said.splitlines()[-1].endswith(
+        "steps 1 to 5, checkpoint-2, checkpoint-4, final. If that is meant, add --overwrite, or copy the run first."
+    )
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    code, said = emailrl(back.removesuffix(" --overwrite"))
+    assert code == 1 and "Remove that and go on?" in said and everything(run) == kept
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n" if answered else ""))
+    back = back.removesuffix(" --overwrite") if answered else back
 
     monkeypatch.setenv("KL_TARGET", "10")  # else the same happens again: the run goes on with its own options
     code, said = emailrl(back)

@@ -27,13 +27,21 @@ def test_resuming_from_an_older_checkpoint_drops_what_came_after(
 ) -> None:
     settings = make_settings(save_total_limit=9)
     run = train(settings).run_dir
-    result = train(settings, resume=str(run / "checkpoint-2"))
+    kept = everything(run)
+    for earlier, removed in (
+        (str(run / "checkpoint-2"), "checkpoint-4, checkpoint-6, final"),
+        ("best", "checkpoint-2, checkpoint-4, checkpoint-6, final"),
+    ):
+        with pytest.raises(UsageError, match=rf"removes the later work in .*steps \d to 6, {removed}\.") as refused:
+            train(settings, resume=earlier)
+        assert "--overwrite" in refused.value.hint and everything(run) == kept
+    result = train(settings, resume=str(run / "checkpoint-2"), overwrite=True)
     assert result.run_dir == run
     assert [line["step"] for line in read_records(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
     assert str(find_checkpoint("latest", settings.output.output_dir).metadata.parent).endswith(":2")
     assert same(state_of(run / "final"), state_of(finished.run_dir / "final"))
-    again = train(settings, resume="best")  # step 0
+    again = train(settings, resume="best", overwrite=True)  # step 0
     assert again.steps == 6 and lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
 
 
@@ -58,8 +66,8 @@ def test_a_new_run_takes_the_next_free_directory_unless_told_to_overwrite(make_s
     assert third.run_dir == first.run_dir
     assert find_checkpoint(str(first.run_dir / "final"), first.run_dir).metadata.run_id != before
     assert (first.run_dir / "notes.txt").read_text() == "mine"
-    with pytest.raises(UsageError, match="contradict"):
-        train(settings, resume="latest", overwrite=True)
+    fourth = train(settings, resume=str(third.run_dir), overwrite=True)  # consent to lose what is not lost
+    assert fourth == third and (first.run_dir / "notes.txt").read_text() == "mine"
 
 
 def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(

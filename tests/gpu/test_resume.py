@@ -30,6 +30,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) ->
             "outputs/again",
             "--resume",
             str(again.directory / "checkpoint-2"),
+            "--overwrite",
         )
     )
     assert [one["step"] for one in again.metrics] == [1, 2, 3, 4]

@@ -99,7 +99,7 @@ def test_by_default_a_run_warns_once_and_goes_on(tmp_path: Path) -> None:
     played = play(tmp_path, steps=12, accuracies=(0.5,) * 9, entropy=lambda step: 0.1 if step <= 4 else 0.0, patience=9)
     warnings = [line for line in played.said if line.startswith("Warning")]
     assert len(warnings) == 1 and warnings[0].startswith("Warning at step 9: the policy's entropy is 0.0000 nats")
-    assert warnings[0].endswith(f"emailrl train --resume {tmp_path}/checkpoint-4")
+    assert warnings[0].endswith(f"emailrl train --resume {tmp_path}/checkpoint-4 --overwrite")
     assert len(played.metrics) == 12 and "Done after step 12" in played.said[-1]
 
 
@@ -129,5 +129,5 @@ def test_where_no_checkpoint_from_before_is_left_it_names_the_best_or_says_so(tm
     for good in (1, None):  # step 1 was never saved, and best_model is that of step 2
         assert way_back(tmp_path, good) == (
             "Back to step 2, the best; none from before it is left, with that changed:"
-            f" emailrl train --resume {tmp_path}/best_model"
+            f" emailrl train --resume {tmp_path}/best_model --overwrite"
         )

@@ -13,7 +13,7 @@ import torch
 from training.run_files import settings, write
 
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, load_settings
 from emailrl.training.directory import held
 from emailrl.training.resume import (
@@ -27,9 +27,9 @@ from emailrl.training.resume import (
 from emailrl.training.state import Cursor, RunState
 
 
-def chosen(wanted: Settings, resume: str | None) -> tuple[str, int | None] | None:
+def chosen(wanted: Settings, resume: str | None, *, overwrite: bool = True) -> tuple[str, int | None] | None:
     """The run that is gone on with, and its checkpoint's step."""
-    with resumed(wanted, resume, overwrite=False) as before:
+    with resumed(wanted, resume, overwrite=overwrite) as before:
         if before is None:
             return None
         return before.directory.name, before.checkpoint and before.checkpoint.metadata.step
@@ -46,6 +46,11 @@ def test_what_resume_means(tmp_path: Path) -> None:
     write(run / "checkpoint-6", step=6)
     for which, step in {"auto": 6, "latest": 6, "best": 4, str(run): 6, str(run / "best_model"): 4}.items():
         assert chosen(wanted, which) == ("grpo_masked", step)
+    for which in ("auto", "latest", str(run), str(run / "checkpoint-6")):
+        assert chosen(wanted, which, overwrite=False) == ("grpo_masked", 6)
+    for which in ("best", str(run / "best_model")):
+        with pytest.raises(UsageError, match=r"from step 4 removes .*: steps 5 to 6, checkpoint-6\."):
+            chosen(wanted, which, overwrite=False)
     (run / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
     with pytest.raises(EmailRLError, match=r"checkpoint-6 lacks trainer_state\.pt"):
         chosen(wanted, str(run / "checkpoint-6"))
