@@ -16,7 +16,7 @@ from mutation.mutants import mutants
 from mutation.targets import MODULES, SAMPLED, drawn, source_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.70)]
+FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.79)]
 """What is mutated together, and the least share to kill; 0.97 is the aim of both, and the second falls short of it."""
 
 
