@@ -72,3 +72,9 @@ def test_what_fits_nothing_is_windows_1252_or_utf_8(label: str) -> None:
 def test_utf_8_under_another_label_is_utf_8() -> None:
     assert decode("Æ 中文".encode(), "iso-8859-1", []) == "Æ 中文"
     assert decode("中文 text".encode(), "gb2312", []) == "中文 text"
+
+
+def test_half_width_kana_in_iso_2022_jp() -> None:
+    defects: list[str] = []
+    assert decode(b"\x1b(I1234\x1b(B \x1b$B$3$s\x1b(B", "iso-2022-jp", defects) == "ｱｲｳｴ こん"
+    assert defects == ["bad_charset"]

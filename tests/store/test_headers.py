@@ -72,3 +72,9 @@ def test_envelope_lines_among_headers_are_no_defect() -> None:
 def test_dates_as_programs_write_them(value: bytes, hour: int) -> None:
     email = parsed(b"From: a@x.org\nMessage-ID: <1@x>\nDate: " + value + b"\n\nx")
     assert (email.date, email.defects) == (datetime(2001, 5, 1, hour, 9, 22, tzinfo=UTC), ())
+
+
+def test_a_raw_subject_in_iso_2022_jp() -> None:
+    email = parse_message(b"From: ann@x.org\nSubject: Re: \x1b$B$3$s\x1b(B!\n\nHello\n")
+    assert isinstance(email, RawEmail)
+    assert email.subject == "Re: こん!"

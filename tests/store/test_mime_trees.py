@@ -183,3 +183,13 @@ def test_the_only_text_is_kept_though_it_is_attached_without_a_name() -> None:
     attached = text(b"plain", b"Words", b"Content-Disposition: attachment\n")
     assert read(group(b"mixed", attached)) == ("Words", ("named_text",))
     assert read(group(b"mixed", attached, FOOTER)) == ("Footer", ())
+
+
+@pytest.mark.parametrize("content", [b"Hello to all who read this.", b"Hello to all who read this!!", b"A" * 100])
+@pytest.mark.parametrize("padded", [True, False])
+def test_base64_with_a_plain_footer_is_read_and_the_footer_kept(content: bytes, padded: bool) -> None:
+    encoded = base64.encodebytes(content).rstrip(b"\n")
+    encoded = encoded if padded else encoded.rstrip(b"=")
+    footer = b"_______________\nmembers mailing list\nhttps://x.org/list"
+    body, defects = read(IN_BASE64 + b"\n" + encoded + b"\n" + footer + b"\n")
+    assert (body, set(defects)) == ((content + b"\n\n" + footer).decode(), {"bad_encoding"})

@@ -43,6 +43,8 @@ _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
 """Sets that read the bytes 0x80 to 0x9f as control characters, which no mail has: letters of the superset are meant."""
 _CONTROLS = re.compile("[\x80-\x9f]")
 _JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
+_HALF_WIDTH = b"\x1b(I"
+"""Begins half-width kana, which only one superset of ISO-2022-JP has."""
 _TRUSTED_SHARE = 4
 """A charset is still believed where it fits so many times more signs beyond ASCII than it does not."""
 
@@ -62,7 +64,7 @@ def decode(raw: bytes, label: str, defects: list[str]) -> str:
     if text is not None and not (codec in _WITH_CONTROLS and _CONTROLS.search(text)):
         return text
     defects.append("bad_charset")
-    superset = _SUPERSETS.get(codec or "")
+    superset = "iso2022_jp_ext" if codec == "iso2022_jp" and _HALF_WIDTH in raw else _SUPERSETS.get(codec or "")
     for candidate in filter(None, (superset, "utf_8") if raw.isascii() else ("utf_8", superset)):
         text = _strictly(raw, candidate)
         if text is not None:

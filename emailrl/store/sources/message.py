@@ -115,9 +115,9 @@ _FOLD = re.compile(r"\n[ \t]+")
 
 
 def _plain_headers(head: bytes) -> dict[str, str] | None:
-    """The headers that are kept, by lower-case name; None unless they are plain ASCII without encoded words and the
-    block looks like a mail's."""
-    if not head.isascii() or b"=?" in head or b"\0" in head or not _MAIL_HEADER.search(head):
+    """The headers that are kept, by lower-case name; None unless they are plain ASCII without encoded words or escape
+    sequences and the block looks like a mail's."""
+    if not head.isascii() or b"=?" in head or b"\0" in head or b"\x1b" in head or not _MAIL_HEADER.search(head):
         return None
     text = head.decode("ascii")
     if "\n " in text or "\n\t" in text:

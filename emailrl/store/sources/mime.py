@@ -52,11 +52,12 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
 
 
 def _values(fields: Fields, charset: str) -> dict[str, list[str]]:
-    """The values of each header; bytes outside ASCII are read as UTF-8 or else in the charset of the text."""
+    """The values of each header; bytes outside ASCII are read as UTF-8 or else in the charset of the text, and escape
+    sequences as ISO-2022-JP."""
     values: dict[str, list[str]] = {}
     for name, value in fields:
         try:
-            text = value.decode()
+            text = decode(value, "iso-2022-jp", []) if b"\x1b" in value else value.decode()
         except UnicodeDecodeError:
             text = decode(value, charset, [])
         values.setdefault(name, []).append(text)

@@ -29,6 +29,10 @@ _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
 _STRAY_SHARE = 20
 """Base64 has no more than one stray sign in so many; what has more is text as it stands."""
 
+_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
+_BASE64_LINE = 16
+"""A first line so long, without a space, is no word."""
+
 
 class Part(NamedTuple):
     """A message or a part of one."""
@@ -56,7 +60,11 @@ class Part(NamedTuple):
         """The body without its transfer encoding; ``bad_encoding`` is noted where that does not fit."""
         encoding = str(self.head.get("content-transfer-encoding", "")).strip("\"' \t").lower()
         if encoding.startswith("base64"):
-            return _from_base64(self.body, defects)
+            content, footer = _without_footer(self.body)
+            if footer:
+                defects.append("bad_encoding")
+                return _from_base64(content, defects).rstrip() + b"\n\n" + footer
+            return _from_base64(content, defects)
         if encoding.startswith("quoted"):
             return binascii.a2b_qp(self.body)
         if encoding.startswith(("x-uu", "uu")):
@@ -170,6 +178,18 @@ def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
     if pieces is not None and begin is not None:
         pieces.append(text[begin:].removesuffix(b"\n"))
     return pieces
+
+
+def _without_footer(body: bytes) -> tuple[bytes, bytes]:
+    """Base64, and the plain text that a mailing list has put below it, if it has."""
+    found = _BASE64_LINES.match(body)
+    if not found or not (footer := body[found.end() :].strip()):
+        return body, b""
+    words = b"".join(footer.split())
+    is_text = _STRAY_SHARE * (len(words) - len(_NO_BASE64.sub(b"", words))) > len(words)
+    lines = found[1].split()
+    is_base64 = len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"=")
+    return (found[1], footer) if is_text and is_base64 else (body, b"")
 
 
 def _from_base64(body: bytes, defects: list[str]) -> bytes:
