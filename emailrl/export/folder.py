@@ -107,13 +107,20 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from emailrl.policy.plain_lora import read_plain_lora
+    from emailrl.policy.size import load_config
     from emailrl.policy.tensors import writing_tensors
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
+    path = resolve_model(name)
     try:
         base = AutoModelForCausalLM.from_pretrained(
-            resolve_model(name), dtype="auto", trust_remote_code=False, use_safetensors=True
+            path,
+            config=load_config(name, path),
+            dtype="auto",
+            attn_implementation="eager",  # never the one that its config names: it may lie on the hub
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,7 +23,7 @@ from emailrl.policy.logprobs import check_projection
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
-from emailrl.policy.size import check_fits
+from emailrl.policy.size import check_fits, load_config
 from emailrl.policy.tensors import write_tensors
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
@@ -218,7 +218,9 @@ def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tu
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+        # Read apart from the weights: a `_attn_implementation` of its own would else win over ours.
+        config = load_config(settings.model.name, path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EmailRLError(

@@ -28,11 +28,13 @@ def resolve_model(name: str) -> str | Path:
         return NANO_DIR
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-        kind = "is an adapter, not a model" if (folder / "adapter_config.json").is_file() else "holds no config.json"
-        hint = "Name its base model here, and the adapter as a checkpoint." if "adapter" in kind else _HINT
-        raise UsageError(f"The folder {folder} {kind}.", hint)
+        # transformers would put an adapter beside a config.json on the model by itself, unchecked.
+        if (folder / "adapter_config.json").exists():
+            hint = "Name its base model here, and the adapter as a checkpoint."
+            raise UsageError(f"The folder {folder} is an adapter, not a model.", hint)
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"The folder {folder} holds no config.json.", _HINT)
+        return folder.resolve()
     if not _HUB_NAME.fullmatch(name):
         raise UsageError(f"No such model: {name} is neither a folder nor a hub name.", _HINT)
     if "/" not in name and difflib.get_close_matches(name.lower(), [NANO], cutoff=0.7):

@@ -68,18 +68,26 @@ def empty_model(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        # Without a choice of ours the config's own counts, and may name kernels on the hub to fetch and run.
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="eager")
 
 
 def load_config(name: str, path: str | Path) -> Any:
     """Read a model's config from its folder, the local cache or the hub, without long retries.
 
-    Raises UsageError for a name the hub does not know, EmailRLError where the hub cannot be reached.
+    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError where the hub cannot be
+    reached.
     """
     from transformers import AutoConfig
+    from transformers.utils import find_adapter_config_file
 
     if isinstance(path, str) and not _cached(path):
         check_hub(name)
+    # transformers would put an adapter beside the config on the model by itself, unchecked.
+    if find_adapter_config_file(str(path)):
+        raise UsageError(
+            f"The model '{name}' holds an adapter.", "Name its base model, and the adapter as a checkpoint."
+        )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -69,6 +69,8 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
             f"The backend unsloth trains Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
             "Use --backend transformers.",
         )
+    if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
+        raise UsageError(f"The config of '{settings.model.name}' names kernels on the hub.", "Choose another model.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results

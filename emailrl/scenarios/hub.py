@@ -12,6 +12,9 @@ from emailrl.store.sources.hub import go_offline_if_unreachable, told
 from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
+READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+"""The reader in ``datasets`` of each kind of file that a folder of questions may hold."""
+CODE = frozenset({".py", ".pkl", ".pickle"})
 SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 
 
@@ -31,21 +34,50 @@ def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
 
 
 def _load(name: str) -> Any:
-    local = Path(name).is_dir()
-    if not local:
-        go_offline_if_unreachable()
+    if Path(name).is_dir():
+        return _load_folder(Path(name).absolute())
+    go_offline_if_unreachable()
     import datasets
 
     try:
-        if local and any((Path(name) / marker).exists() for marker in ("dataset_dict.json", "dataset_info.json")):
-            loaded = datasets.load_from_disk(name)
-            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         return datasets.load_dataset(name)
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
-        if local:
-            raise UsageError(f"{name} is not a folder of questions that datasets can load: {told(error)}.") from error
         raise EmailRLError(
             f"Cannot load the questions {name} from the hub: {told(error)}.",
             "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
             "or `emailrl gen-db --source demo`.",
         ) from error
+
+
+def _load_folder(folder: Path) -> Any:
+    """The splits of a folder: only formats that hold data, as others (``pandas``) would run what a file says."""
+    import datasets
+
+    try:
+        if any((folder / marker).exists() for marker in ("dataset_dict.json", "dataset_info.json")):
+            loaded = datasets.load_from_disk(str(folder))
+            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+        reader, files = _data_files(folder)
+        # The reader is named and the files are given: `load_dataset(folder)` would let the folder choose both.
+        return datasets.load_dataset(reader, data_files=files)
+    except EmailRLError:
+        raise
+    except Exception as error:  # as in _load
+        raise UsageError(f"{folder} is not a folder of questions that datasets can load: {told(error)}.") from error
+
+
+def _data_files(folder: Path) -> tuple[str, dict[str, list[str]]]:
+    """The reader of a folder's files, and the files of each split, which their names tell."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    suffixes = {Path(file).suffix.lower() for files in found.values() for file in files}
+    suffixes |= CODE & {file.suffix.lower() for file in folder.iterdir()}
+    readers = {READERS[suffix] for suffix in suffixes if suffix in READERS}
+    if len(readers) != 1 or suffixes & CODE:
+        raise UsageError(
+            f"{folder} is not a folder of questions: it holds {', '.join(sorted(suffixes)) or 'no'} files.",
+            "It may hold JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
+        )
+    kept = {split: [file for file in files if Path(file).suffix.lower() in READERS] for split, files in found.items()}
+    return readers.pop(), {str(split): files for split, files in kept.items() if files}

@@ -41,6 +41,37 @@ def test_code_in_a_models_folder_never_runs_and_nobody_is_asked(
     assert not (tmp_path / "PWNED").exists()
 
 
+def test_an_adapter_inside_a_models_folder_is_not_put_on_it_unseen(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    load_policy(settings_for(tiny_model), trainable=True).save_adapter(tmp_path / "adapter")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(tmp_path / "adapter" / name, folder / name)
+    with pytest.raises(UsageError, match="model is an adapter, not a model"):
+        load_policy(settings_for(folder))
+
+
+def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download as the hub's cache keeps it, with no network."""
+    cached = tmp_path / "models--someone--mail" / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny_model, cached)
+    (cached / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1}))
+    (tmp_path / "models--someone--mail" / "refs").mkdir()
+    (tmp_path / "models--someone--mail" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match="someone/mail' holds an adapter"):
+        size.load_config("someone/mail", "someone/mail")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_kernels_that_a_models_config_names_are_not_asked_for(tiny_model: Path, tmp_path: Path, key: str) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {key: "stranger/kernel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_policy(settings_for(folder)).model.config._attn_implementation == "sdpa"
+
+
 def test_weights_in_a_pickle_are_not_opened(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     weights = load_policy(settings_for(folder)).model.state_dict()
@@ -213,6 +244,7 @@ def test_folders(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="is an adapter, not a model"):
         resolve_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(EmailRLError, match="does not load") as caught:
         load_policy(settings_for(tmp_path))

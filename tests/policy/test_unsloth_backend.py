@@ -107,3 +107,6 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
     with pytest.raises(EmailRLError, match="Llama, Mistral, Qwen2 and Qwen3 models, not gemma"):
         load_unsloth(settings_for(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "_attn_implementation": "stranger/kernel"}')
+    with pytest.raises(UsageError, match="names kernels on the hub"):
+        load_unsloth(settings_for(tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,55 @@ def test_a_folder_of_parquet_files_as_the_hub_has_them(published: Any, tmp_path:
 def test_a_folder_of_something_else_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("hello\n")
-    with pytest.raises(UsageError, match=r"field 'id' is missing"):
+    with pytest.raises(UsageError, match=r"it holds \.txt files"):
         load_scenario_set(tmp_path / "folder", None, limit=None, seed=1, data=DataSettings())
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="not a folder of questions"):
         load_scenario_set(tmp_path / "empty", None, limit=None, seed=1, data=DataSettings())
+
+
+class _Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("name", ["pandas", "json"])
+def test_a_folder_named_like_a_reader_runs_no_pickle_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.pkl").write_bytes(pickle.dumps(_Bomb(tmp_path / "RAN")))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "train.jsonl").write_text(json.dumps(row(id=7)) + "\n")
+    chosen = load_scenario_set(Path(name), None, limit=None, seed=1, data=DataSettings())
+    assert [scenario.id for scenario in chosen.scenarios] == ["7"]
+    assert not (tmp_path / "RAN").exists()
+
+
+@pytest.mark.parametrize("code", ["train.pkl", "folder.py", "test.PICKLE"])
+def test_a_folder_that_holds_code_is_refused(tmp_path: Path, code: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(json.dumps(row(id=7)) + "\n")
+    (folder / code).write_bytes(pickle.dumps(_Bomb(tmp_path / "RAN")))
+    with pytest.raises(UsageError, match=r"is not a folder of questions: it holds .* files\. ") as raised:
+        load_scenario_set(folder, None, limit=None, seed=1, data=DataSettings())
+    assert "no code or pickles" in raised.value.hint and not (tmp_path / "RAN").exists()
+
+
+def test_the_card_of_a_folder_does_not_choose_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.jsonl").write_text(json.dumps(row(id=8)) + "\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.jsonl").write_text(json.dumps(row(id=7)) + "\n")
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: {tmp_path / 'elsewhere.jsonl'}\n---\n"
+    (tmp_path / "folder" / "README.md").write_text(card)
+    chosen = load_scenario_set(tmp_path / "folder", None, limit=None, seed=1, data=DataSettings())
+    assert [scenario.id for scenario in chosen.scenarios] == ["7"]
 
 
 def test_without_a_network_the_error_names_the_alternatives() -> None:

@@ -28,8 +28,11 @@ def is_dataset_folder(path: Path) -> bool:
 def read_hub() -> Iterator[RawEmail | Skipped]:
     """The mails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
 
-    Raises ``EmailRLError`` with the alternatives where the hub cannot be reached and the cache lacks it.
+    Raises ``EmailRLError`` with the alternatives where the hub cannot be reached and the cache lacks it, ``UsageError``
+    where a folder of that name would be read in its place.
     """
+    if Path(DATASET).exists():
+        raise UsageError(f"The folder {DATASET} here would be read instead of the hub's.", "Run in another folder.")
     go_offline_if_unreachable()
     from datasets import load_dataset
 
