@@ -79,7 +79,7 @@ def load_config(name: str, path: str | Path) -> Any:
     reached.
     """
     from transformers import AutoConfig
-    from transformers.utils import find_adapter_config_file
+    from transformers.utils.peft_utils import find_adapter_config_file
 
     if isinstance(path, str) and not _cached(path):
         check_hub(name)
