@@ -1,7 +1,8 @@
 """Parts of the user's own, by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
 A module is looked for where Python looks and, last, in the working directory; a file may import its neighbours. Loading
-runs the user's code: a part comes from their own settings, never from data.
+runs the user's code: a part comes from their own settings, never from data. It runs from source: what the user read and
+trusted is the source, and compiled files beside it may hold anything.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.abc import PathEntryFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
@@ -89,7 +92,7 @@ def _import_file(path: Path) -> ModuleType:
     name = f"emailrl_custom_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_SourceLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be loaded as Python.")
     _search(path.parent)
@@ -108,3 +111,34 @@ def _search(folder: Path) -> None:
     """Let imports find the folder's modules, after all others: it hides nothing that is installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+    if str(folder) in _folders:
+        return
+    _folders.add(str(folder))
+    if _source_finder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _source_finder)
+    for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
+        del sys.path_importer_cache[path]  # found by Python's own finder, which takes compiled files
+
+
+_folders: set[str] = set()
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles a module anew each time, and neither reads nor writes ``__pycache__``."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+_find_sources = FileFinder.path_hook((_SourceLoader, SOURCE_SUFFIXES))
+
+
+def _source_finder(path: str) -> PathEntryFinder:
+    """A path hook for folders of the user's code, less what lies below them on Python's own path (site-packages)."""
+    full = Path(path).absolute()
+    entries = [str(Path(entry).absolute()) for entry in sys.path]
+    owner = max((entry for entry in entries if full.is_relative_to(entry)), key=len, default="")
+    if owner not in _folders:
+        raise ImportError(path)
+    return _find_sources(path)

@@ -22,6 +22,10 @@ NEAR_MISS: Final = 0.85
 """Likeness from which a foreign name in ``.env`` is taken for a mistyped setting; WANDB_API_KEY must stay below it."""
 
 
+MAX_BYTES: Final = 2**20
+"""Size above which a settings file is refused."""
+
+
 @dataclass(frozen=True)
 class Given:
     """One value as a source gave it, under the name and from the place the user wrote it."""
@@ -125,7 +129,14 @@ def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
 def _read(path: Path) -> str:
     """The text of a settings file, empty when there is none."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        # A pipe or a device, as a stranger's folder may link to, would be waited for or read without end.
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path.name} is not a file.", f"Remove {path}.")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{path.name} is larger than 1 MiB.", f"Mend or remove {path}.")
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

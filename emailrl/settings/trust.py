@@ -167,6 +167,8 @@ def _digest(*parts: str) -> str:
 def _wandb_settings(path: Path) -> list[tuple[str, str]]:
     """What W&B would read from a settings file of its own; a file that it cannot read decides nothing."""
     parser = configparser.ConfigParser(interpolation=None)
+    if not path.is_file():  # a pipe would be waited for
+        return []
     try:
         parser.read(path)
         return parser.items("default")

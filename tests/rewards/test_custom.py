@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import py_compile
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import pytest
 
@@ -110,6 +113,35 @@ def test_a_module_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "reward_beside_me.py").write_text("def three(trajectory): return 3\n")
     monkeypatch.chdir(tmp_path)
     assert load_reward("reward_beside_me:three")(TRAJECTORY) == {"three": 3.0}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["beside_pyc.py:f", "beside_pyc_named:f", "pyc_package.inner:f", "pyc_importer.py:f"])
+def test_bytecode_of_other_source_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An unchecked ``.pyc`` is run by Python itself whatever the source says."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyc_package").mkdir()
+    trusted, other = "def f(trajectory): return 1\n", "def f(trajectory): return 2\n"
+    (tmp_path / "pyc_importer.py").write_text("from pyc_neighbour import f\n")
+    (tmp_path / "other.py").write_text(other)
+    for file in ("beside_pyc.py", "beside_pyc_named.py", "pyc_package/inner.py", "pyc_neighbour.py"):
+        (tmp_path / file).write_text(trusted)
+        compiled = cache_from_source(str(tmp_path / file))
+        py_compile.compile("other.py", compiled, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    assert load_reward(name)(TRAJECTORY) == {"f": 1.0}  # type: ignore[operator]
+
+
+def test_what_is_installed_below_the_working_directory_keeps_its_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (tmp_path / "compiled.py").write_text("number = 5\n")
+    py_compile.compile(str(tmp_path / "compiled.py"), str(installed / "only_compiled_here.pyc"))
+    (tmp_path / "uses_installed.py").write_text(
+        "import only_compiled_here\ndef f(t): return only_compiled_here.number\n"
+    )
+    monkeypatch.syspath_prepend(str(installed))
+    assert load_reward(f"{tmp_path / 'uses_installed.py'}:f")(TRAJECTORY) == {"f": 5.0}  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

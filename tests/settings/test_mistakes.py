@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ def test_an_unreadable_line_of_dotenv(refused: Any, tmp_path: Path) -> None:
     assert refused().startswith(".env line 2 cannot be read.")
     (tmp_path / ".env").write_bytes(b"SEED=\xff\n")
     assert refused().startswith(".env cannot be read: it is not UTF-8 text.")
+
+
+@pytest.mark.parametrize("name", [".env", "emailrl.toml"])
+def test_a_settings_file_that_never_ends_is_not_read(refused: Any, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text("#" * 2**20)
+    assert load_settings(cwd=tmp_path, environ={})
+    file.write_text("#" * (2**20 + 1))
+    assert refused().startswith(f"{name} is larger than 1 MiB.")
+    file.unlink()
+    file.symlink_to("/dev/null")
+    assert refused().startswith(f"{name} is not a file.")
+    file.unlink()
+    os.mkfifo(file)
+    assert refused().startswith(f"{name} is not a file.")
 
 
 @pytest.mark.parametrize(
