@@ -14,6 +14,7 @@ TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip fa
 .PHONY: help install quickstart test test-vllm test-gpu lint format docs
 
 help:
+	@echo "make install      emailrl and what its tests need, into $(VENV)"
 	@echo "make quickstart   the whole cycle on a demo mailbox, on a CPU"
 	@echo "make test         the tests"
 	@echo "make test-vllm    the tests against a real vLLM, where one is installed (minutes)"
@@ -24,13 +25,14 @@ help:
 
 install: $(INSTALLED)
 
-# An environment that make began and could not finish is begun anew; one made by other means is used as it is, never cleared.
+# An environment that make began and could not finish is begun anew, its marker kept until it is whole; one made by other means is
+# used as it is, never cleared.
 # torch goes first and alone, so that the build the constraints allow (CPU or CUDA) is settled before anything asks for one.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("emailrl needs Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "installing emailrl into $(VENV) (a few minutes the first time)" >&2
-	@if [ -e $(HALF) ]; then rm -rf $(VENV); fi
-	@if [ ! -e $(VENV) ]; then mkdir -p $(VENV) && touch $(HALF) && $(PYTHON) -m venv $(VENV); fi
+	@if [ -z "$$(ls -A $(VENV) 2>/dev/null)" ]; then mkdir -p $(VENV) && touch $(HALF); fi
+	@if [ -e $(HALF) ]; then find $(VENV)/ -mindepth 1 -maxdepth 1 ! -name $(notdir $(HALF)) -exec rm -rf {} + && $(PYTHON) -m venv $(VENV); fi
 	@: >$(LOG)
 	@$(PIP) torch $(TELL)
 	@$(PIP) --editable '.[dev]' $(TELL)
