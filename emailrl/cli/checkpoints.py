@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +137,8 @@ def prune_command(
     for path in paths:
         console.print(f"to remove: {path}", markup=False, soft_wrap=True)
     if paths and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"Nobody is there to agree to remove {_counted(paths)}.", "Add --yes.")
         typer.confirm(f"Remove {_counted(paths)}?", abort=True, err=True)
     removed = [path for each in runs for path in prune(each, limit)]
     if json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Db, Json, Limit, Overwrite, Trust
-from emailrl.cli.output import print_json, print_next, progress_console
+from emailrl.cli.output import print_json, print_next, progress_console, say
 from emailrl.plain import one_line
 
 if TYPE_CHECKING:
@@ -83,14 +83,15 @@ def gen_db(
         line = f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew."
         print(one_line(line), file=sys.stderr)
     elif settings.source == "demo":
-        report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
+        with _said_if_interrupted(settings.db):
+            report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
     else:
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
-        with _progress_bar(opened) as (progress, console):
+        with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, console):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
                 workers=workers, progress=progress, listing=_listing(console) if verbose else None,
@@ -99,6 +100,22 @@ def gen_db(
     _print_next(settings, report.db)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+@contextmanager
+def _said_if_interrupted(db: Path) -> Iterator[None]:
+    """After Ctrl-C, say that the database is what it was, where that is so: a build writes beside it."""
+
+    def identity() -> tuple[int, int] | None:
+        return (db.stat().st_ino, db.stat().st_mtime_ns) if db.exists() else None
+
+    before = identity()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if identity() == before:
+            say(f"{db} is as it was before." if before else f"{db} was not written.")
+        raise
 
 
 def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
@@ -139,7 +156,9 @@ def _print_next(settings: StoreSettings, db: Path) -> None:
     with opened(db) as connection:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
-        shown = ", ".join(f"{owner.address} ({owner.mails:,} mails)" for owner in owners[:NUM_SHOWN])
+        shown = ", ".join(
+            f"{owner.address} ({owner.mails:,} mail{'s' * (owner.mails != 1)})" for owner in owners[:NUM_SHOWN]
+        )
         print(one_line(f"Inboxes: {shown}{', …' if len(owners) > NUM_SHOWN else ''}"), file=sys.stderr)
     questions = questions_file(settings.db)
     command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
@@ -211,7 +230,7 @@ def _print_summary(report: BuildReport) -> None:
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     console.print(
-        f"{report.emails:,} mails stored in {report.db}, {skipped:,} skipped; "
+        f"{report.emails:,} mail{'s' * (report.emails != 1)} stored in {report.db}, {skipped:,} skipped; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         markup=False, soft_wrap=True,
     )  # fmt: skip

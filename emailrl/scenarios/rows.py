@@ -15,6 +15,10 @@ from emailrl.scenarios.splits import SPLITS
 from emailrl.trajectory import Scenario
 
 ONE_A_LINE = "A question file has one JSON object a line."
+FIELDS_HINT = (
+    "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and"
+    " ANSWER_FIELD name what a file calls otherwise."
+)
 MOST_LINE_BYTES = 1 << 20
 MOST_CHARACTERS = 100_000
 """Of one field: far more than any question or answer has, and no more than a model can be made to read."""
@@ -100,7 +104,7 @@ def _json(line: bytes, where: str) -> Any:
 
 def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: str) -> Any:
     if name not in row:
-        raise UsageError(f"{where}: field {name!r} is missing.")
+        raise UsageError(f"{where}: field {name!r} is missing.", FIELDS_HINT)
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, types) or (isinstance(value, str) and not value.strip()):
         kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)

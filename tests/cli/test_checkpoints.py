@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import replace
@@ -127,13 +128,21 @@ def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
     assert "1 checkpoint removed, the last 0 of each run kept" in error
 
 
-def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
+class Terminal(io.StringIO):
+    """Somebody at a terminal."""
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    def isatty(self) -> bool:
+        return True
+
+
+def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    code, _, error = emailrl("checkpoints", "prune", "--keep", 0)
+    assert code == 2 and error.endswith("error: Nobody is there to agree to remove 3 checkpoints. Add --yes.\n")
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 130
     assert len(names(run_dir)) == 5
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 0
     assert names(run_dir) == ["best_model", "final"]
 

@@ -166,7 +166,26 @@ def test_an_ended_build_exits_with_130_and_leaves_no_file_and_no_process(
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert "Traceback" not in stderr
-    assert not list(tmp_path.glob("mail.db*"))
+    assert stderr.endswith("mail.db was not written.\ninterrupted\n") and not list(tmp_path.glob("mail.db*"))
+
+
+def test_an_interrupted_overwriting_says_that_the_database_is_as_before(
+    maildir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from emailrl.store import build
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    assert "\n1 mail stored in" in gen_db("--source", maildir / "user-0", "--db", "mail.db", cwd=tmp_path).stderr
+    before = (tmp_path / "mail.db").read_bytes()
+    monkeypatch.setattr(build, "write_database", interrupted)
+    monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", "--source", str(maildir), "--db", "mail.db", "--overwrite"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith("mail.db is as it was before.\ninterrupted\n")
+    assert (tmp_path / "mail.db").read_bytes() == before
 
 
 def test_verbose_lists_messages_without_their_control_characters(maildir: Path, tmp_path: Path) -> None:
