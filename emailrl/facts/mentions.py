@@ -32,6 +32,8 @@ _LARGE_NUMBER = r"(?<![\d,.$])\d{1,3}(?:,\d{3})+(?![\d,])"
 _FILE_NAMES = re.compile(
     r"<<[^>\n]*>>|^[ \t]*-[ \t][^\n]*\.\w{2,4}[ \t]*$|\(See attached file:[^)]*\)", re.IGNORECASE | re.MULTILINE
 )
+_JOINED_BEFORE = re.compile(r"\w(?:[.,/–-]?|:(?<=\d:))\Z")
+_JOINED_BEHIND = re.compile(r"\w|[.,/–-]\w|:\d")
 _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
 
@@ -41,6 +43,8 @@ class Mention:
 
     key: Hashable
     text: str
+    is_whole: bool = True
+    """False where it stops inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +67,16 @@ class Extractor:
         facts = []
         for match in self.pattern.finditer(text):
             shown = " ".join(match["fact"].split())
-            facts.append(Mention(self.key(shown), shown))
+            facts.append(Mention(self.key(shown), shown, _is_whole(match)))
         return facts
 
     def only(self, own: str, whole: str) -> Mention | None:
         """The one fact of its kind in the whole body, if it stands in the mail's own text; else None."""
         mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
-        if not mine or len({fact.key for fact in self.find(whole)}) != 1:
+        all_found = self.find(whole)
+        if not mine or len({fact.key for fact in all_found}) != 1:
+            return None
+        if not all(fact.is_whole for fact in (*mine, *all_found)):
             return None
         if self.lookalikes is not None and any(
             len(other) == len(mine[0].text) and self.key(other) != mine[0].key
@@ -81,6 +88,14 @@ class Extractor:
         if self.ranges is not None and self.ranges.search(whole):
             return None
         return mine[0]
+
+
+def _is_whole(match: re.Match[str]) -> bool:
+    """Whether no token goes on before or behind the fact."""
+    start, end = match.span("fact")
+    return not _JOINED_BEFORE.search(match.string, max(start - 2, 0), start) and not _JOINED_BEHIND.match(
+        match.string, end
+    )
 
 
 def _letters(text: str) -> str:
@@ -202,7 +217,9 @@ ATTACHMENT = Extractor(
     in_file_names=True,
 )
 QUANTITY = Extractor(
-    _pattern(rf"(?<![\d.,$])\d[\d,]*(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"),
+    _pattern(
+        rf"(?<![\d.$])(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"
+    ),
     _counted,
     rivals=re.compile(_LARGE_NUMBER),
     ranges=re.compile(rf"\d{_TO}\d[\d,.]*\s?{_UNIT}", re.IGNORECASE),

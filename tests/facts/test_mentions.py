@@ -89,6 +89,57 @@ def test_the_one_fact_of_a_kind(extractor: Extractor, text: str, fact: str | Non
     assert (found.text if found else None) == fact
 
 
+@pytest.mark.parametrize(
+    ("extractor", "text"),
+    [
+        (mentions.ROOM, "We meet in room 4.41."),
+        (mentions.ROOM, "We meet in room 4/41 today"),
+        (mentions.ROOM, "We meet in room 4:41 today"),
+        (mentions.ROOM, "The key is for EB 12/3."),
+        (mentions.numbered("invoice"), "Invoice no. 2024/118"),
+        (mentions.numbered("invoice"), "Invoice 2024,118"),
+        (mentions.numbered("invoice"), "Invoice 2024/A is paid"),
+        (mentions.PERCENT, "It went up by 23,4 %"),
+        (mentions.PERCENT, "a 1,234% rise"),
+        (mentions.PERCENT, "the 10%-owned firm"),
+        (mentions.AMOUNT, "It costs $23,4 in all"),
+        (mentions.AMOUNT, "It costs $1.234,50"),
+        (mentions.AMOUNT, "It costs US$5"),
+        (mentions.QUANTITY, "It took 23,4 MMBtu"),
+        (mentions.QUANTITY, "It took 1.234,5 tons"),
+        (mentions.FLIGHT, "on flight CO 1234/5"),
+        (mentions.FLIGHT, "on flight CO 1234-A"),
+        (mentions.PHONE, "Call 713-555-0142/43"),
+        (mentions.PHONE, "Call 713-555-0142,43"),
+        (mentions.PHONE, "Call 44.713-555-0142"),
+        (mentions.TIME, "at 14:30Z on the dot"),
+        (mentions.TIME, "at 4pm/3pm"),
+        (mentions.DATE, "on May 5-final"),
+        (mentions.DEADLINE, "no later than May 5/6"),
+        (mentions.VENUE, "at the Sands Hotel/Casino"),
+    ],
+)
+def test_a_part_of_a_token_is_no_fact(extractor: Extractor, text: str) -> None:
+    assert extractor.only(text, text) is None
+
+
+@pytest.mark.parametrize(
+    ("extractor", "text", "fact"),
+    [
+        (mentions.ROOM, "We meet in room 441, then eat", "room 441"),
+        (mentions.ROOM, "We meet (room 441).", "room 441"),
+        (mentions.numbered("invoice"), "Invoice no. 2024118.", "2024118"),
+        (mentions.PERCENT, "It went up by 23.4 %, they say", "23.4 %"),
+        (mentions.AMOUNT, "It costs $1,234.50.", "$1,234.50"),
+        (mentions.QUANTITY, "It took 1,234.5 tons - more", "1,234.5 tons"),
+        (mentions.FLIGHT, "on flight CO 1234 / seat 5", "CO 1234"),
+    ],
+)
+def test_what_ends_a_sentence_is_no_part_of_a_fact(extractor: Extractor, text: str, fact: str) -> None:
+    found = extractor.only(text, text)
+    assert found is not None and found.text == fact
+
+
 def test_two_spellings_of_one_fact_are_one() -> None:
     for extractor, text in (
         (mentions.AMOUNT, "$80 million, that is $80,000,000"),
