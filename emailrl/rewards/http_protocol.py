@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from emailrl.errors import EmailRLError
 from emailrl.recording import trajectory_to_dict
 from emailrl.trajectory import Message, Trajectory
 
+T = TypeVar("T")
 VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
@@ -45,10 +46,12 @@ def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def read_reply(reply: Any, trajectories: Sequence[Trajectory], scorer: str) -> list[dict[str, float]]:
+def read_reply(
+    reply: Any, trajectories: Sequence[Trajectory], scorer: str, tellable: Callable[[str], str] = str
+) -> list[dict[str, float]]:
     """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
 
-    ``scorer`` names the sender in errors. Raises EmailRLError for anything but one finite reward for each trajectory in
+    ``scorer`` names the sender in errors; ``tellable`` makes a name that the server chose fit to be kept. Raises EmailRLError for anything but one finite reward for each trajectory in
     their order: a reply that is half right is not used at all.
     """
     if not isinstance(reply, dict) or "rewards" not in reply:
@@ -57,13 +60,13 @@ def read_reply(reply: Any, trajectories: Sequence[Trajectory], scorer: str) -> l
     if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
         raise EmailRLError(f"{scorer} replied with other ids than it was sent, or in another order.")
     rewards = _list_of(reply["rewards"], count, "rewards", scorer)
-    terms = [read_terms(reward, _TERM, scorer) for reward in rewards]
+    terms = [_renamed(read_terms(reward, _TERM, scorer), tellable, scorer) for reward in rewards]
     extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
     logs = reply.get("extra_logs") or {}
     if not isinstance(logs, dict):
         raise EmailRLError(f"{scorer} replied with extra_logs that are no object: {_shown(logs)}.")
     columns = {name: _numbers(values, count, name, scorer) for name, values in (extras | logs).items()}
-    for name, column in columns.items():
+    for name, column in _renamed(columns, tellable, scorer).items():
         for trajectory, number in zip(trajectories, column, strict=True):
             trajectory.rubric[f"remote_{name}"] = number
     return terms
@@ -83,6 +86,15 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
     if any(abs(number) > MAX_REWARD for number in (*terms.values(), sum(terms.values()))):
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", f"Rewards must lie within ±{MAX_REWARD:g}.")
     return terms
+
+
+def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -> dict[str, T]:
+    renamed = {tellable(name): value for name, value in named.items()}
+    if len(renamed) != len(named):
+        raise EmailRLError(
+            f"{scorer} replied with names that cannot be told apart.", "Give terms and logs short names."
+        )
+    return renamed
 
 
 def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:

@@ -73,11 +73,14 @@ class HttpReward:
 
     def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
         try:
-            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}")]
+            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}", self._tellable)]
         except EmailRLError as error:
-            told = EmailRLError(redacted(error.message, *self._secrets, limit=500), error.hint)
+            told = EmailRLError(self._tellable(error.message), error.hint)
             logger.warning("%d trajectories got no reward: %s", len(batch), told)
             return [told] * len(batch)
+
+    def _tellable(self, text: str) -> str:
+        return redacted(text, *self._secrets, limit=500)
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The reply's JSON; raises EmailRLError when there is none after the last try."""

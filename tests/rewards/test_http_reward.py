@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from local_server import DrippingServer
+from pydantic import SecretStr
 from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.environment import Rubric
@@ -303,3 +304,33 @@ def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> N
     played = [trajectory(4)]
     scorer.score(played)
     assert played[0].reward == 4.0
+
+
+@pytest.mark.parametrize(
+    ("echo", "hidden"),
+    [
+        ("hu&sh", "***"),
+        ("ann:hu&sh", "***"),
+        ("hu&amp;sh", "***"),
+        ("&#104;u&#x26;sh", "***"),
+        ("hu%2526sh", "***"),
+        ("Basic YW5uOmh1JnNo", "Basic ***"),
+        ("Bearer the-key", "Bearer ***"),
+    ],
+)
+def test_names_that_a_server_gives_hold_no_secret(serve: Serve, echo: str, hidden: str) -> None:
+    def reply(body: dict[str, Any], _: int) -> tuple[int, str]:
+        return 200, json.dumps({"rewards": [{f"by {echo}": 1.0, "b": 2}], "extra_logs": {f"of {echo}": [3.0]}})
+
+    url = serve(reply).url.replace("http://", "http://ann:hu%26sh@")
+    played = trajectory(1)
+    settings = RewardSettings(reward_api_key=SecretStr("the-key"))
+    (terms,) = http_reward.HttpReward(url, settings, concurrency=1).score_batch([played])
+    assert terms == {f"by {hidden}": 1.0, "b": 2.0}
+    assert played.rubric[f"remote_of {hidden}"] == 3.0
+
+
+def test_names_that_are_one_when_a_secret_is_hidden_are_refused(serve: Serve) -> None:
+    url = serve(lambda *_: (200, '{"rewards": [{"hush": 1, "%68ush": 2}]}')).url.replace("http://", "http://ann:hush@")
+    (error,) = http_reward.HttpReward(url, RewardSettings(), concurrency=1).score_batch([trajectory(1)])
+    assert "names that cannot be told apart" in str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from emailrl.settings import is_openrouter, redacted, secrets_in, without_credentials
@@ -51,6 +53,13 @@ WRITTEN = [
     "hu%22sh/%c3%bc+%c3%a9%2b",
     'hu\\"sh\\/ü é+',
     "hu\\u0022sh\\/\\u00fc \\u00E9+",
+    "hu%2522sh%252F%25C3%25BC%2520%25c3%25a9%252B",  # percent-encoded twice
+    "hu%252522sh/ü+é%25252B",
+    "hu&quot;sh/&uuml; &eacute;+",
+    "hu&#34;sh&#47;&#252;&#32;&#xE9;&#x2b;",
+    "&#104;&#0117;&#x22;&#x73;h&sol;&#xfc;&nbsp;&#233;&plus;",
+    "hu&amp;quot;sh/&amp;#252; &amp;amp;eacute;+",
+    "hu\\u0026quot;sh/\\u0026#252; é+",
     "YW5uOmh1InNoL8O8IMOpKw==",  # ann:hu"sh/ü é+
     "YW5uOmh1InNoL8O8IMOpKw",
     "YW5uOmh1InNoL8O8IMOpKw%3D%3D",
@@ -62,6 +71,25 @@ WRITTEN = [
 def test_a_secret_is_hidden_however_it_is_written(written: str) -> None:
     url = "https://ann:hu%22sh%2F%C3%BC%20%C3%A9%2B@host/v1"
     assert redacted(f"Basic {written}; no", *secrets_in(url)) == "Basic ***; no"
+
+
+def test_a_password_with_an_ampersand_is_hidden_in_html() -> None:
+    for written in (
+        "h&s<",
+        "h&amp;s&lt;",
+        "h&amp;amp;s&amp;lt;",
+        "h&#38;s&#60;",
+        "h\\u0026amp;s\\u0026lt;",
+        "h%2526s%253C",
+    ):
+        assert redacted(f"<p>{written}</p>", "h&s<") == "<p>***</p>", written
+
+
+def test_hostile_texts_are_looked_through_in_no_time() -> None:
+    begun = time.perf_counter()
+    for piece in ("\\", "&amp;", "&", "%25", "&#0", "h&", "%"):
+        redacted(piece * 65536, 'h&%"s<', "&&&%%%")
+    assert time.perf_counter() - begun < 5
 
 
 def test_base64_of_either_alphabet_is_hidden() -> None:
