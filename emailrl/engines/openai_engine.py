@@ -38,17 +38,29 @@ _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 
 _TAGS = (
     r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
+    r"img|ref|box|quad|filename|reponame|2mass|"
     r"(?:function|parameter|invoke)(?:[= ][^<>\n]{0,64})?"
 )
 _BRACKETED = (
-    "INST|IMG|AUDIO|PREFIX|SUFFIX|MIDDLE|THINK|ARGS|REF|BBOX|STEP|CLS|SEP|MASK|PAD|UNK|BOS|EOS|EOT|[gs]MASK|"
-    "(?:start|end)_header_id|[A-Z]{2,32}(?:_[A-Z]{2,32}){1,3}"
+    "INST|IMG|AUDIO|PREFIX|SUFFIX|MIDDLE|THINK|ARGS|REF|BBOX|STEP|CLS|SEP|MASK|PAD|UNK|BOS|EOS|EOT|[gs]MASK|TRANSCRIBE|"
+    "multimodal|@BOS@"
 )
+_PART = (
+    "(?:available|system|prompt|model|settings|arg|key|value|tool|call|result|response|function|content|token|special|"
+    "bos|eos|pad|unk|sep|cls|mask|start|end|begin|of|turn|header|id|img|image|im|patch|newline|break|context|audio|video|"
+    "vision|text|ref|smiles|amino|dna|think|thought|reasoning|fim|prefix|middle|suffix|extra|repo|gh|stars|issue|comment|"
+    "closed|jupyter|code|script|output|empty|commit|before|after)s?"
+)
+_COMPOUND = (
+    rf"(?:{_PART}(?:_{_PART}){{1,5}}|(?:special|control|reserved|extra_id|(?:unused|special|reserved)_token)_\d{{1,4}}|"
+    "(?:repo_name|file_sep|commit_msg))"
+)
+"""Words of which tokenizers make control tokens: others with an underscore are ids and placeholders of mails."""
 _CONTROL = re.compile(
     r"[<\[](?=[|｜])|<(?=[^\s<>|｜][^<>|｜\n]{0,64}[|｜]>"  # <|im_end|>, <｜User｜>, [|user|], <|turn>, <turn|>
-    r"|(?i:/?(?=[^<>_]{1,64}_)[a-z][\w:-]{1,128}>"  # <start_of_turn>, </tool_call>: no HTML tag has an underscore
+    rf"|(?i:/?(?:[a-z]{{1,32}}:)?{_COMPOUND}>"  # <start_of_turn>, </tool_call>, <minimax:tool_call>
     rf"|/?(?:{_TAGS})>)|</?SYS>>)"
-    rf"|\[(?=/?(?:{_BRACKETED})\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
+    rf"|\[(?=/?(?:{_BRACKETED}|(?i:{_COMPOUND}))\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
 )
 """Where a string begins that tokenizers make a control token of, or templates give a meaning to, in any family."""
 

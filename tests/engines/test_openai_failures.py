@@ -195,17 +195,22 @@ def test_mail_cannot_speak_as_another_role() -> None:
 CONTROL_WORDS = {
     "Mistral": "<s> </s> <unk> <pad> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] "
     "[/TOOL_RESULTS] [TOOL_CONTENT] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [IMG] [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] "
-    "[SUFFIX] [THINK] [/THINK] [ARGS] [CALL_ID] [BEGIN_AUDIO] [MODEL_SETTINGS] <SPECIAL_36>",
+    "[SUFFIX] [THINK] [/THINK] [ARGS] [CALL_ID] [BEGIN_AUDIO] [MODEL_SETTINGS] <SPECIAL_36> "
+    "[control_8] [TRANSCRIBE]",
     "Llama": "<<SYS>> <</SYS>> <|begin_of_text|> <|start_header_id|> <|eot_id|> <|eom_id|> <|python_tag|> "
     "<|header_start|>",
     "Gemma": "<bos> <eos> <pad> <mask> <start_of_turn> <end_of_turn> <start_of_image> <unused99> "
-    "<start_function_call> <end_function_response> <escape> <|turn> <turn|> <|tool_call> <tool_response|> <|channel>",
+    "<start_function_call> <end_function_response> <escape> <|turn> <turn|> <|tool_call> <tool_response|> <|channel> "
+    "<2mass> [multimodal] [@BOS@]",
     "Qwen": "<|im_start|> <|im_end|> <|endoftext|> <tool_call> </tool_call> <tool_response> </tool_response> <think> "
     "</think> <tools> </tools> <function=search_emails> </function> <parameter=keywords> <|vision_start|>",
     "DeepSeek": "<｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁outputs▁end｜> "
     "<｜DSML｜invoke",
     "Phi": "<|system|> <|user|> <|end|> <|tool|> <|/tool|> <|tool_calls|>",
     "Command": "<BOS_TOKEN> <EOS_TOKEN> <PAD_TOKEN> <|START_OF_TURN_TOKEN|> <|CHATBOT_TOKEN|> <|START_ACTION|>",
+    "InternLM": "[UNUSED_TOKEN_145] <img> </img> <IMG_CONTEXT> <ref> </ref> <box> </box> <quad> </quad>",
+    "StarCoder": "<filename> <reponame> <gh_stars> <issue_start> <issue_comment> <jupyter_code> <empty_output> <commit_msg> "
+    "<fim_middle> <repo_name> <file_sep>",
     "Harmony": "<|start|> <|channel|> <|message|> <|constrain|> <|call|> <|return|>",
     "GLM": "[gMASK] [sMASK] <sop> <eop> <|observation|> <arg_key> </arg_value>",
     "Kimi": "[BOS] [EOS] [EOT] [start_header_id] <|im_middle|> <|tool_calls_section_begin|>",
@@ -228,6 +233,8 @@ def test_control_words_of_every_family_are_broken(family: str) -> None:
     [
         "Ann Lee <ann_lee@x.org> wrote:\n> <http://x.org/a_b?c=[1]> a < b_c > d, x<y, y>z | w",
         "<p>Hello <b>you</b><br/></p><o:p></o:p> [1] [Fwd: plan] [IMAGE] [cid:a_b@c] [TODO] <<plan_v2.doc>>",
+        "Dear <first_name>, [ACTION_REQUIRED] [TO_DO] [NOT_URGENT] vector<my_type> <cid:image001_x> <cid:image_001> <end_date>",
+        "Message-ID: <msg_20010105_77> <20010105_call> <call_20010105> <token_9f3> <a1_b2> <user_id> [id_7]",
         "Subject: [crew] Re: [EXTERNAL] tonight <g> <grin> || a|b <- c -> d |> e ~ [x]~ [ ] <ann.lee> $[A_1]",
     ],
 )
@@ -236,7 +243,22 @@ def test_what_mails_are_made_of_stays_as_it_is(text: str) -> None:
 
 
 def test_hostile_text_takes_linear_time() -> None:
-    pieces = ["<", "[", "<|", "<a", "<a_", "[A_", "[AB_AB_AB", "<function=" + "x" * 60, "<" + "a" * 64, "]~", "<｜"]
+    pieces = [
+        "<",
+        "[",
+        "<|",
+        "<a",
+        "<a_",
+        "[A_",
+        "[AB_AB_AB",
+        "[tool_call_",
+        "<image_",
+        "<of:end_of_",
+        "<function=" + "x" * 60,
+        "<" + "a" * 64,
+        "]~",
+        "<｜",
+    ]
 
     def seconds(size: int) -> float:
         texts = [piece * (size // len(piece)) for piece in pieces] + ["<a_" + "a" * size]
