@@ -51,8 +51,9 @@ def read_reply(
 ) -> list[dict[str, float]]:
     """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
 
-    ``scorer`` names the sender in errors; ``tellable`` makes a name that the server chose fit to be kept. Raises EmailRLError for anything but one finite reward for each trajectory in
-    their order: a reply that is half right is not used at all.
+    ``scorer`` names the sender in errors; ``tellable`` makes a name that the server chose fit to be kept. Raises
+    EmailRLError for anything but one finite reward for each trajectory in their order: a reply that is half right is
+    not used at all.
     """
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')

@@ -209,8 +209,8 @@ CONTROL_WORDS = {
     "Phi": "<|system|> <|user|> <|end|> <|tool|> <|/tool|> <|tool_calls|>",
     "Command": "<BOS_TOKEN> <EOS_TOKEN> <PAD_TOKEN> <|START_OF_TURN_TOKEN|> <|CHATBOT_TOKEN|> <|START_ACTION|>",
     "InternLM": "[UNUSED_TOKEN_145] <img> </img> <IMG_CONTEXT> <ref> </ref> <box> </box> <quad> </quad>",
-    "StarCoder": "<filename> <reponame> <gh_stars> <issue_start> <issue_comment> <jupyter_code> <empty_output> <commit_msg> "
-    "<fim_middle> <repo_name> <file_sep>",
+    "StarCoder": "<filename> <reponame> <gh_stars> <issue_start> <issue_comment> <jupyter_code> <empty_output> "
+    "<commit_msg> <fim_middle> <repo_name> <file_sep>",
     "Harmony": "<|start|> <|channel|> <|message|> <|constrain|> <|call|> <|return|>",
     "GLM": "[gMASK] [sMASK] <sop> <eop> <|observation|> <arg_key> </arg_value>",
     "Kimi": "[BOS] [EOS] [EOT] [start_header_id] <|im_middle|> <|tool_calls_section_begin|>",
@@ -233,8 +233,8 @@ def test_control_words_of_every_family_are_broken(family: str) -> None:
     [
         "Ann Lee <ann_lee@x.org> wrote:\n> <http://x.org/a_b?c=[1]> a < b_c > d, x<y, y>z | w",
         "<p>Hello <b>you</b><br/></p><o:p></o:p> [1] [Fwd: plan] [IMAGE] [cid:a_b@c] [TODO] <<plan_v2.doc>>",
-        "Dear <first_name>, [ACTION_REQUIRED] [TO_DO] [NOT_URGENT] vector<my_type> <cid:image001_x> <cid:image_001> <end_date>",
-        "Message-ID: <msg_20010105_77> <20010105_call> <call_20010105> <token_9f3> <a1_b2> <user_id> [id_7]",
+        "Dear <first_name>, [ACTION_REQUIRED] [TO_DO] [NOT_URGENT] vector<my_type> <cid:image001_x> <end_date>",
+        "ID: <cid:image_001> <msg_20010105_77> <20010105_call> <call_20010105> <token_9f3> <a1_b2> <user_id> [id_7]",
         "Subject: [crew] Re: [EXTERNAL] tonight <g> <grin> || a|b <- c -> d |> e ~ [x]~ [ ] <ann.lee> $[A_1]",
     ],
 )
