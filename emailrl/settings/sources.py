@@ -130,7 +130,7 @@ def _read(path: Path) -> str:
     """The text of a settings file, empty when there is none."""
     try:
         # A pipe or a device, as a stranger's folder may link to, would be waited for or read without end.
-        if path.exists() and not path.is_file():
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise UsageError(f"{path.name} is not a file.", f"Remove {path}.")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
