@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from emailrl.store.sources import RawEmail, parse_message
 from emailrl.store.sources.addresses import addresses_of
 
 
@@ -36,6 +37,11 @@ from emailrl.store.sources.addresses import addresses_of
         ("<@relay.org,@other.org:ann@x.org>", ["ann@x.org"]),
         ("<mailto:ann@x.org>, mailto:bob@x.org", ["ann@x.org", "bob@x.org"]),
         ("Team: Ann <ann@x.org>, bob@x.org; , cy@x.org", ["ann@x.org", "bob@x.org", "cy@x.org"]),
+        ("'al@x.org' <'al@x.org'>", ["al@x.org"]),
+        ("'al@x.org', bob@x.org.", ["al@x.org", "bob@x.org"]),
+        ("Bob [mailto:bob@x.org]", ["bob@x.org"]),
+        ("Lee, Ann al@x.org", ["al@x.org"]),
+        ("o'neil@x.org, 'al.x@x.org", ["o'neil@x.org", "'al.x@x.org"]),
         ("undisclosed-recipients:;", []),
         ("<undisclosed-recipients:@x.org;>", []),
         ('<"the.desk":@x.org>', []),
@@ -63,3 +69,10 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
 
     # Sixteen times the text: an eight-fold margin over linear time, half of what time squared would take.
     assert seconds(320_000) < 128 * max(seconds(20_000), 0.002)
+
+
+@pytest.mark.parametrize("value", ["al@x.org.", "'al@x.org'", "'al@x.org' <'al@x.org'>", "Al <al@x.org.>"])
+def test_simple_headers_lose_quotes_and_dots_too(value: str) -> None:
+    email = parse_message(f"From: ann@x.org\nTo: {value}\n\nHello\n".encode())
+    assert isinstance(email, RawEmail)
+    assert email.to == ["al@x.org"]

@@ -78,3 +78,18 @@ def test_a_raw_subject_in_iso_2022_jp() -> None:
     email = parse_message(b"From: ann@x.org\nSubject: Re: \x1b$B$3$s\x1b(B!\n\nHello\n")
     assert isinstance(email, RawEmail)
     assert email.subject == "Re: こん!"
+
+
+@pytest.mark.parametrize(
+    ("value", "date"),
+    [
+        (b"Tue, 1 May 101 10:00:00 +0000", datetime(2001, 5, 1, 10, tzinfo=UTC)),
+        (b"Tue, 1 May 2001 23:59:60 +0000", datetime(2001, 5, 1, 23, 59, 59, tzinfo=UTC)),
+        (b"Tue, 01 May 2001 10:00:60 GMT", datetime(2001, 5, 1, 10, 0, 59, tzinfo=UTC)),
+        (b"Mon, 1 Jan 2001 10:00:00 EST5EDT", datetime(2001, 1, 1, 15, tzinfo=UTC)),
+    ],
+)
+def test_short_years_leap_seconds_and_zones_with_both_names(value: bytes, date: datetime) -> None:
+    email = parse_message(b"From: a@x.org\nMessage-ID: <1@x>\nDate: " + value + b"\n\nx")
+    assert isinstance(email, RawEmail)
+    assert (email.date, email.defects) == (date, ())

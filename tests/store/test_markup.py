@@ -23,6 +23,10 @@ from emailrl.store.sources.markup import MAX_HTML_CHARS, html_to_text
         ("<![if !supportEmptyParas]>&nbsp;<![endif]>office", "office"),
         ("5 < 6 and a <b", "5 < 6 and a <b"),
         ("&#0;&#x110000;x\0y", "\ufffd\ufffdxy"),
+        ("a<pre class=x>\none <b\nid=y>1</b>\ntwo\n</pre>b\nc", "a\none 1\ntwo\n\nb c"),
+        ("<head><title>News</title></head><p>seen", "seen"),
+        ("<div style='color:red; DISPLAY: none'>preview <b>x</b></div><p>seen</p>", "seen"),
+        ("<div style='display:none'>all there is</div>", "all there is"),
         ("", ""),
     ],
 )

@@ -20,6 +20,7 @@ _TOKEN = re.compile(
 )
 _PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')
 """A route, the name of a group, or ``mailto``."""
+_MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
 
 
@@ -31,7 +32,7 @@ def addresses_of(value: str) -> list[str]:
     """
     found: list[str] = []
     words: list[str] = []  # items of one word since the last address
-    for bare, angles in _items(_without_comments(value)):
+    for bare, angles in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
         inside = [address for angle in angles for address in _specs(angle)]
         whole = [address for address in inside if "@" in address] or inside[-1:]
         if whole:
@@ -44,9 +45,19 @@ def addresses_of(value: str) -> list[str]:
             if not whole:
                 words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
                 continue
-        found += words + whole
+            if len(tokens) > len(whole):  # the words before were the beginning of a name, too
+                words.clear()
+        found += words + [_bare(address) for address in whole]
         words.clear()
     return found + words
+
+
+def _bare(address: str) -> str:
+    """An address without single quotes around it, or the dot that ends a sentence or a full domain name."""
+    bare = address.rstrip(".")
+    if bare[0:1] == "'" == bare[-1:]:
+        bare = bare[1:-1]
+    return bare if "@" in bare.strip("@") else address
 
 
 def _items(value: str) -> Iterator[tuple[str, list[str]]]:

@@ -10,6 +10,11 @@ _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
 )
 _DAY_MINUTES = 24 * 60
+_LAST_SECOND = 59
+"""A leap second is read as the one before it."""
+_SHORT_YEARS = range(100, 1000)
+"""Years of three digits count from 1900 (RFC 5322, 4.3)."""
+_POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _MONTHS = {
     name: i + 1
     for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
@@ -43,7 +48,9 @@ def parse_date(value: str) -> datetime | None:
             offset = int(zone_hours) * 60 + int(zone_minutes)
             if offset >= _DAY_MINUTES:
                 return None
-            local = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+            local = datetime(
+                int(year), _MONTHS[month], int(day), int(hour), int(minute), _second(int(second)), tzinfo=UTC
+            )
             return local - timedelta(minutes=offset if sign == "+" else -offset)
         fields = parsedate_tz(_plain(value[:_MAX_CHARS]))
         if fields is None:
@@ -51,7 +58,9 @@ def parse_date(value: str) -> datetime | None:
             return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
         if abs(fields[9] or 0) >= _DAY_MINUTES * 60:
             return None
-        return datetime(*fields[:6], tzinfo=UTC) - timedelta(seconds=fields[9] or 0)
+        year = fields[0] + 1900 if fields[0] in _SHORT_YEARS else fields[0]
+        local = datetime(year, *fields[1:5], _second(fields[5]), tzinfo=UTC)
+        return local - timedelta(seconds=fields[9] or 0)
     except (
         ValueError,
         OverflowError,
@@ -61,11 +70,16 @@ def parse_date(value: str) -> datetime | None:
         return None
 
 
+def _second(second: int) -> int:
+    return _LAST_SECOND if second == _LAST_SECOND + 1 else second
+
+
 def _plain(value: str) -> str:
     """The date as ``parsedate_tz`` reads it: without comments, in 24 hours, its zone a number or a name it knows."""
     comments = _COMMENT.findall(value)
     value = _COMMENT.sub(" ", value)
     value = _AROUND_COLON.sub(":", value)
+    value = _POSIX_ZONE.sub(r"\1", value)
     value = _TWELVE_HOURS.sub(_of_24_hours, value)
     zone = _ZONE.search(value)
     if zone is None:

@@ -14,6 +14,9 @@ _CELLS = re.compile(r"<(?=/?t[dh][\s/>])", re.IGNORECASE)
 # The parser looks for the end of a comment or tag that is never closed once more at every "<" after it, which makes
 # half a megabyte of them take minutes; both are settled before it sees them.
 _COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
+_PRE = re.compile(r"(<pre(?:\s[^<>]*)?>)(.*?)(?=</pre|\Z)", re.DOTALL | re.IGNORECASE)
+_LINE_END = re.compile(r"<[^<>]*>|\n")
+_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
 
 
@@ -39,14 +42,26 @@ def html_to_text(html: str, defects: list[str]) -> str:
     if len(html) > MAX_HTML_CHARS:
         defects.append("html_cut")
         html = html[:MAX_HTML_CHARS]
-    html = " ".join(_COMMENT.sub("", html).replace("\0", "").split())
+    html = _PRE.sub(_with_breaks, _COMMENT.sub("", html).replace("\0", ""))
+    html = " ".join(html.split())
     html = _CELLS.sub(" <", _BLOCKS.sub("\n<", html))
     whole, end, rest = html.rpartition(">")
     html = whole + end + rest.replace("<", "&lt;")
     try:
-        text = BeautifulSoup(html, "html.parser").get_text()
+        soup = BeautifulSoup(html, "html.parser")
+        whole = soup.get_text()
+        for tag in [*soup.find_all("title"), *soup.find_all(style=_HIDDEN)]:
+            tag.extract()
+        text = soup.get_text()
+        text = text if text.strip() else whole
     except ParserRejectedMarkup:
         defects.append("bad_html")
         text = re.sub(r"<[^>]*>", " ", html)
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _with_breaks(preformatted: re.Match[str]) -> str:
+    """Preformatted text with a break for each line end outside its tags."""
+    inside = preformatted[2].removeprefix("\n")
+    return preformatted[1] + _LINE_END.sub(lambda found: "<br>" if found[0] == "\n" else found[0], inside)

@@ -161,6 +161,8 @@ _BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
 # A name begins with no space: spaces after a comma could else be matched in two ways, and the search take for ever.
 _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
+_ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")
+"""What may be no part of an address."""
 _NAME = re.compile(r"[^,<]*<|>")
 
 
@@ -169,6 +171,8 @@ def _plain_addresses(value: str) -> list[str] | None:
     if not value:
         return []
     value = value.lower()
+    if _ENDINGS.search(value):
+        return None
     if "<" in value:
         if _NAMED.fullmatch(value) is None:
             return None
