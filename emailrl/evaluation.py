@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -231,3 +232,8 @@ def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def mean(values: Sequence[float]) -> float | None:
     """The mean, or None of nothing."""
     return math.fsum(values) / len(values) if values else None
+
+
+def reason(exception: str | None) -> str:
+    """Why a rollout raised, for people: what ``Trajectory.exception`` says without the names of classes before it."""
+    return re.sub(r"^(?:\w+: )*\w*(?:Error|Exception): ", "", str(exception))

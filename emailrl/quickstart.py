@@ -192,7 +192,9 @@ def _benchmark(
         data=settings.data,
     )
     begin(subject, len(chosen.scenarios))
-    report = run_benchmark([subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress)
+    report = run_benchmark(
+        [subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress, overwrite=True
+    )
     if report.interrupted:
         raise KeyboardInterrupt
     evaluation = report.results[0].evaluation

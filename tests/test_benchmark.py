@@ -17,6 +17,7 @@ from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import Adapter
 from emailrl.recording import read_trajectories
+from emailrl.rollout.journal import Busy
 from emailrl.settings import Settings
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
@@ -214,8 +215,8 @@ def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: 
     back = Scripted({"q0", "q1", "q2"})
     scripted(monkeypatch, back)
     [record] = run_benchmark(subjects, questions, settings, out, resume=True).records()
-    assert back.calls == [0]  # nothing is played, what raised neither
-    assert (record["accuracy"], record["unjudged"], record["exceptions"]) == (2 / 5, 0, 1)  # q2 keeps its verdict
+    assert back.calls == [1]  # q4 alone, which raised
+    assert (record["accuracy"], record["unjudged"], record["exceptions"]) == (2 / 5, 0, 0)  # q2 keeps its verdict
     again = Scripted(set())
     scripted(monkeypatch, again)
     assert run_benchmark(subjects, questions, settings, out, resume=True).records() == [record]
@@ -245,11 +246,11 @@ def test_other_conditions_are_refused_and_two_processes_never_play_together(
         run_benchmark(subjects, make_questions(2), settings, out, resume=True)
     run_benchmark(subjects, make_questions(2), settings, out)
     other = settings_of(tmp_path, eval_temperature=0.5, max_turns=3)
-    with pytest.raises(UsageError, match=r"max_turns 2 there, 3 now; temperature 0.0 there, 0.5 now\."):
+    with pytest.raises(UsageError, match=r"max turns 2 there, 3 now; temperature 0.0 there, 0.5 now\."):
         run_benchmark(subjects, make_questions(2), other, out, resume=True)
     changed = make_questions(2)
     changed[0].answer = "30 May 2002"
-    with pytest.raises(UsageError, match=r'questions "[0-9a-f]+…'):
+    with pytest.raises(UsageError, match=r"under other conditions: other questions\. "):
         run_benchmark(subjects, changed, settings, out, resume=True)
     with (out / "conditions.json").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -257,11 +258,35 @@ def test_other_conditions_are_refused_and_two_processes_never_play_together(
             run_benchmark(subjects, make_questions(2), settings, out, resume=True)
 
 
+def test_a_folder_in_which_another_process_plays_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, settings, questions = tmp_path / "out", settings_of(tmp_path), make_questions(2)
+    refused: list[str] = []
+
+    class Beside(Scripted):
+        def collect(self, *arguments, **options) -> list[TrajectoryGroup]:  # type: ignore[no-untyped-def]
+            groups = super().collect(*arguments, **options)
+            for more in ({}, {"overwrite": True}, {"resume": True}):
+                with pytest.raises(Busy) as caught:
+                    run_benchmark(subjects, questions, settings, out, **more)
+                refused.append(caught.value.message)
+            return groups
+
+    subjects = scripted(monkeypatch, Beside({"q0"}))
+    report = run_benchmark(subjects, questions, settings, out)
+    assert refused == [f"Another process plays under {out / 'conditions.json'}."] * 3
+    assert len(list(read_trajectories(report.results[0].trajectories))) == 2
+    scripted(monkeypatch, Scripted(set()))
+    with pytest.raises(UsageError, match="holds a benchmark already"):
+        run_benchmark(subjects, questions, settings, out)
+    assert json.loads((out / "results.json").read_text())["results"][0]["accuracy"] == 0.5
+    [record] = run_benchmark(subjects, questions, settings, out, overwrite=True).records()
+    assert record["accuracy"] == 0.0
+
+
 def test_without_anything_ended_an_interrupt_leaves_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subjects = scripted(monkeypatch, Scripted(set(), stop_after=0))
     report = run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
-    assert report.interrupted and report.results == [] and not (tmp_path / "out" / "results.json").exists()
-    assert is_unfinished(tmp_path / "out")
+    assert report.interrupted and report.results == [] and not (tmp_path / "out").exists()
 
 
 def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +304,7 @@ def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: py
 
 def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subjects = scripted(monkeypatch, Scripted(set(), raising=frozenset({"q0", "q1"})))
-    with pytest.raises(EmailRLError, match="every question raised: OSError: gone"):
+    with pytest.raises(EmailRLError, match=r"every question raised: gone\. .* --resume --out .*/out plays them again"):
         run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
     assert (tmp_path / "out" / "results.json").is_file()
 

@@ -6,9 +6,9 @@ accuracies are compared by the exact McNemar test over the questions on which on
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.benchmark.attack import attack_record, same_policy, with_attacked
+from emailrl.benchmark.begun import CONDITIONS, all_conditions, is_unfinished, to_resume
 from emailrl.benchmark.files import REPORT_FILES, write_report
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.environment.rubric import Rubric
-from emailrl.errors import EmailRLError
-from emailrl.evaluation import Evaluation, evaluate, is_correct, is_judged, total_cost
-from emailrl.rollout.journal import Conditions, Journal, playing_conditions
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.evaluation import Evaluation, evaluate, is_correct, is_judged, reason, total_cost
+from emailrl.rollout.journal import Conditions, Journal
 from emailrl.settings import without_credentials
 from emailrl.trajectory import Scenario, Trajectory
 
@@ -41,11 +42,10 @@ __all__ = [
     "is_unfinished",
     "mcnemar",
     "run_benchmark",
+    "to_resume",
     "with_attacked",
 ]
 
-CONDITIONS = "conditions.json"
-"""What a benchmark was begun with: the file by which it is told and resumed."""
 Progress = Callable[["Subject", Trajectory], None]
 """Hears of each trajectory as it ends, before it is scored; in a resumed benchmark first of those played before."""
 
@@ -118,16 +118,6 @@ class Report:
         ]
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether a benchmark was begun in the folder and not played to its end."""
-    if not (folder / CONDITIONS).is_file():
-        return False
-    try:
-        return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
-    except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark
-        return True
-
-
 def run_benchmark(
     subjects: Sequence[Subject],
     scenarios: Sequence[Scenario],
@@ -137,21 +127,25 @@ def run_benchmark(
     notes: Sequence[str] = (),
     progress: Progress | None = None,
     resume: bool = False,
+    overwrite: bool = False,
 ) -> Report:
     """Measure every subject and write results, per-question rows and trajectories into ``out``.
 
-    Trajectories are on disk as they end. With ``resume`` those in ``out`` are not played again, and scored where they
-    were not; UsageError where they were played under other conditions. After KeyboardInterrupt the questions finished
-    so far are scored, written and reported as ``interrupted``. Raises EmailRLError where every question of a subject
-    raised.
+    Trajectories are on disk as they end. With ``resume`` those in ``out`` are not played again unless they raised, and
+    scored where they were not; UsageError where they were played under other conditions, or where ``out`` holds a
+    benchmark and neither ``resume`` nor ``overwrite`` is given; Busy where another process plays there.
+    After KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
+    EmailRLError where every question of a subject raised.
     """
-    with Conditions(out / CONDITIONS, _all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
+    with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
         names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
         files = {label: out / "trajectories" / name for label, name in names.items()}
         if not resume:
-            for file in (*(out / name for name in REPORT_FILES), *files.values()):
-                file.unlink(missing_ok=True)
-        conditions.note()  # an unwritable place is told before anything is played
+            if not overwrite and not conditions.is_new:
+                raise UsageError(f"{out} holds a benchmark already.", "Give another --out, or --overwrite.")
+            for name in REPORT_FILES:
+                (out / name).unlink(missing_ok=True)
+            shutil.rmtree(out / "trajectories", ignore_errors=True)
         journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
     attack = any(subject.attacked for subject in subjects)
@@ -160,10 +154,10 @@ def run_benchmark(
         write_report(report, out)
     for result in results:
         if result.evaluation.exceptions == result.evaluation.num_questions:
-            first = result.evaluation.trajectories[0].exception
+            first = reason(result.evaluation.trajectories[0].exception)
             raise EmailRLError(
-                f"{result.subject.label}: every question raised: {str(first).rstrip('.')}.",
-                f"Check the server or model; all of them are in {result.trajectories}.",
+                f"{result.subject.label}: every question raised: {first.rstrip('.')}.",
+                f"Check the server or model; then the same command with --resume --out {out} plays them again.",
             )
     return report
 
@@ -232,18 +226,6 @@ def _play(
             progress=ended,
             played=played,
         )
-
-
-def _all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
-    """What a resumed benchmark must share with the one that was begun."""
-    from emailrl.engines.weights import adapter_sha256
-
-    models = [
-        [subject.label, subject.model_name, subject.adapter and adapter_sha256(subject.adapter.path)]
-        for subject in subjects
-    ]
-    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature)
-    return {"models": models, "sequential": settings.benchmark.bench_sequential} | shared
 
 
 def _conditions(settings: Settings) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import shlex
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ from emailrl.cli.tables import results_table, title_of
 
 if TYPE_CHECKING:
     from emailrl.benchmark import Report, Subject
-    from emailrl.settings import Settings
+    from emailrl.trajectory import Trajectory
 
 INTERRUPTED = 130
 
@@ -87,7 +88,7 @@ def benchmark(
       emailrl benchmark --sequential --resume
       emailrl benchmark --checkpoint best --attack
     """
-    from emailrl.benchmark import choose_subjects, run_benchmark, with_attacked
+    from emailrl.benchmark import choose_subjects, run_benchmark, to_resume, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
     from emailrl.scenarios.coverage import coverage_notes
@@ -106,7 +107,8 @@ def benchmark(
         },
         trust=trust,
     )
-    folder = _folder(out, settings, overwrite=overwrite, resume=resume)
+    root = settings.output.output_dir.parent / "benchmarks"
+    begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
     if attack:
         subjects = with_attacked(subjects)
@@ -119,23 +121,34 @@ def benchmark(
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if not is_chat(settings):
         say_loading()
+    folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
     num_ended = 0
     with Tally() as tally:
 
-        def ended(subject: Subject, _trajectory: object) -> None:
+        def ended(subject: Subject, trajectory: Trajectory) -> None:
             nonlocal num_ended
-            num_ended += 1
+            num_ended += trajectory.exception is None
             tally.advance(title_of(subject), len(chosen.scenarios))
 
         tally.begin(title_of(subjects[0]), len(chosen.scenarios))
         try:
             report = run_benchmark(
-                subjects, chosen.scenarios, settings, folder, notes=notes, progress=ended, resume=resume
+                subjects,
+                chosen.scenarios,
+                settings,
+                folder,
+                notes=notes,
+                progress=ended,
+                resume=resume,
+                overwrite=overwrite,
             )
         except Exception:
             if num_ended:
                 progress_console().print(_kept(num_ended, folder), markup=False, soft_wrap=True)
             raise
+        finally:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
     console = progress_console() if json else result_console()
     if report.results:
         console.print(results_table(report))
@@ -149,57 +162,74 @@ def benchmark(
         raise typer.Exit(INTERRUPTED)
 
 
-def _folder(out: Path | None, settings: Settings, *, overwrite: bool, resume: bool) -> Path:
-    """Where the results go: a fresh folder, or ``out``, which may hold a benchmark to be replaced or resumed."""
+def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
+    """What ``resume`` may resume, the oldest first; UsageError where that is nothing, or ``out`` may not be written."""
     from emailrl.benchmark import CONDITIONS, is_unfinished
     from emailrl.errors import UsageError
+    from emailrl.rollout.journal import nothing_to_resume
 
-    root = settings.output.output_dir.parent / "benchmarks"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
-    if out is None and resume:
-        unfinished = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
-        if not unfinished:
-            raise UsageError(f"No benchmark in {root} is unfinished.", "Name one with --out, or leave out --resume.")
-        return unfinished[-1]
-    if out is None:
-        return _fresh_folder(root)
-    if not resume and any((out / name).exists() for name in (CONDITIONS, "results.json")):
-        if not overwrite:
-            hint = "--resume, " if is_unfinished(out) else ""
-            raise UsageError(f"{out} holds a benchmark already.", f"Give {hint}another --out, or --overwrite.")
-        shutil.rmtree(out / "trajectories", ignore_errors=True)
-    return out
+    if resume and out is not None:
+        if not (out / CONDITIONS).is_file():
+            raise nothing_to_resume(out / CONDITIONS)
+        return [out]
+    if resume:
+        begun = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
+        if not begun:
+            raise UsageError(
+                f"There is nothing to resume: no benchmark in {root} is unfinished.",
+                "Name one with --out, or leave out --resume.",
+            )
+        return begun
+    if out is not None and not overwrite and any((out / name).exists() for name in (CONDITIONS, "results.json")):
+        hint = "--resume, " if is_unfinished(out) else ""
+        raise UsageError(f"{out} holds a benchmark already.", f"Give {hint}another --out, or --overwrite.")
+    return []
 
 
 def _fresh_folder(root: Path) -> Path:
+    """A folder made for this benchmark alone."""
     name = time.strftime("%Y%m%d-%H%M%S")
     number, folder = 2, root / name
-    while folder.exists():
-        number, folder = number + 1, root / f"{name}-{number}"
-    return folder
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number, folder = number + 1, root / f"{name}-{number}"
+        else:
+            return folder
 
 
 def _kept(count: int, folder: Path) -> str:
-    return f"{count} questions are kept in {folder}; the same command with --resume --out {folder} plays the rest"
+    again = f"the same command with --resume --out {_quoted(folder)}"
+    return f"{count} questions are kept in {folder}; {again} plays the rest"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _next_steps(report: Report, folder: Path) -> Iterator[str]:
     """What to do now, each on a line."""
-    from emailrl.evaluation import verdict
+    from emailrl.evaluation import has_crashed, reason, verdict
 
     if report.interrupted:
         if count := sum(result.evaluation.num_questions for result in report.results):
             yield _kept(count, folder)
         return
+    again = f"the same command with --resume --out {_quoted(folder)}"
     if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield f"{unjudged} answers have no verdict; the same command with --resume --out {folder} judges them again"
+        yield f"{unjudged} answers have no verdict; {again} judges them again"
+    if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
+        yield f"{len(raised)} rollouts raised ({reason(raised[0].exception)}); {again} plays them again"
     for failure in ("wrong", "no answer", "did not know", "crashed"):
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]
             if failure in verdicts:
                 index = verdicts.index(failure)
-                yield f"Next: emailrl inspect-trajectory {result.trajectories} --index {index}   ({failure})"
+                yield f"Next: emailrl inspect-trajectory {_quoted(result.trajectories)} --index {index}  # {failure}"
                 return
     if adapters := [result.subject.adapter for result in report.results if result.subject.adapter]:
-        yield f"Next: emailrl export --checkpoint {adapters[0].path}"
+        yield f"Next: emailrl export --checkpoint {_quoted(adapters[0].path)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import shlex
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from emailrl.evaluation import Evaluation
     from emailrl.policy.adapter import Adapter
     from emailrl.rollout.collect import Collector
-    from emailrl.rollout.journal import Journal
+    from emailrl.rollout.journal import Conditions, Journal
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
 
@@ -73,8 +74,8 @@ def rollout(
       emailrl rollout --model nano --group-size 6 --temperature 1 --split train
       emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
     """
-    from emailrl.evaluation import Evaluation
-    from emailrl.rollout.journal import Conditions, Journal
+    from emailrl.evaluation import Evaluation, reason
+    from emailrl.rollout.journal import Journal
     from emailrl.settings import load_settings
 
     settings = load_settings({
@@ -87,10 +88,12 @@ def rollout(
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
-    target = _target(_begun(folder) if resume and out is None else out, folder, may_exist=overwrite or resume)
+    out = _begun(folder, out) if resume else out
+    _target(out, folder, may_exist=overwrite or resume)  # a wrong place is told before anything is read
     scenarios = _scenarios(settings, split, num_scenarios)
     now = _all_conditions(settings, scenarios, adapter, group_size=group_size, split=split)
-    with Conditions(target.with_suffix(CONDITIONS), now, resume=resume) as conditions:
+    target, conditions = _claim(out, folder, now, overwrite=overwrite, resume=resume)
+    with conditions or nullcontext():
         journal = Journal(target, conditions, resume=resume)
         num_before = len(journal.trajectories)
         collector = _collector(settings, adapter)
@@ -100,7 +103,7 @@ def rollout(
     result = Evaluation.of(ended)
     progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
-        raise EmailRLError(f"Every rollout raised. The first: {ended[0].exception}")
+        raise EmailRLError(f"Every rollout raised. The first: {reason(ended[0].exception)}")
     if json:
         print_json(_record(result, target, seconds))
 
@@ -120,12 +123,41 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
     }
 
 
-def _begun(folder: Path) -> Path:
-    """The file of the newest rollout in the folder that notes its conditions."""
-    noted = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
-    if noted is None:
-        raise UsageError(f"There is no rollout to resume in {folder}.", "Name its file with --out.")
-    return noted.with_name(noted.name.removesuffix(CONDITIONS) + ".jsonl")
+def _begun(folder: Path, out: Path | None) -> Path:
+    """What to resume: ``out``, or the newest rollout in the folder that notes its conditions."""
+    from emailrl.rollout.journal import nothing_to_resume
+
+    if out is not None:
+        noted = out_file(out, may_exist=True).with_suffix(CONDITIONS)
+        if not noted.is_file():
+            raise nothing_to_resume(noted)
+        return out
+    newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
+    if newest is None:
+        raise UsageError(f"There is nothing to resume: there is no rollout in {folder}.", "Name its file with --out.")
+    return newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
+
+
+def _claim(
+    out: Path | None, folder: Path, now: dict[str, object], *, overwrite: bool, resume: bool
+) -> tuple[Path, Conditions | None]:
+    """The file to write with its conditions, which no other process plays under; what is no file (a pipe) has none."""
+    from emailrl.rollout.journal import Busy, Conditions
+
+    may_exist = overwrite or resume
+    while True:
+        target = _target(out, folder, may_exist=may_exist)
+        if target.exists() and not target.is_file():
+            return target, None
+        try:
+            conditions = Conditions(target.with_suffix(CONDITIONS), now, resume=resume)
+        except Busy:
+            if out is not None:
+                raise
+            continue
+        if may_exist or not target.exists():
+            return target, conditions
+        conditions.close()  # another process has written it since we looked
 
 
 def _all_conditions(
@@ -146,7 +178,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
 
     if out is None:
         number = 1
-        while (folder / f"rollout-{number:03d}.jsonl").exists():
+        while any((folder / f"rollout-{number:03d}{ending}").exists() for ending in (".jsonl", CONDITIONS)):
             number += 1
         out = folder / f"rollout-{number:03d}.jsonl"
     out = out_file(out, may_exist=may_exist)
@@ -248,7 +280,7 @@ def _play(collector: Collector, scenarios: list[Scenario], group_size: int, spli
                 journal.finish()
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} ended trajectories kept in {journal.path}"
-                more = f"; the same command with --resume --out {journal.path} plays the rest"
+                more = f"; the same command with --resume --out {shlex.quote(str(journal.path))} plays the rest"
                 bar.console.print(kept + more, markup=False, soft_wrap=True)
             raise
     place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}

@@ -9,6 +9,7 @@ from emailrl.rewards.judge import LLMJudge, judge_key
 from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
 from emailrl.rewards.scorer import AnswerCheck, BatchReward, OfflineMatcher, Scorer
 from emailrl.settings import Settings
+from emailrl.settings.tree import RewardSettings
 
 
 def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
@@ -16,10 +17,14 @@ def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
     return Scorer(_answer_check(settings), _reward(settings, reward or settings.rewards.reward))
 
 
+def uses_judge(rewards: RewardSettings) -> bool:
+    """Whether an LLM judges answers: where it is set, or left open with a key for its endpoint at hand."""
+    return rewards.judge == "llm" or (rewards.judge == "auto" and bool(judge_key(rewards)))
+
+
 def _answer_check(settings: Settings) -> AnswerCheck:
-    rewards = settings.rewards
-    if rewards.judge == "llm" or (rewards.judge == "auto" and judge_key(rewards)):
-        return LLMJudge(rewards, concurrency=settings.agent.rollout_concurrency)
+    if uses_judge(settings.rewards):
+        return LLMJudge(settings.rewards, concurrency=settings.agent.rollout_concurrency)
     return OfflineMatcher()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from tiny import make_checkpoint, make_database, make_model, make_questions
 
 from emailrl import benchmark
 from emailrl.environment.rubric import Rubric
+from emailrl.policy import load as policy
 from emailrl.recording import read_trajectories
-from emailrl.scenarios import write_scenarios
+from emailrl.scenarios import load, write_scenarios
 
 
 @pytest.fixture
@@ -156,7 +159,11 @@ def test_an_interrupt_before_anything_ended_shows_no_table(
 
 def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, error = emailrl("benchmark", "--resume")
-    assert code == 2 and "No benchmark in outputs/benchmarks is unfinished." in error and error.count("\n") == 1
+    assert (
+        code == 2
+        and "There is nothing to resume: no benchmark in outputs/benchmarks is unfinished." in error
+        and error.count("\n") == 1
+    )
     real = benchmark.evaluate
 
     def evaluate(*arguments, **options):
@@ -176,11 +183,57 @@ def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch
     assert code == 2 and "--resume and --overwrite exclude each other." in error
 
 
+def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, others = load.load_scenario_set, []
+
+    def overtaken(*arguments, **options):
+        chosen = real(*arguments, **options)
+        if not others:
+            others.append("begins")
+            others[0] = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1])["trajectories"]
+        return chosen
+
+    monkeypatch.setattr(load, "load_scenario_set", overtaken)
+    monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
+    record = json.loads(emailrl("benchmark", "--limit", 2, "--json")[1])
+    root = here / "outputs" / "benchmarks"
+    assert Path(others[0]).parents[1] == root / "20260101-000000"
+    assert Path(record["trajectories"]).parents[1] == root / "20260101-000000-2"
+    assert [len(list(read_trajectories(Path(each)))) for each in (others[0], record["trajectories"])] == [1, 2]
+
+
+def test_what_was_not_played_is_not_resumed(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, real = here / "outputs" / "benchmarks", policy.load_policy
+
+    def none(*_arguments):
+        raise RuntimeError("no such model")
+
+    monkeypatch.setattr(policy, "load_policy", none)
+    assert emailrl("benchmark", "--model", "nano")[0] == 1
+    assert not list(root.iterdir())
+    monkeypatch.setattr(policy, "load_policy", real)
+    assert emailrl("benchmark", "--model", "model", "--limit", 2)[0] == 0
+    [begun] = root.iterdir()
+    (begun / "results.json").unlink()
+    newer = root / "newer"
+    newer.mkdir()
+    (newer / "conditions.json").write_text('{"models": "nanno"}')
+    code, out, _ = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume", "--json")
+    assert code == 0 and Path(json.loads(out)["trajectories"]).parents[1] == begun
+    code, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume")
+    assert (
+        code == 2 and "newer/conditions.json was begun under other conditions: models nanno there, model now;" in error
+    )
+    assert "name another with --out" in error and "[" not in error
+    code, _, error = emailrl("benchmark", "--resume", "--questions", "none.jsonl", "--out", "nowhere")
+    assert code == 2 and "There is nothing to resume: nowhere/conditions.json is missing." in error
+
+
 def test_the_next_step_is_named(emailrl, here: Path) -> None:
     out = emailrl("benchmark", "--model", "model", "--out", "bench")[1]
     last = out.splitlines()[-1]  # its completions are cut off at the token limit
-    assert last == "Next: emailrl inspect-trajectory bench/trajectories/00-model.jsonl --index 0   (no answer)"
-    assert emailrl(*last.partition("Next: emailrl ")[2].partition("   ")[0].split())[0] == 0
+    assert last == "Next: emailrl inspect-trajectory bench/trajectories/00-model.jsonl --index 0  # no answer"
+    assert emailrl(*shlex.split(last.partition("Next: emailrl ")[2], comments=True))[0] == 0
 
 
 def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:

@@ -11,6 +11,7 @@ from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_
 
 from emailrl.recording import read_trajectories
 from emailrl.rollout.audit import audit
+from emailrl.rollout.journal import Conditions
 from emailrl.scenarios import write_scenarios
 
 
@@ -140,7 +141,7 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     monkeypatch.setattr(ChatRenderer, "parse", original)
     arguments = ("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--resume")
     code, _, err = emailrl(*arguments, "--out", "kept.jsonl", "--split", "all")
-    assert code == 2 and 'kept.conditions.json says other conditions: split "test" there, "all" now.' in err
+    assert code == 2 and "kept.conditions.json was begun under other conditions: split test there, all now." in err
     code, out, _ = emailrl(*arguments, "--out", "kept.jsonl")
     assert code == 0 and json.loads(out)["num_trajectories"] == 8
     again = list(read_trajectories(here / "kept.jsonl"))
@@ -150,4 +151,15 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
         t.group_id for t in again[1::2]
     ]
     code, _, err = emailrl(*arguments)
-    assert code == 2 and "There is no rollout to resume in outputs/rollouts." in err
+    assert code == 2 and "There is nothing to resume: there is no rollout in outputs/rollouts." in err
+
+
+def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Path) -> None:
+    folder = here / "outputs" / "rollouts"
+    with Conditions(folder / "rollout-001.conditions.json", {}, resume=False):
+        code, out, _ = emailrl("rollout", "--num-scenarios", 1, "--json")
+        assert code == 0 and json.loads(out)["out"] == str(folder / "rollout-002.jsonl")
+        for more in ((), ("--overwrite",)):
+            code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", folder / "rollout-001.jsonl", *more)
+            assert code == 1 and "Another process plays under" in err
+    assert sorted(file.name for file in folder.iterdir()) == ["rollout-002.conditions.json", "rollout-002.jsonl"]

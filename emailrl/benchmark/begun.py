@@ -1,0 +1,54 @@
+"""What a benchmark was begun with, and which of those begun is to be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emailrl.errors import UsageError
+from emailrl.rollout.journal import differences, playing_conditions
+from emailrl.trajectory import Scenario
+
+if TYPE_CHECKING:
+    from emailrl.benchmark.subjects import Subject
+    from emailrl.settings import Settings
+
+CONDITIONS = "conditions.json"
+"""What a benchmark was begun with: the file by which it is told and resumed."""
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a benchmark was begun in the folder and not played to its end."""
+    if not (folder / CONDITIONS).is_file():
+        return False
+    try:
+        return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
+    except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark
+        return True
+
+
+def to_resume(
+    begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings
+) -> Path:
+    """Of the folders ``begun``, the oldest first, the newest begun under these conditions; else the newest."""
+    now = all_conditions(subjects, scenarios, settings)
+    return next((folder for folder in reversed(begun) if _fits(folder / CONDITIONS, now)), begun[-1])
+
+
+def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
+    """What a resumed benchmark must share with the one that was begun."""
+    from emailrl.engines.weights import adapter_sha256
+
+    adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]
+    models = ", ".join(subject.label for subject in subjects)
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature)
+    return {"models": models, "adapters": adapters, "sequential": settings.benchmark.bench_sequential} | shared
+
+
+def _fits(path: Path, now: dict[str, Any]) -> bool:
+    try:
+        return not differences(path, now)
+    except UsageError:
+        return False

@@ -1,0 +1,58 @@
+"""The journal: conditions that steer a trajectory, and what a resumed one plays again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_questions, settings_of
+
+from emailrl.errors import UsageError
+from emailrl.recording import write_trajectories
+from emailrl.rollout.journal import Conditions, Journal, differences, playing_conditions
+from emailrl.trajectory import StopReason, Trajectory
+
+
+def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
+    template, path = tmp_path / "chat.jinja", tmp_path / "conditions.json"
+    template.write_text("one")
+
+    def conditions(**changed: Any) -> dict[str, Any]:
+        settings = settings_of(tmp_path, chat_template=template, **changed)
+        return playing_conditions(settings, make_questions(1), temperature=0)
+
+    path.write_text(json.dumps(conditions()))
+    assert differences(path, conditions()) == []
+    assert differences(path, conditions(question_template="Q: {}")) == ["question template {} there, Q: {} now"]
+    assert differences(path, conditions(load_in_4bit=True)) == ["load in 4bit false there, true now"]
+    told = differences(path, conditions(judge_api_key="k", judge_base_url="https://me:secret@judge.example/v1"))
+    assert told == [
+        "judge offline there, llm now",
+        "judge model null there, google/gemini-2.0-flash-001 now",
+        "judge server null there, https://judge.example/v1 now",
+    ]
+    template.write_text("two")
+    assert differences(path, conditions()) == ["other chat template"]
+
+
+def test_where_nothing_was_played_nothing_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "conditions.json"
+    with Conditions(path, {}, resume=False):
+        assert path.is_file()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="There is nothing to resume"):
+        Conditions(path, {}, resume=True)
+
+
+def test_a_rollout_that_raised_is_played_again(tmp_path: Path) -> None:
+    path, [first, second] = tmp_path / "played.jsonl", make_questions(2)
+    raised = Trajectory("a", "a", first, exception="OSError: away", stop_reason=StopReason.EXCEPTION)
+    unjudged = Trajectory("b", "b", second, exception="JudgeError: away", stop_reason=StopReason.ANSWERED)
+    write_trajectories(path, [raised, unjudged])
+    with Conditions(tmp_path / "conditions.json", {}, resume=False) as conditions:
+        journal = Journal(path, conditions, resume=True)
+        assert list(journal.trajectories) == ["b"] and journal.unscored
+        journal.append(Trajectory("a", "a", first, stop_reason=StopReason.ANSWERED))
+        assert list(Journal(path, conditions, resume=True).trajectories) == ["a", "b"]
