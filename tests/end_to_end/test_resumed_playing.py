@@ -120,12 +120,12 @@ def test_a_resumed_benchmark_reports_all_and_refuses_other_conditions(demo: Path
     assert report["interrupted"] and not report["results"][0]["complete"]
     assert "those that end soonest: a biased sample" in " ".join((folder / "output.txt").read_text().split())
     for change, told in (
-        (("--limit", "11"), "num_questions 12 there, 11 now"),
+        (("--limit", "11"), "num questions 12 there, 11 now"),
         (("--sequential",), "sequential false there, true now"),
     ):
         assert exit_code(begin(folder, *COMMANDS["benchmark"], "--resume", *change)) == 2
         line = (folder / "output.txt").read_text().splitlines()[-1]
-        assert line.startswith("error: out/conditions.json says other conditions: ") and told in line
+        assert line.startswith("error: out/conditions.json was begun under other conditions: ") and told in line
     assert exit_code(begin(folder, *COMMANDS["benchmark"])) == 2
     assert "Give --resume, another --out, or --overwrite." in (folder / "output.txt").read_text().splitlines()[-1]
     assert exit_code(begin(folder, *COMMANDS["benchmark"], "--resume")) == 0
