@@ -27,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """How sums are split over threads decides their last digits: a test must see the same alone."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real mail and tokenizers beside the repository; skips the test where it is absent."""

@@ -26,11 +26,6 @@ def share_of_even_ids(trajectory):
 '''
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``model/``, ``mail.db``, ``questions.jsonl`` and ``reward.py``."""

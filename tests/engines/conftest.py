@@ -13,11 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qw
 STOP = 1
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., Qwen3ForCausalLM]:
     """A model whose weights are large enough that its next token depends on all of its prompt."""
