@@ -133,7 +133,7 @@ def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str)
     options = {
         "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.5, "correction_high": 2.0,
         "entropy_coef": 0.01, "update_epochs": 2,
-        "learning_rate": 2e-3,  # the second pass has ratios of about 1, not of e³, which would enlarge float32's rounding
+        "learning_rate": 2e-3,  # ratios of about 1: those of e³ would enlarge float32 rounding
     }  # fmt: skip
     for minis in (1, 2):
         apart = make(prefix_sharing=False, num_mini_batches=minis, **options)
