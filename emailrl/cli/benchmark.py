@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import (
     AllowSharedInbox,
     Db,
@@ -107,6 +108,7 @@ def benchmark(
         },
         trust=trust,
     )
+    check_inputs(settings, questions)
     root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = choose_subjects(checkpoint or [], model or [], settings)

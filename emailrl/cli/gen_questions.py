@@ -72,6 +72,8 @@ def gen_questions(
         "generator_base_url": generator_base_url,
     }, trust=trust, builds_db=True)  # fmt: skip
     database = settings.store.db
+    if inbox:
+        _check_inboxes(database, inbox)
     target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
     started = time.perf_counter()
     if generator == "template":
@@ -92,6 +94,18 @@ def gen_questions(
         print_next(["benchmark", "--model", "nano", "--db", str(database), "--questions", str(target), *shared])
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
+
+
+def _check_inboxes(db: Path, named: list[str]) -> None:
+    """Raise UsageError for a mailbox that the database does not hold."""
+    from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
+    from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.store.connection import opened
+
+    with opened(db) as connection:
+        reader = MailReader(connection)
+        for inbox in choose_inboxes(reader, named):
+            open_inbox(reader, inbox)
 
 
 def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import (
     Checkpoint,
     Db,
@@ -82,6 +83,7 @@ def rollout(
         "model_name": model, "engine": engine, "reward": reward, "environment": environment, "db": db,
         "questions": questions, "temperature": temperature, "seed": seed,
     }, trust=trust)  # fmt: skip
+    check_inputs(settings)
     adapter = None
     if checkpoint is not None:
         settings, adapter = _with_adapter(settings, checkpoint, model)

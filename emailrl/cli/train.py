@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import (
     AllowSharedInbox,
     Db,
@@ -143,10 +144,14 @@ def train(
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, given, preset, overwrite)
     from emailrl.export import check_free
+    from emailrl.policy.resolve import resolve_model
 
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
+    check_inputs(settings)
+    if resume is None:
+        resolve_model(settings.model.name)
     say_loading()
     from emailrl.training.loop import train as run_training
 

@@ -9,6 +9,7 @@ import typer
 
 from emailrl.cli.options import Db, Json, Model, Questions, Seed, Trust
 from emailrl.cli.output import print_json, progress_console, say_loading
+from emailrl.errors import UsageError
 from emailrl.plain import one_line
 
 
@@ -43,6 +44,8 @@ def warm_start(
     from emailrl.settings import load_settings
 
     settings = load_settings({"model_name": model, "questions": questions, "db": db, "seed": seed}, trust=trust)
+    if out.exists():  # as `training.warm_start` does, before torch is loaded for nothing
+        raise UsageError(f"{out} exists.", "Name another folder with --out.")
     say_loading()
     from emailrl.training.warm_start import warm_start as run
 

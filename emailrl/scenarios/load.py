@@ -108,13 +108,20 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     return digest.hexdigest()
 
 
+def check_exists(questions: Path | None) -> None:
+    """Raise UsageError for a file of questions that is not there; None is the hub's."""
+    if questions is not None and not questions.exists():
+        raise UsageError(
+            f"No such question file: {questions}.", "Name another with --questions, or make one: emailrl gen-questions."
+        )
+
+
 def _open(questions: Path | None, data: DataSettings) -> tuple[str, Iterator[Scenario]]:
     """Where the questions come from, and a reader over them."""
     fields = Fields(data.question_field, data.answer_field, data.train_split)
     if questions is not None and Path(questions).is_file():
         return str(questions), read_jsonl(Path(questions), fields)
-    if questions is not None and not Path(questions).exists():
-        raise UsageError(f"No such question file: {questions}.")
+    check_exists(questions)
     from emailrl.scenarios.hub import HUB_QUESTIONS, read_dataset
 
     source = str(questions or HUB_QUESTIONS)
