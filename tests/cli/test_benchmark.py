@@ -218,7 +218,7 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
         code == 2 and "newer/conditions.json was begun under other conditions: models nanno there, model now;" in error
     )
     assert "name another with --out" in error and "[" not in error
-    code, _, error = emailrl("benchmark", "--resume", "--questions", "none.jsonl", "--out", "nowhere")
+    code, _, error = emailrl("benchmark", "--resume", "--out", "nowhere")
     assert code == 2 and "There is nothing to resume: nowhere/conditions.json is missing." in error
 
 
