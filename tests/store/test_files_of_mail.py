@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from store.written_mail import ENVELOPE, EXPECTED, lines, mail, mbox, read, row, write_parquet
 
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail, Skipped, open_source
 
@@ -80,13 +80,22 @@ def test_a_mail_under_an_envelope_in_a_folder_is_one_mail(tmp_path: Path) -> Non
 
 
 def test_the_hub_s_dataset_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets")
     write_parquet(tmp_path / "train-00000-of-00001.parquet", row(1), row(2, bcc=["c@x.org"]))
-    monkeypatch.setattr("emailrl.store.sources.hub.DATASET", str(tmp_path))
+    hub = {"corbt/enron-emails": str(tmp_path)}
+    load = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: load(hub[name], **options))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     first, second = open_source("hf")
     assert first == EXPECTED
     assert isinstance(second, RawEmail) and second.bcc == ["c@x.org"]
+
+
+def test_a_folder_does_not_stand_for_the_hub_s_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corbt" / "enron-emails").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="The folder corbt/enron-emails here would be read instead of the hub's"):
+        list(open_source("hf"))
 
 
 def test_listing_names_every_message_skipped_or_mended(several: Path, tmp_path: Path) -> None:
@@ -94,7 +103,7 @@ def test_listing_names_every_message_skipped_or_mended(several: Path, tmp_path: 
     (several / "i").write_bytes(mail(1))
     heard: list[tuple[str, str, str]] = []
     report = build_database(open_source(several), tmp_path / "mail.db", listing=lambda *line: heard.append(line))
-    assert ("skipped", "duplicate", "i") in heard and ("mended", "no_sender", "f") in heard
+    assert ("skipped", "duplicate_id", "i") in heard and ("mended", "no_sender", "f") in heard
     for what, counts in (("skipped", report.skipped), ("mended", report.defects)):
         assert {kind: sum(line[:2] == (what, kind) for line in heard) for kind in counts} == counts
         assert sum(line[0] == what for line in heard) == sum(counts.values())
