@@ -34,7 +34,8 @@ def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample])
     metrics = updater.step(made, step=1)
     assert max(part.abs().max() for part in expected) > 1e-4
     for parameter, gradient in zip(updater.parameters, expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+        # The largest are above 1e-4; float32 sums in another order differ by some 1e-6.
+        torch.testing.assert_close(parameter.grad, gradient, atol=3e-6, rtol=1e-4)
     return metrics
 
 
