@@ -1,0 +1,33 @@
+"""The answer check on cases written by someone who did not know its rules: it may get better, not worse.
+
+The held-out half was read by nobody while the rules were written: keep it so, and judge rules by the other.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from emailrl.rewards.matching import match
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("half", "part", "wrong_accepted", "right_refused"),
+    [
+        ("development", "mail", 20, 33),
+        ("development", "qa", 3, 7),
+        ("held_out", "mail", 37, 39),
+        ("held_out", "qa", 9, 25),
+    ],
+)
+def test_no_more_verdicts_are_wrong_than_were(half: str, part: str, wrong_accepted: int, right_refused: int) -> None:
+    rows = [json.loads(line) for line in (HERE / f"cases_{half}.jsonl").read_text(encoding="utf-8").splitlines()]
+    chosen = [row for row in rows if row["part"] == part]
+    assert len(chosen) > 300
+    verdicts = [(row["right"], match(row["question"], row["reference"], row["answer"])) for row in chosen]
+    assert verdicts.count((False, True)) <= wrong_accepted
+    assert verdicts.count((True, False)) <= right_refused
