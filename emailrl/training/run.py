@@ -132,12 +132,8 @@ class Run:
         if not due or state.last_evaluated == state.step:
             return None
         self.refresh_engine()
-        temperature = self.settings.agent.eval_temperature
         self.tracker.say(f"Evaluating on {len(self.data.val)} questions ...")
-        evaluation = evaluate(
-            self.evaluator, self.data.val, step=state.step, seed=self.settings.training.seed, temperature=temperature
-        )
-        self.engine.release()
+        evaluation = self._evaluate(self.data.val, state.step, "val")
         self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
         is_best = False
         if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
@@ -147,6 +143,19 @@ class Run:
             state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
         self.tracker.evaluation(evaluation)
         self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
+        return evaluation
+
+    def _evaluate(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
+        """Play the questions once with the weights that the engine holds, and let it rest."""
+        evaluation = evaluate(
+            self.evaluator,
+            questions,
+            step=step,
+            seed=self.settings.training.seed,
+            temperature=self.settings.agent.eval_temperature,
+            split_label=label,
+        )
+        self.engine.release()
         return evaluation
 
     def _record(self, name: str, trajectories: Sequence[Trajectory]) -> None:
@@ -276,15 +285,7 @@ class Run:
         with self.interrupts.droppable():
             self.engine.resume()
             self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
-            confirmed = evaluate(
-                self.evaluator,
-                self.data.confirm,
-                step=step or 0,
-                seed=self.settings.training.seed,
-                temperature=self.settings.agent.eval_temperature,
-                split_label="confirm",
-            )
-            self.engine.release()
+            confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
         self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories)
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
