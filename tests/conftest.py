@@ -44,6 +44,15 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A command that is called inside the test process leaves handlers behind, which every later child would inherit."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def no_trust_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A test trusts no folder that the developer trusts, nor leaves one trusted."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))

@@ -119,8 +119,10 @@ for last; do :; done
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the Makefile, what it depends on, and the stand-in for Python."""
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "VENV"):  # of the make that runs these tests
+        monkeypatch.delenv(name, raising=False)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "python").write_text(PYTHON)
