@@ -45,7 +45,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """A command that is called inside the test process leaves handlers behind, which every later child would inherit."""
+    """A command called inside the test process leaves signal handlers behind, which every later child would inherit."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():

@@ -16,6 +16,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"quickstart"},
     {"benchmark", "inspection", "export", "plan", "agent", "doctor", "openrlhf"},
+    {"sft"},
     {"training"},
     {"evaluation"},
     {"rollout"},

@@ -19,7 +19,7 @@ def make_model(folder: Path, *, dtype: str = "float32") -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from emailrl.training.small_model import train_tokenizer
+    from emailrl.sft.small_model import train_tokenizer
 
     tokenizer = train_tokenizer(
         ["When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit."]

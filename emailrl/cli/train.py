@@ -170,7 +170,12 @@ def _with_own_options(
     That is true also where the user, asked at a terminal, agrees to lose what the run did after the checkpoint.
     """
     from emailrl.settings import load_settings
-    from emailrl.training.directory import checkpoint_to_resume, give_back_replaced, loss_of_going_back, run_to_resume
+    from emailrl.training.run.directory import (
+        checkpoint_to_resume,
+        give_back_replaced,
+        loss_of_going_back,
+        run_to_resume,
+    )
 
     for line in give_back_replaced(settings):
         say(f"Note: {line}")

@@ -47,7 +47,7 @@ def warm_start(
     if out.exists():  # as `training.warm_start` does, before torch is loaded for nothing
         raise UsageError(f"{out} exists.", "Name another folder with --out.")
     say_loading()
-    from emailrl.training.warm_start import warm_start as run
+    from emailrl.sft.warm_start import warm_start as run
 
     columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                TimeRemainingColumn())  # fmt: skip

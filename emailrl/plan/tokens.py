@@ -14,7 +14,7 @@ from emailrl.policy.resolve import NANO, same_base
 from emailrl.policy.shape import Shape
 from emailrl.recording import read_records
 from emailrl.settings import Settings
-from emailrl.training.state import count_steps, num_epochs, questions_per_step
+from emailrl.training.run.state import count_steps, num_epochs, questions_per_step
 
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.settings import Settings
-from emailrl.training.assemble import open_run
-from emailrl.training.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
-from emailrl.training.run import Run
-from emailrl.training.samples import make_samples, trajectory_advantages
-from emailrl.training.tracking import step_line
+from emailrl.training.run.assemble import open_run
+from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
+from emailrl.training.run.run import Run
+from emailrl.training.run.tracking import step_line
+from emailrl.training.step.samples import make_samples, trajectory_advantages
 
 
 @dataclass(frozen=True, slots=True)

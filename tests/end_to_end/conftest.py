@@ -13,10 +13,10 @@ import torch
 
 from emailrl.scenarios import write_scenarios
 from emailrl.settings import Settings, load_settings
+from emailrl.sft.small_model import train_tokenizer
 from emailrl.store.build import build_database
 from emailrl.store.demo import ask, make_world
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.small_model import train_tokenizer
 
 REWARD = '''
 def share_of_even_ids(trajectory):

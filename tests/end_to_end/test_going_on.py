@@ -16,8 +16,8 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.recording import read_records
 from emailrl.settings import Settings
-from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
+from emailrl.training.run import run as run_module
 
 MakeSettings = Callable[..., Settings]
 

@@ -17,9 +17,9 @@ from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
 from emailrl.settings import Settings, trust_folder
-from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.update import Updater
+from emailrl.training.run import run as run_module
+from emailrl.training.step.update import Updater
 
 MakeSettings = Callable[..., Settings]
 

@@ -24,14 +24,14 @@ from emailrl.rewards import http_reward
 from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import load_scenario_set, read_jsonl
 from emailrl.settings import Settings, trust_folder
-from emailrl.training import tracking
+from emailrl.sft.own_expert import own_conversations
 from emailrl.training.algorithms import resolve
-from emailrl.training.assemble import _total_steps, _training_scorer
-from emailrl.training.filtering import make_filter
 from emailrl.training.loop import train
-from emailrl.training.modes import MODES
-from emailrl.training.own_expert import own_conversations
-from emailrl.training.tracking import Tracker, start_wandb
+from emailrl.training.run import tracking
+from emailrl.training.run.assemble import _total_steps, _training_scorer
+from emailrl.training.run.filtering import make_filter
+from emailrl.training.run.modes import MODES
+from emailrl.training.run.tracking import Tracker, start_wandb
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup, Turn
 
 MakeSettings = Callable[..., Settings]

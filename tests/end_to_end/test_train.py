@@ -12,8 +12,8 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import wilson_interval
 from emailrl.recording import read_records, read_trajectories
 from emailrl.settings import Settings
-from emailrl.training.assemble import open_run
 from emailrl.training.loop import TrainResult, loop, train
+from emailrl.training.run.assemble import open_run
 
 MakeSettings = Callable[..., Settings]
 

@@ -113,8 +113,8 @@ def run_steps(bench: Bench, folder: Path) -> None:
     from micro_batch_profile import profile_micro_batch
 
     from emailrl.settings import load_settings
-    from emailrl.training.assemble import open_run
     from emailrl.training.loop import loop
+    from emailrl.training.run.assemble import open_run
 
     given = bench.given
     faulthandler.dump_traceback_later(300, exit=False)
@@ -171,7 +171,7 @@ def described(bench: Bench, settings: Any) -> dict[str, Any]:
     """What was run, on what."""
     import torch
 
-    from emailrl.training.provenance import versions
+    from emailrl.training.run.provenance import versions
 
     training, vllm = settings.training, settings.vllm
     return {

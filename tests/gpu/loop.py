@@ -20,8 +20,8 @@ from emailrl.quickstart import SETTINGS
 from emailrl.recording import Record, read_records, read_trajectories
 from emailrl.scenarios.demo import write_demo
 from emailrl.settings import load_settings
-from emailrl.training.batches import micro_batches
-from emailrl.training.samples import TrainingSample
+from emailrl.training.step.batches import micro_batches
+from emailrl.training.step.samples import TrainingSample
 
 SECONDS = 150
 COMMAND = f"""

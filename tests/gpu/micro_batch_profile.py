@@ -72,7 +72,7 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from emailrl.policy import logprobs
-    from emailrl.training.tally import Tally
+    from emailrl.training.step.tally import Tally
 
     whole, cuda = updater.objective.count([item]), torch.cuda.is_available()
 

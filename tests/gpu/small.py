@@ -12,8 +12,8 @@ from torch import Tensor
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
 from emailrl.training.algorithms import resolve
-from emailrl.training.samples import TrainingSample
-from emailrl.training.update import Updater
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
 
 VOCABULARY = 4096
 SHAPE: dict[str, Any] = {

@@ -112,7 +112,7 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
 
     Names before a slash are the phases; what follows it says what part.
     """
-    from emailrl.training import run as run_module
+    from emailrl.training.run import run as run_module
 
     updater, collector = run.updater, run.collector
     for owner, method, name in (

@@ -12,8 +12,8 @@ import torch
 from gpu.small import distance, make_samples, make_updater, moved, weights
 
 from emailrl.errors import EmailRLError
-from emailrl.training.batches import MicroBatch
-from emailrl.training.update import Updater
+from emailrl.training.step.batches import MicroBatch
+from emailrl.training.step.update import Updater
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]

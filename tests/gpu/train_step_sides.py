@@ -23,9 +23,9 @@ from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import shares_prefixes
 from emailrl.settings import Settings
-from emailrl.training.batches import MicroBatch, micro_batches
 from emailrl.training.losses import policy_loss
-from emailrl.training.samples import TrainingSample
+from emailrl.training.step.batches import MicroBatch, micro_batches
+from emailrl.training.step.samples import TrainingSample
 
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},

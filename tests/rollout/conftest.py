@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.training.small_model import train_tokenizer
+from emailrl.sft.small_model import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from typing import Any
 
 from emailrl.checkpoints import Metadata, write_checkpoint
 from emailrl.settings import OutputSettings, Settings, TrainingSettings
-from emailrl.training.resume import save_state, take_snapshot
-from emailrl.training.state import RunState
+from emailrl.training.run.resume import save_state, take_snapshot
+from emailrl.training.run.state import RunState
 
 
 def settings(output_dir: Path, mode: Any = "masked") -> Settings:

@@ -19,15 +19,15 @@ from emailrl.settings import (
     TrainingSettings,
 )
 from emailrl.training.algorithms import resolve
-from emailrl.training.filtering import make_filter
-from emailrl.training.interrupts import Interrupts
 from emailrl.training.loop import loop
-from emailrl.training.modes import MODES
-from emailrl.training.questions import Data
-from emailrl.training.resume import take_snapshot
-from emailrl.training.run import Run
-from emailrl.training.state import RunState
-from emailrl.training.tracking import Tracker
+from emailrl.training.run.filtering import make_filter
+from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.modes import MODES
+from emailrl.training.run.questions import Data
+from emailrl.training.run.resume import take_snapshot
+from emailrl.training.run.run import Run
+from emailrl.training.run.state import RunState
+from emailrl.training.run.tracking import Tracker
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]

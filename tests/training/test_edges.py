@@ -12,8 +12,6 @@ from torch import tensor
 
 from emailrl.errors import EmailRLError
 from emailrl.training import advantages as adv
-from emailrl.training.batches import MicroBatch, micro_batches
-from emailrl.training.filtering import Filter
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import (
     aggregate,
@@ -23,7 +21,9 @@ from emailrl.training.losses import (
     policy_loss,
     value_loss,
 )
-from emailrl.training.samples import TrainingSample, make_samples
+from emailrl.training.run.filtering import Filter
+from emailrl.training.step.batches import MicroBatch, micro_batches
+from emailrl.training.step.samples import TrainingSample, make_samples
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 NAN, INF = math.nan, math.inf

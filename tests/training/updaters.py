@@ -11,8 +11,8 @@ from torch import Tensor
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import load_settings
 from emailrl.training.algorithms import resolve
-from emailrl.training.samples import TrainingSample
-from emailrl.training.update import Updater
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
 
 LENGTHS, ADVANTAGES = [9, 14, 6, 11], [1.0, -0.5, 0.25, -1.5]
 TEMPERATURE = 0.7

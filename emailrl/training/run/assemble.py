@@ -1,0 +1,164 @@
+"""A run put together: everything that can be wrong is found before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from emailrl.checkpoints import Checkpoint
+from emailrl.engines import build_engine, check_engine
+from emailrl.environment.custom import MAIL, load_task
+from emailrl.errors import UsageError
+from emailrl.policy.load import load_policy
+from emailrl.rewards.build import build_scorer
+from emailrl.rewards.overlong import OverlongScorer
+from emailrl.rollout.collect import Scores, build_collector
+from emailrl.settings import Settings, run_root
+from emailrl.training.algorithms import Algorithm, resolve
+from emailrl.training.idle import idle_settings
+from emailrl.training.mix import advice
+from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
+from emailrl.training.run.filtering import make_filter
+from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.modes import MODES, Mode
+from emailrl.training.run.questions import Data, load_data
+from emailrl.training.run.resume import (
+    Resumed,
+    base_of,
+    check_agrees,
+    load_state,
+    new_run_id,
+    resumed,
+    rewind,
+    seed_generators,
+    take_snapshot,
+)
+from emailrl.training.run.run import Run
+from emailrl.training.run.state import RunState, count_steps, questions_per_step
+from emailrl.training.run.tracking import Say, Tracker, check_services, header
+from emailrl.training.step.update import Updater
+
+
+@contextmanager
+def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
+    """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
+
+    A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
+    """
+    mode, algorithm = MODES[settings.training.mode], resolve(settings)
+    _check_alone()
+    check_services(settings)
+    check_engine(settings, trainable=True)
+    _check_environment(settings, mode)
+    restored = give_back_replaced(settings)
+    with resumed(settings, resume, overwrite=overwrite) as before:
+        checkpoint = before.checkpoint if before else None
+        if overwrite and resume is None:
+            check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
+        settings, said = base_of(checkpoint, settings)
+        wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
+        scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
+        data = load_data(settings)
+        data.notes += restored + said + advice(algorithm, settings) + idle_settings(algorithm, settings)
+        if checkpoint:
+            data.notes += _changes(checkpoint, settings, data)
+        seed_generators(settings.training.seed)
+        policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
+        data.notes += policy.notes
+        total = _total_steps(settings, mode, len(data.train))
+        updater = Updater(policy, algorithm, settings, total_steps=total)
+        state = _restore(checkpoint, updater) if checkpoint else RunState()
+        run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
+        make = mode.make_environment
+        with closing(build_engine(settings, policy)) as engine:
+            collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
+            evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
+            with (
+                _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
+                closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
+            ):
+                updater.skipped_dir = directory / "skipped"
+                sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
+                tracker.say(header(settings, run_dir=directory, **sizes))
+                tracker.say("\n".join(f"Note: {note}" for note in data.notes))
+                yield Run(
+                    settings=settings, mode=mode, algorithm=algorithm, data=data, run_id=run_id,
+                    parent=_parent(checkpoint), directory=directory, state=state, policy=policy, engine=engine,
+                    collector=collector, evaluator=evaluator, updater=updater, tracker=tracker,
+                    interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
+                    epochs=_epochs(settings, mode), snapshot=take_snapshot(state),
+                    saved_step=state.step if checkpoint else None,
+                )  # fmt: skip
+
+
+@contextmanager
+def _directory(
+    settings: Settings, before: Resumed | None, state: RunState, notes: list[str], *, overwrite: bool
+) -> Iterator[Path]:
+    """The run's directory, with nothing in it of steps beyond the state's; what went is added to the notes."""
+    if before is None:
+        with new_directory(settings, overwrite=overwrite) as directory:
+            yield directory
+        return
+    if before.checkpoint is None:
+        clear_run(before.directory)
+        notes.append(f"a run had died in {before.directory} before its first checkpoint; this one takes its place")
+    notes += rewind(before.directory, state)
+    yield before.directory
+
+
+def _changes(checkpoint: Checkpoint, settings: Settings, data: Data) -> list[str]:
+    """What is no longer as it was when the checkpoint was written; UsageError where a run cannot go on so."""
+    changes = check_agrees(checkpoint, settings, data.database_fingerprint, data.questions_fingerprint)
+    return [f"changed since the checkpoint: {change}" for change in changes]
+
+
+def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
+    state, moments = load_state(checkpoint)
+    updater.load_state_dict(moments)
+    return state
+
+
+def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
+    """The mode's reward, less what overlong completions cost; evaluations are scored without that charge."""
+    scorer = build_scorer(settings, reward=mode.reward)
+    wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
+    buffer = wanted.overlong_buffer
+    if buffer is None:
+        buffer = round(algorithm.overlong_share * max_tokens)
+    return OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
+
+
+def _epochs(settings: Settings, mode: Mode) -> int | None:
+    return settings.training.num_train_epochs if mode.epochs_bound else None
+
+
+def _check_alone() -> None:
+    """Refuse to be one of several processes: each would train a run of its own, unaware of the others."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise UsageError(
+            f"emailrl train runs as one process, and torchrun started {processes}.", "Start it without torchrun."
+        )
+
+
+def _check_environment(settings: Settings, mode: Mode) -> None:
+    """Load the user's environment before a model is; refuse it where the mode plays a prompt of its own."""
+    environment = settings.agent.environment
+    load_task(environment)
+    if environment != MAIL and mode.make_environment is not None:
+        raise UsageError(
+            f"Mode {settings.training.mode} trains on a static mail prompt, not in the environment {environment}.",
+            "Use --mode masked or rollout.",
+        )
+
+
+def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
+    training = settings.training
+    return count_steps(num_questions, questions_per_step(training), training.max_steps, _epochs(settings, mode))
+
+
+def _parent(checkpoint: Checkpoint | None) -> str | None:
+    return f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None

@@ -1,0 +1,159 @@
+"""Signs that a policy collapses: each warned of once, with what to do and the way back, until it has passed.
+
+Every sign is a severity, an alarm from 1 on and passed below ``PASSED``, so that a value that wavers about its
+threshold warns once. The thresholds and why they are what they are: ``docs/rewards.md``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.checkpoints import list_checkpoints
+from emailrl.evaluation import mean
+from emailrl.training.run.state import RunState
+
+WATCHED = ("accuracy", "returned_i_dont_know", "entropy", "kl", "answer_words", "answer_candidates")
+"""What of a step's metrics the signs are read from."""
+
+WINDOW = 5
+"""Steps that a level is averaged over."""
+UNKNOWN_SHARE = 0.9
+"""Share of rollouts that end with "I don't know"."""
+LOWEST_ENTROPY = 0.002
+"""Nats a trained token: two rollouts of 50 tokens are then alike with probability e^-0.1 = 90 % or more."""
+HIGHEST_KL = 1.0
+"""Nats a trained token."""
+TIMES_KL_TARGET = 5
+"""With KL_TARGET, so many times that is the highest KL."""
+
+GROWTH_WINDOW = 10
+"""Steps at either end of ``HISTORY`` that growth is told from."""
+HISTORY = 40
+GROWTH = 1.5
+LEAST_GROWTH = {"answer_words": 5.0, "answer_candidates": 0.5}
+"""What must be added too: from one word to two is no sign."""
+ACCURACY_ROSE = 0.02
+"""Answers may grow where accuracy rises by more."""
+
+PASSED = 0.75
+
+Steps = Sequence[Mapping[str, float | None]]
+"""The watched metrics of the last steps, the oldest first; None where a step has no such number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How far one sign has gone."""
+
+    cause: str
+    severity: float
+    warning: str
+    window: int = WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign that has just become one."""
+
+    warning: str
+    good_step: int | None
+    """A step from before it began; None where none of those remembered is."""
+
+
+def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float | None) -> list[Alarm]:
+    """Note the metrics of the step just done in ``state``; returns what there is to warn of."""
+    state.watched = [*state.watched, {name: metrics.get(name) for name in WATCHED}][-HISTORY:]
+    alarms = []
+    for sign in signs(state.watched, kl_target):
+        if sign.cause in state.collapsing:
+            if sign.severity < PASSED:
+                state.collapsing.remove(sign.cause)
+        elif sign.severity >= 1:
+            state.collapsing.append(sign.cause)
+            alarms.append(Alarm(sign.warning, _good_step(sign, state, kl_target)))
+    return alarms
+
+
+def signs(steps: Steps, kl_target: float | None) -> list[Sign]:
+    """Every sign that the last steps can tell of."""
+    return [*_levels(steps, kl_target), *_growth(steps)]
+
+
+def way_back(run_dir: Path, good_step: int | None) -> str:
+    """The command that goes on from the last checkpoint of ``good_step`` or before; without one, from the best."""
+    checkpoints = list_checkpoints(run_dir)
+    kept = [item for item in checkpoints if good_step is not None and item.metadata.step <= good_step]
+    best = [item for item in checkpoints if item.metadata.kind == "best"]
+    if not kept and not best:
+        return "No checkpoint from before it is left: change that and begin a new run."
+    chosen = (kept or best)[-1]
+    where = ", before it" if kept else ", the best; none from before it is left"
+    return (
+        f"Back to step {chosen.metadata.step}{where}, with that changed:"
+        f" emailrl train --resume {shlex.quote(str(chosen.path))} --overwrite"
+    )
+
+
+def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
+    found = []
+    if (unknown := _level(steps, "returned_i_dont_know")) is not None:
+        warning = (
+            f'{unknown:.0%} of rollouts end with "I don\'t know", which by the reward art_e pays more than answering'
+            " below about 37 % accuracy: lower REWARD_NO_ANSWER, ask easier questions or warm-start (docs/rewards.md)."
+        )
+        found.append(Sign("unknown", unknown / UNKNOWN_SHARE, warning))
+    if (entropy := _level(steps, "entropy")) is not None:
+        warning = (
+            f"the policy's entropy is {entropy:.4f} nats a token: the rollouts of a question are all but the same and"
+            " teach nothing; raise ENTROPY_COEF or TEMPERATURE, or lower LEARNING_RATE."
+        )
+        found.append(Sign("entropy", LOWEST_ENTROPY / max(entropy, 1e-12), warning))
+    if (kl := _level(steps, "kl")) is not None:
+        limit = TIMES_KL_TARGET * kl_target if kl_target else HIGHEST_KL
+        warning = (
+            f"the KL to the reference policy is {kl:.3g} nats a token, beyond {limit:g}:"
+            " raise BETA or lower LEARNING_RATE."
+        )
+        found.append(Sign("kl", kl / limit, warning))
+    return found
+
+
+def _level(steps: Steps, name: str) -> float | None:
+    """Mean of the last ``WINDOW`` steps that have the number; None where there are fewer."""
+    values = [value for step in steps if (value := step[name]) is not None]
+    return mean(values[-WINDOW:]) if len(values) >= WINDOW else None
+
+
+def _growth(steps: Steps) -> list[Sign]:
+    """Answers that grow, or offer more, while accuracy does not rise; 0 where there are too few steps to tell."""
+    early, late = steps[:GROWTH_WINDOW], steps[-GROWTH_WINDOW:]
+    accuracy = [_average(part, "accuracy") for part in (early, late)]
+    found = []
+    for name, what in (("answer_words", "words"), ("answer_candidates", "candidates")):
+        before, after = _average(early, name), _average(late, name)
+        severity = 0.0
+        if len(steps) >= 2 * GROWTH_WINDOW and accuracy[1] - accuracy[0] <= ACCURACY_ROSE and before > 0:
+            severity = min(after / before / GROWTH, (after - before) / LEAST_GROWTH[name])
+        warning = (
+            f"answers grew from {before:.1f} to {after:.1f} {what} in {len(steps)} steps while accuracy did not rise"
+            f" ({accuracy[0]:.0%}, {accuracy[1]:.0%}): read some (emailrl inspect-trajectory); if they game the check,"
+            " set EMAILRL_JUDGE=llm or a reward that charges for it (docs/custom.md)."
+        )
+        found.append(Sign(name, severity, warning, GROWTH_WINDOW))
+    return found
+
+
+def _average(steps: Steps, name: str) -> float:
+    return mean([value for step in steps if (value := step[name]) is not None]) or 0.0
+
+
+def _good_step(alarm: Sign, state: RunState, kl_target: float | None) -> int | None:
+    """The step before the whole window in which the sign was last below ``PASSED``: a mean tells a change late."""
+    for back in range(1, len(state.watched)):
+        earlier = signs(state.watched[:-back], kl_target)
+        if all(sign.severity < PASSED for sign in earlier if sign.cause == alarm.cause):
+            return max(0, state.step - back - (alarm.window - 1))
+    return None

@@ -1,0 +1,59 @@
+"""The three modes as data: where trajectories come from, which reward they get, which of their tokens are trained.
+
+=========  ==============================  ====================  ==============================  ==================
+mode       trajectories                    reward                trained tokens                  bounded by
+=========  ==============================  ====================  ==============================  ==================
+masked     agent rollouts                  as the settings say   sampled ones                    MAX_STEPS
+rollout    agent rollouts                  as the settings say   all after the prompt, tool      MAX_STEPS, epochs
+                                                                 results included
+simple     one completion on a static      ``rewards.heuristic`` sampled ones (the completion)   MAX_STEPS, epochs
+           prompt with a few mails
+=========  ==============================  ====================  ==============================  ==================
+
+Whatever the mode, evaluations are agent rollouts with the settings' reward: the accuracy that chooses the best model
+is the one ``benchmark`` measures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emailrl.environment.static_prompt import StaticPromptEnvironment
+from emailrl.rollout.collect import MakeEnvironment
+from emailrl.rollout.runner import Environment
+from emailrl.settings import Settings
+from emailrl.training.step.samples import LossMask
+from emailrl.trajectory import Scenario
+
+if TYPE_CHECKING:
+    from emailrl.store import Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to train; the loop reads these fields and never the name."""
+
+    name: str
+    loss_mask: LossMask
+    make_environment: MakeEnvironment | None = None
+    """What is played in place of the settings' environment; None plays theirs."""
+    reward: str | None = None
+    """A reward's name in place of the settings'; None takes theirs."""
+    epochs_bound: bool = False
+    """NUM_TRAIN_EPOCHS ends the run; otherwise the questions are gone round until MAX_STEPS."""
+
+
+def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
+    """One prompt that holds the question and a few mails."""
+    return StaticPromptEnvironment(scenario, mailbox, question_template=settings.agent.question_template)
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("masked", loss_mask="sampled"),
+        Mode("rollout", loss_mask="after_prompt", epochs_bound=True),
+        Mode("simple", loss_mask="completion", make_environment=static_prompt, reward="heuristic", epochs_bound=True),
+    )
+}

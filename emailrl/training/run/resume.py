@@ -1,0 +1,219 @@
+"""Begin a run, or go on with one: what a checkpoint must agree with, and the run's state on disk.
+
+A resumed run equals the uninterrupted one, bit for bit on the CPU: weights, optimizer, KL weight, random generators,
+place in the questions and counters come from the checkpoint, and all that was recorded beyond its step is removed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emailrl.checkpoints import (
+    Checkpoint,
+    list_checkpoints,
+    recover,
+    remove_checkpoints,
+    verify,
+    write_checkpoint,
+)
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.resolve import same_base
+from emailrl.policy.tensors import writing_tensors
+from emailrl.settings import Settings
+from emailrl.training.run.directory import checkpoint_to_resume, held, loss_of_going_back, run_to_resume
+from emailrl.training.run.state import RunState
+
+STATE_FILE = "trainer_state.pt"
+_RECORDED = re.compile(r"(\.?)(?:step|eval|confirm|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|-\d+\.(?:json|safetensors))?")
+
+
+# -- where to begin -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run to go on with, its directory held; without a checkpoint it begins anew where it died before its first."""
+
+    directory: Path
+    checkpoint: Checkpoint | None
+
+
+@contextmanager
+def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Iterator[Resumed | None]:
+    """Hold the run that ``resume`` means, and only then choose its checkpoint; None is a new run.
+
+    ``auto`` is the latest run if there is one, also one that died before its first checkpoint; ``latest``, ``best``;
+    or the path of a run (its latest) or of a checkpoint; ``overwrite`` agrees to lose what the run did after it.
+    Raises UsageError where there is none (but for ``auto``) and where work would be lost that nobody agreed to,
+    EmailRLError for a damaged one and where another process trains there.
+    """
+    directory = None if resume is None else run_to_resume(settings, resume)
+    if resume is None or directory is None:
+        yield None
+        return
+    with held(directory):
+        checkpoint = _whole(checkpoint_to_resume(directory, settings, resume))
+        if checkpoint and not overwrite and (loss := loss_of_going_back(directory, checkpoint)):
+            raise UsageError(loss, "If that is meant, add --overwrite, or copy the run first.")
+        yield Resumed(directory, checkpoint)
+
+
+def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    if checkpoint is not None and not (verify(checkpoint).path / STATE_FILE).is_file():
+        raise UsageError(
+            f"{checkpoint.path} holds no trainer state.", "Resume from a checkpoint made by emailrl train."
+        )
+    return checkpoint
+
+
+def base_of(checkpoint: Checkpoint | None, settings: Settings) -> tuple[Settings, list[str]]:
+    """Settings with the checkpoint's base model where none was named, and what to say of it."""
+    if checkpoint is None or "name" in settings.model.model_fields_set:
+        return settings, []
+    name = checkpoint.metadata.base_model
+    model = settings.model.model_copy(update={"name": name})
+    return settings.model_copy(update={"model": model}), [f"no model was named: {name}, as in the checkpoint"]
+
+
+def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
+    """What the checkpoint's settings differ in from the present ones, for the log.
+
+    Raises UsageError where a run cannot go on: another base model, mode, LoRA shape, database or set of questions.
+    """
+    before, path = checkpoint.metadata, checkpoint.path
+    if not same_base(before.base_model, settings.model.name):
+        raise UsageError(
+            f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
+            f"Resume with --model {before.base_model}.",
+        )
+    if before.mode != settings.training.mode:
+        raise UsageError(f"{path} is of mode {before.mode}.", f"Resume with --mode {before.mode}.")
+    for what, old, new in (
+        ("database", before.database_fingerprint, database),
+        ("set of questions", before.questions_fingerprint, questions),
+    ):
+        if old != new:
+            hint = "Resume with the same one (file, sizes and seed), or begin a new run without --resume."
+            raise UsageError(f"{path} was trained on another {what}.", hint)
+    changes = []
+    for section, values in settings.public().items():
+        for name, value in values.items():
+            old = before.settings.get(section, {}).get(name, value)
+            if old != value and name not in ("resume", "output_dir"):
+                changes.append(f"{name} {old} -> {value}")
+                if section == "lora":
+                    raise UsageError(f"{path} has {name} {old}, not {value}.", f"Resume with {name.upper()}={old}.")
+    return changes
+
+
+def new_run_id(mode: str) -> str:
+    """A name for a run that no other has."""
+    return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+# -- state on disk --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at the end of a step: what a checkpoint keeps beside weights and optimizer."""
+
+    state: dict[str, Any]
+    """``RunState`` as plain values."""
+    generators: dict[str, Any]
+
+
+def take_snapshot(state: RunState) -> Snapshot:
+    """The run as it is now; later steps do not change it."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    generators: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():
+        generators["cuda"] = torch.cuda.get_rng_state_all()
+    return Snapshot(state.to_dict(), generators)
+
+
+def seed_generators(seed: int) -> None:
+    """Begin every global random generator from the run's seed: a custom reward or environment may draw from one."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
+    """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
+    with writing_tensors(path):
+        torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
+
+
+def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
+    """The state of a checkpoint and its updater's; the random generators are set as they were."""
+    try:
+        saved = torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=True)
+        state, generators = RunState.from_dict(saved["state"]), saved["generators"]
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])
+        torch.set_rng_state(generators["torch"])
+        # A machine with fewer GPUs than the run had takes the states it has a use for.
+        for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        path, reason = checkpoint.path / STATE_FILE, str(error).partition("\n")[0]
+        raise EmailRLError(
+            f"{path} cannot be read ({reason}).", "Use another checkpoint: emailrl checkpoints list."
+        ) from None
+    return state, saved["updater"]
+
+
+def rewind(run_dir: Path, state: RunState) -> list[str]:
+    """Remove what the run recorded beyond the state's step, so that no step appears twice; says what went.
+
+    ``metrics.jsonl`` and ``evaluations.jsonl`` are cut by their writers. A ``best_model`` from beyond is replaced by
+    the checkpoint of the best step where that is still there; else it stays until a better one is found.
+    """
+    recover(run_dir)
+    said = []
+    folders = ("trajectories", "training", "policy", "skipped")
+    for path in (path for name in folders for path in run_dir.glob(f"{name}/*")):
+        found = _RECORDED.fullmatch(path.name)
+        if found and (found[1] or int(found[2]) > state.step):  # hidden: what was being written
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
+    numbered = [item.path for item in beyond if item.metadata.kind != "best"]
+    remove_checkpoints(numbered)
+    said += [f"removed {path.name}, which is beyond step {state.step}" for path in numbered]
+    for best in (item for item in beyond if item.metadata.kind == "best"):
+        earlier = [item for item in list_checkpoints(run_dir) if item.metadata.step == state.best_step]
+        if earlier:
+            copy_checkpoint(earlier[0], best.path, kind="best")
+            said.append(f"best_model is that of step {state.best_step} again")
+        else:
+            said.append(f"best_model holds step {best.metadata.step}, from beyond; it stays until bettered")
+    return said
+
+
+def copy_checkpoint(checkpoint: Checkpoint, path: Path, *, kind: str) -> Checkpoint:
+    """Make the checkpoint at ``path`` the same as ``checkpoint``, but for its kind."""
+
+    def fill(directory: Path) -> None:
+        for name in checkpoint.metadata.files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.path / name, directory / name)
+
+    return write_checkpoint(path, replace(checkpoint.metadata, kind=kind), fill)

@@ -1,0 +1,316 @@
+"""A run put together from settings: policy, engine, questions, updater, directory; and what the loop asks of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emailrl.checkpoints import (
+    Checkpoint,
+    Metadata,
+    created_after,
+    prune,
+    remove_checkpoints,
+    run_folders,
+    write_checkpoint,
+)
+from emailrl.disk import replace_bytes
+from emailrl.engines import PolicyEngine
+from emailrl.errors import EmailRLError
+from emailrl.evaluation import Evaluation, evaluate
+from emailrl.policy.load import Policy
+from emailrl.recording import Record, write_records, write_trajectories
+from emailrl.rollout.collect import Collector
+from emailrl.settings import Settings
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.run.collapse import Alarm, watch, way_back
+from emailrl.training.run.directory import REPLACED, discard_replaced
+from emailrl.training.run.filtering import Collected, Filter, collect_groups
+from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.metrics import first_exception, sample_record, training_records
+from emailrl.training.run.modes import Mode
+from emailrl.training.run.provenance import git_commit, versions
+from emailrl.training.run.questions import Data
+from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
+from emailrl.training.run.state import Cursor, RunState, StepQuestions, questions_per_step
+from emailrl.training.run.tracking import Tracker, evaluation_block, percent
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+KEPT_VERSIONS = 2
+"""Directories of sampled-from adapters that stay: the one in use and the one before."""
+
+
+@dataclass
+class Run:
+    """Everything one run holds; the loop is in ``training.loop``."""
+
+    settings: Settings
+    mode: Mode
+    algorithm: Algorithm
+    data: Data
+    run_id: str
+    parent: str | None
+    directory: Path
+    state: RunState
+    policy: Policy
+    engine: PolicyEngine
+    collector: Collector
+    evaluator: Collector
+    updater: Updater
+    tracker: Tracker
+    interrupts: Interrupts
+    filter: Filter
+    total_steps: int
+    epochs: int | None
+    """Passes over the questions that end the run; None where only ``total_steps`` does."""
+    snapshot: Snapshot
+    saved_step: int | None = None
+    """The step of the last checkpoint on disk."""
+    _loaded_version: str = field(default="", init=False)
+    _half_done: bool = field(default=False, init=False)
+    """The weights have moved since the snapshot."""
+
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether trajectories cut off at the token limit are left out of the loss."""
+        return self.settings.algorithm.truncated_trajectories == "mask"
+
+    # -- rollouts and evaluation
+
+    def refresh_engine(self) -> None:
+        """Let the engine sample from the policy as it is now, out of a directory that is never written again."""
+        self.engine.resume()
+        name = f"v-{self.state.step:06d}"
+        if name == self._loaded_version:
+            return
+        directory = self.directory / "policy" / name
+        if not directory.exists():
+            beside = directory.with_name(f".{name}")
+            self.policy.save_adapter(beside)
+            beside.rename(directory)
+        self.engine.load_adapter(directory, name)
+        self._loaded_version = name
+        # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
+        remove_checkpoints(sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS])
+
+    def collect(self) -> tuple[Collected, Cursor]:
+        """Roll out the next step's questions, others in place of those dropped, and record all that came.
+
+        Returns it with the cursor behind the questions; raises EmailRLError where every rollout raised.
+        """
+        training, step = self.settings.training, self.state.step + 1
+        questions = StepQuestions(self.data.train, self.state.cursor, training.seed, epochs=self.epochs)
+        played: list[Trajectory] = []
+
+        def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+            label = f"refill-{refill}" if refill else "train"
+            if refill:
+                logger.info("Step %d: %s asks %d further questions", step, label, len(scenarios))
+            groups = self.collector.collect(
+                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label
+            )
+            played.extend(trajectory for group in groups for trajectory in group.trajectories)
+            self._record(f"step-{step:06d}.jsonl", played)
+            return groups
+
+        collected = collect_groups(questions.take, play, self.filter, count=questions_per_step(training))
+        self.engine.release()
+        return collected, questions.cursor
+
+    def evaluate_if_due(self) -> Evaluation | None:
+        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless that was done already."""
+        state, wanted = self.state, self.settings.evaluation
+        due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.epochs)
+        if not due or state.last_evaluated == state.step:
+            return None
+        self.refresh_engine()
+        self.tracker.say(f"Evaluating on {len(self.data.val)} questions ...")
+        evaluation = self._evaluate(self.data.val, state.step, "val")
+        self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
+        is_best = False
+        if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
+            state.last_evaluated = state.step
+        else:
+            is_best = state.note_evaluation(evaluation, wanted.patience)
+            state.last_metrics = {"evaluated_step": state.step} | evaluation.metrics()
+        self.tracker.evaluation(evaluation)
+        self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
+        return evaluation
+
+    def _evaluate(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
+        """Play the questions once with the weights that the engine holds, and let it rest."""
+        evaluation = evaluate(
+            self.evaluator,
+            questions,
+            step=step,
+            seed=self.settings.training.seed,
+            temperature=self.settings.agent.eval_temperature,
+            split_label=label,
+        )
+        self.engine.release()
+        return evaluation
+
+    def _record(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+        path = self.directory / "trajectories" / name
+        write_trajectories(path, trajectories)
+        if (reason := first_exception(trajectories)) is not None:
+            raise EmailRLError(
+                f"Every rollout raised ({path.stem}); the first: {reason.rstrip('.')}.",
+                "Mend it, then --resume latest.",
+            )
+
+    # -- state
+
+    def update(self, samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, list[Record]]]:
+        """Train on the samples; returns the update's metrics and what is noted of each trajectory's samples.
+
+        From here to ``end_step`` the weights belong to no step. Without samples it is said, counted, and nothing moves.
+        """
+        self._half_done = True
+        step = self.state.step + 1
+        if not samples:
+            self.state.steps_without_update += 1
+            self.tracker.say(
+                f"Step {step}: nothing is left to learn from, no update"
+                f" ({self.state.steps_without_update} such steps so far)."
+            )
+            return {}, {}
+        passes: dict[int, tuple[str, Record]] = {}
+
+        def observe(sample: TrainingSample, *tokens: list[float]) -> None:
+            passes[id(sample)] = sample.trajectory_id, sample_record(sample, *tokens)  # the last pass stays
+
+        self.updater.observe = observe
+        metrics = self.updater.step(samples, step=step)
+        if skipped := metrics.get("updates_skipped"):
+            self.tracker.say(
+                f"Step {step}: {skipped:.0f} updates skipped: loss or gradient is not finite. Their batches are in"
+                f" {self.updater.skipped_dir}."
+            )
+        noted: dict[str, list[Record]] = {}
+        for sample in samples:
+            trajectory_id, record = passes[id(sample)]
+            noted.setdefault(trajectory_id, []).append(record)
+        return metrics, noted
+
+    def record_training(
+        self, collected: Collected, advantages: Mapping[str, float], noted: Mapping[str, Sequence[Record]]
+    ) -> None:
+        """Write what training adds to the trajectories of the step under way."""
+        path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
+        write_records(path, training_records(collected, advantages, noted, mask_truncated=self.mask_truncated))
+
+    def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """Take the run as it is for done: keep what is due on disk, and warn of signs of collapse in ``metrics``.
+
+        Raises EmailRLError at such a sign where ON_COLLAPSE is ``stop`` and the run would go on.
+        """
+        alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
+        self.snapshot = take_snapshot(self.state)
+        self._half_done = False
+        if self.state.best_step == self.state.step:
+            self.save("best")
+        if self.state.step and self.state.step % self.settings.output.save_steps == 0:
+            self.save("checkpoint")
+        if alarms:
+            self._warn(alarms)
+
+    def _warn(self, alarms: Sequence[Alarm]) -> None:
+        wanted, step = self.settings.evaluation, self.state.step
+        ends = self.state.stop_reason(wanted, self.total_steps, self.epochs) is not None
+        for alarm in alarms:
+            self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
+        if wanted.on_collapse == "stop" and not ends:
+            self.save("final")  # a further checkpoint-N would push out the oldest, which may be the one to go back to
+            first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
+            raise EmailRLError(
+                f"Stopped at step {step} for signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
+            )
+
+    def save(self, kind: str) -> Checkpoint:
+        """Write the last whole step as ``best_model``, ``final`` or ``checkpoint-N``, and prune the last."""
+        step = self.snapshot.state["step"]
+        name = {"best": "best_model", "final": "final", "checkpoint": f"checkpoint-{step}"}[kind]
+
+        def fill(directory: Path) -> None:
+            self.policy.save_adapter(directory)
+            save_state(directory / STATE_FILE, self.snapshot, self.updater.state_dict())
+
+        checkpoint = write_checkpoint(self.directory / name, self._metadata(kind, step), fill)
+        self.saved_step = step
+        discard_replaced(self.directory)
+        prune(self.directory, self.settings.output.save_total_limit)
+        return checkpoint
+
+    def rescue(self) -> None:
+        """Save the last whole step of a run that ends before its end, where its weights are still there."""
+        step = self.snapshot.state["step"]
+        if self.saved_step == step:
+            self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest goes on.")
+        elif not step and (self.directory / REPLACED).exists():
+            self.tracker.say("Stopped before the first step; the run that was to be replaced is back in its place.")
+        elif self._half_done or self.interrupts.impatient:
+            saved = "there is no checkpoint yet" if self.saved_step is None else f"saved up to step {self.saved_step}"
+            self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
+        else:
+            self.tracker.say(
+                f"Stopped after step {step}, saved in {self.save('checkpoint').path}; --resume latest goes on."
+            )
+
+    def finish(self, reason: str) -> None:
+        """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
+        self.save("final")
+        best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
+        if best is None or interval is None:
+            said = "No evaluation was whole: there is no best_model"
+        elif best == 0:
+            said = f"No evaluation had a right answer; best_model is that of step {step}"
+        else:
+            said = f"Best accuracy {percent(best, interval)} at step {step}"
+        self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
+        if best and self.data.confirm:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """The best of many evaluations of the same questions is partly luck: other questions tell how much."""
+        step = self.state.best_step
+        with self.interrupts.droppable():
+            self.engine.resume()
+            self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
+            confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
+        self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories)
+        record = {"step": step} | confirmed.metrics()
+        replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
+        self.tracker.say(
+            f"best_model on {confirmed.num_judged} validation questions that did not choose it:"
+            f" {percent(confirmed.accuracy, confirmed.interval)}"
+        )
+
+    def _metadata(self, kind: str, step: int) -> Metadata:
+        training = self.settings.training
+        return Metadata(
+            run_id=self.run_id,
+            kind=kind,
+            step=step,
+            mode=training.mode,
+            algorithm=training.algorithm,
+            base_model=self.policy.base_model,
+            lora=self.policy.lora,
+            metrics=self.snapshot.state["last_metrics"],
+            settings=self.settings.public(),
+            parent=self.parent,
+            seed=training.seed,
+            versions=versions(),
+            database_fingerprint=self.data.database_fingerprint,
+            questions_fingerprint=self.data.questions_fingerprint,
+            git_commit=git_commit(),
+            created_at=created_after({*run_folders(self.settings.output.output_dir), self.directory}),
+        )

@@ -1,0 +1,157 @@
+"""From samples to padded tensors, packed in the forward pass alone: bounded micro-batches, seeded mini-batches."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emailrl.training.step.prefixes import shared_with_last, split_by_prefix
+from emailrl.training.step.samples import TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples padded on the right to one length; tensors are ``(B, T)``, but ``advantages``, ``share`` and ``shared``
+    ``(B,)``."""
+
+    token_ids: Tensor
+    loss_mask: Tensor
+    """bool"""
+    sampler_logprobs: Tensor
+    """NaN where the sampler gave none."""
+    advantages: Tensor
+    share: Tensor
+    """Which part of its trajectory's trainable tokens a row holds: 1, but of a trajectory in several samples."""
+    shared: Tensor
+    """How many first tokens of a row are computed with the row before it; 0 where prefixes are not shared."""
+    indices: tuple[int, ...]
+    """Where each row stands in the list of samples that the batch was made from."""
+    num_tokens: int
+    """Tokens to compute: no padding, shared ones once."""
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens that the loss sees."""
+        return int(self.loss_mask.sum())
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    *,
+    max_rows: int | None = None,
+    pad_id: int = 0,
+    device: torch.device | str = "cpu",
+    packing: bool = False,
+    share_prefixes: bool = False,
+) -> list[MicroBatch]:
+    """Split ``samples`` into batches of at most ``max_tokens`` tokens and ``max_rows`` rows.
+
+    Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
+    for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. With
+    ``share_prefixes`` (packed, too) what rows of a batch begin with alike counts once, and such rows come together. A
+    sample longer than ``max_tokens`` gets a batch of its own. ``samples`` hold all of each trajectory. The same samples
+    always give the same batches.
+    """
+    max_rows = max_rows or len(samples)
+    if share_prefixes:
+        rows = split_by_prefix([sample.token_ids for sample in samples], max_tokens, max_rows)
+    else:
+        by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+        lengths = {i: len(samples[i].token_ids) for i in by_length}
+        rows = (_packed if packing else _padded)(lengths, max_tokens, max_rows)
+    trainable = Counter[str]()
+    for sample in samples:
+        trainable[sample.trajectory_id] += sample.num_trainable
+    return [
+        _pad([samples[i] for i in indices], tuple(indices), trainable, pad_id, device, share_prefixes)
+        for indices in rows
+    ]
+
+
+def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Cut the samples, longest first, wherever one more row would not fit."""
+    rows: list[list[int]] = []
+    for i in lengths:
+        if rows and len(rows[-1]) < max_rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
+            rows[-1].append(i)
+        else:
+            rows.append([i])
+    return rows
+
+
+def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Deal the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
+    fitted: list[list[int]] = []
+    room: list[int] = []
+    for i, length in lengths.items():
+        fits = (n for n, left in enumerate(room) if length <= left and len(fitted[n]) < max_rows)
+        place = next(fits, len(room))
+        if place == len(room):
+            fitted.append([])
+            room.append(max_tokens)
+        fitted[place].append(i)
+        room[place] -= length
+    # One that is over the cap stays alone; the rest is dealt again, to even it out.
+    alone = [[i] for i, length in lengths.items() if length > max_tokens]
+    num = len(fitted) - len(alone)
+    even: list[list[int]] = [[] for _ in range(num)]
+    filled = [0] * num
+    for i, length in lengths.items():
+        if length <= max_tokens:
+            place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
+            even[place].append(i)
+            filled[place] += length
+    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than dealing does
+        return fitted
+    return alone + even
+
+
+def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[TrainingSample]]:
+    """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in the order of ``seed``.
+
+    A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never an empty one.
+    """
+    ids = sorted({sample.trajectory_id for sample in samples})
+    random.Random(seed).shuffle(ids)
+    num = min(num, len(ids))
+    place = {trajectory_id: i % num for i, trajectory_id in enumerate(ids)}
+    for which in range(num):
+        yield [sample for sample in samples if place[sample.trajectory_id] == which]
+
+
+def _pad(
+    samples: list[TrainingSample],
+    indices: tuple[int, ...],
+    trainable: Mapping[str, int],
+    pad_id: int,
+    device: torch.device | str,
+    share_prefixes: bool,
+) -> MicroBatch:
+    width = max(len(sample.token_ids) for sample in samples)
+    shared = shared_with_last([sample.token_ids for sample in samples]) if share_prefixes else [0] * len(samples)
+    shape = (len(samples), width)
+    token_ids = torch.full(shape, pad_id, dtype=torch.long)
+    loss_mask = torch.zeros(shape, dtype=torch.bool)
+    sampler_logprobs = torch.full(shape, torch.nan)
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        token_ids[row, :length] = torch.tensor(sample.token_ids)
+        loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
+        sampler_logprobs[row, :length] = torch.tensor(known)
+    return MicroBatch(
+        token_ids=token_ids.to(device),
+        loss_mask=loss_mask.to(device),
+        sampler_logprobs=sampler_logprobs.to(device),
+        advantages=torch.tensor([sample.advantage for sample in samples]).to(device),
+        share=torch.tensor([sample.num_trainable / trainable[sample.trajectory_id] for sample in samples]).to(device),
+        shared=torch.tensor(shared).to(device),
+        indices=indices,
+        num_tokens=sum(len(sample.token_ids) for sample in samples) - sum(shared),
+    )

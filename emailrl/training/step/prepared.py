@@ -1,0 +1,71 @@
+"""A micro-batch with all that is fixed before a step's first update, and its halves where it is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emailrl.training.step.batches import MicroBatch
+from emailrl.training.step.samples import TrainingSample
+
+
+@dataclass
+class Prepared:
+    """Every tensor is ``(B, T)``."""
+
+    batch: MicroBatch
+    samples: list[TrainingSample]
+    """The rows."""
+    advantages: Tensor
+    old_logprobs: Tensor | None = None
+    """None where the first pass itself gives them: one update a step."""
+    ref_logprobs: Tensor | None = None
+    """None where nothing is charged for leaving the reference."""
+    old_values: Tensor | None = None
+    """None without a critic; so are ``returns``."""
+    returns: Tensor | None = None
+
+    def halves_like(self, failed: MicroBatch, size: Callable[[MicroBatch], int]) -> list[Prepared]:
+        """Two micro-batches of half as many rows, where this is no smaller than one that did not fit; else itself."""
+        if size(self.batch) < size(failed) or len(self.samples) == 1:
+            return [self]
+        return [self._rows(part, batch) for part, batch in _halves(self.batch)]
+
+    def _rows(self, rows: slice, batch: MicroBatch) -> Prepared:
+        width = batch.token_ids.shape[1]
+        cut: dict[str, Any] = {
+            field.name: value[rows, :width]
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, batch=batch, samples=self.samples[rows], **cut)
+
+
+def halves_of(batch: MicroBatch) -> list[MicroBatch]:
+    """Two micro-batches of half as many rows, each as wide as its longest row."""
+    return [half for _, half in _halves(batch)]
+
+
+def _halves(batch: MicroBatch) -> list[tuple[slice, MicroBatch]]:
+    middle = (len(batch.indices) + 1) // 2
+    return [(rows, _rows_of(batch, rows)) for rows in (slice(0, middle), slice(middle, None))]
+
+
+def _rows_of(batch: MicroBatch, rows: slice) -> MicroBatch:
+    # A row ends at its last trained token (training.samples): the mask tells how long it is.
+    steps = torch.arange(1, batch.loss_mask.shape[1] + 1, device=batch.loss_mask.device)
+    lengths = (batch.loss_mask[rows] * steps).amax(dim=1)
+    width = int(lengths.max())
+    cut: dict[str, Any] = {
+        field.name: value[rows, :width] if value.ndim == 2 else value[rows]
+        for field in fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor)
+    }
+    cut["shared"] = cut["shared"].clone()
+    cut["shared"][:1] = 0  # the row before the first is not in this batch
+    num_tokens = int(lengths.sum() - cut["shared"].sum())
+    return replace(batch, **cut, indices=batch.indices[rows], num_tokens=num_tokens)

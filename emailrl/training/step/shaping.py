@@ -1,0 +1,123 @@
+"""From one number a trajectory to an advantage a token: KL in the reward, discount, critic, whitening.
+
+A trajectory that its chat template broke into several samples is one row here: its trained tokens follow each other as
+they were sampled, so that reward and value flow back from the last sample into the first (docs/decisions/0009).
+Arithmetic is on the CPU: GAE is a loop over tokens, which a GPU would only wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from emailrl.settings import AlgorithmSettings
+from emailrl.training.advantages import gae, rewards_to_go, whiten
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.kl import estimate
+from emailrl.training.step.prepared import Prepared
+from emailrl.training.step.samples import TrainingSample
+
+
+def shape_advantages(
+    items: Sequence[Prepared],
+    samples: Sequence[TrainingSample],
+    algorithm: Algorithm,
+    wanted: AlgorithmSettings,
+    *,
+    kl_coef: float,
+) -> dict[str, float]:
+    """Fill in ``advantages``, and with a critic ``returns``, of a step's micro-batches; returns the critic's metrics.
+
+    ``samples`` are the step's, in the order they were made; ``items`` hold each of them once. What a sample carries as
+    its advantage (a critic's: its reward), cut to the range of REWARD_CLIP_LOW and REWARD_CLIP_HIGH, is paid at the
+    trajectory's last trainable token.
+    """
+    rows = _Trajectories(items, samples)
+    rewards = rows.pay_at_the_end([_clipped(worth, wanted) for worth in rows.worth])
+    if algorithm.kl_in == "reward" and kl_coef:
+        rewards = rewards - kl_coef * rows.gather([_kl(item, algorithm) for item in items])
+    metrics: dict[str, float] = {}
+    if algorithm.has_critic:
+        values = rows.gather([_known(item.old_values) for item in items])
+        advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
+        metrics = _critic_metrics(values[rows.mask], returns[rows.mask])
+        for item, part in zip(items, rows.scatter(returns), strict=True):
+            item.returns = part
+    else:
+        advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
+    if algorithm.whiten:
+        advantages = whiten(advantages, rows.mask)
+    for item, part in zip(items, rows.scatter(advantages), strict=True):
+        item.advantages = part
+    return metrics
+
+
+class _Trajectories:
+    """The trained tokens of a step, a row a trajectory ``(N, L)``, and the way back to its micro-batches."""
+
+    def __init__(self, items: Sequence[Prepared], samples: Sequence[TrainingSample]) -> None:
+        order = {id(sample): i for i, sample in enumerate(samples)}
+        places = {id(sample): (n, row) for n, item in enumerate(items) for row, sample in enumerate(item.samples)}
+        self._items = items
+        self._masks = [item.batch.loss_mask.cpu() for item in items]
+        self._pieces: dict[str, list[tuple[int, int]]] = {}
+        worth: dict[str, float] = {}
+        for sample in sorted((sample for item in items for sample in item.samples), key=lambda s: order[id(s)]):
+            self._pieces.setdefault(sample.trajectory_id, []).append(places[id(sample)])
+            worth[sample.trajectory_id] = sample.advantage
+        self.worth = list(worth.values())
+        self.mask = self.gather([mask.float() for mask in self._masks]).bool()
+
+    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 behind a row's end."""
+        host = [tensor.cpu() for tensor in tensors]
+        rows = [torch.cat([host[n][row][self._masks[n][row]] for n, row in pieces]) for pieces in self._pieces.values()]
+        return pad_sequence(rows, batch_first=True)
+
+    def scatter(self, trajectories: Tensor) -> list[Tensor]:
+        """The inverse of ``gather``, on the micro-batches' device; 0 outside the loss mask."""
+        parts = [trajectories.new_zeros(mask.shape) for mask in self._masks]
+        for values, pieces in zip(trajectories, self._pieces.values(), strict=True):
+            start = 0
+            for n, row in pieces:
+                mask = self._masks[n][row]
+                end = start + int(mask.sum())
+                parts[n][row, mask] = values[start:end]
+                start = end
+        return [part.to(item.batch.loss_mask.device) for part, item in zip(parts, self._items, strict=True)]
+
+    def pay_at_the_end(self, worth: Sequence[float]) -> Tensor:
+        """``(N, L)`` with each trajectory's number at its last token, 0 elsewhere."""
+        rewards = torch.zeros(self.mask.shape)
+        last = self.mask.sum(dim=1) - 1
+        rewards[torch.arange(len(rewards)), last] = torch.tensor(worth, dtype=rewards.dtype)
+        return rewards
+
+
+def _clipped(worth: float, wanted: AlgorithmSettings) -> float:
+    low, high = wanted.reward_clip_low, wanted.reward_clip_high
+    worth = worth if high is None else min(worth, high)
+    return worth if low is None else max(worth, low)
+
+
+def _kl(item: Prepared, algorithm: Algorithm) -> Tensor:
+    return estimate(_known(item.old_logprobs), _known(item.ref_logprobs), algorithm.kl_estimator)
+
+
+def _known(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def _critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
+    """How well the critic foresaw the step; explained variance 1 is perfect, 0 no better than a constant."""
+    variance = float(returns.var(correction=0))
+    explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
+    return {
+        "value_mean": float(values.mean()),
+        "return_mean": float(returns.mean()),
+        "explained_variance": explained,
+    }

@@ -1,0 +1,295 @@
+"""The update: samples in, a moved adapter and a dict of metrics out.
+
+One call of ``Updater.step`` is one step of the loop: old and reference log-probabilities, then ``update_epochs`` passes
+over ``num_mini_batches`` mini-batches, each one optimizer update, its micro-batches divided by one global denominator.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emailrl.errors import EmailRLError
+from emailrl.policy.load import Policy
+from emailrl.policy.value_head import make_value_head
+from emailrl.settings import Settings, TrainingSettings
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.kl import AdaptiveKL
+from emailrl.training.step.batches import MicroBatch, mini_batches
+from emailrl.training.step.objective import Denominators, Objective
+from emailrl.training.step.prepared import Prepared, halves_of
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.scoring import Scorer
+from emailrl.training.step.shaping import shape_advantages
+from emailrl.training.step.skipped import save_skipped
+from emailrl.training.step.tally import Tally
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""So many updates whose loss or gradient is not finite end the run."""
+
+Observe = Callable[[TrainingSample, list[float], list[float], list[float]], None]
+"""Hears, in each pass, of each sample with old and present log-probabilities and advantages of its tokens (0 off the
+mask)."""
+
+
+class Updater:
+    """Holds the optimizer and the KL weight of a trainable policy; the algorithm is data it follows."""
+
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm, settings: Settings, *, total_steps: int | None = None
+    ) -> None:
+        """``total_steps`` is where a linear or cosine schedule ends; None takes ``settings.training.max_steps``."""
+        self.policy, self.algorithm, self.settings = policy, algorithm, settings
+        self.total_steps = total_steps or settings.training.max_steps
+        named = policy.trainable_parameters()
+        if not named:
+            raise EmailRLError("The policy has nothing to train.", "Load it with trainable=True.")
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        policy.value_head = (policy.value_head or make_value_head(policy.model)) if algorithm.has_critic else None
+        critic = list(policy.value_head.named_parameters()) if policy.value_head is not None else []
+        self.critic = [parameter for _, parameter in critic]
+        self.names += [f"value_head.{name}" for name, _ in critic]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": params} for params in (self.parameters, self.critic) if params],
+            lr=settings.training.learning_rate,
+            betas=(settings.training.adam_beta1, settings.training.adam_beta2),
+            weight_decay=settings.training.weight_decay,
+        )
+        # A gradient through 16-bit floats vanishes where it is divided by many tokens, so the loss is scaled up to it.
+        self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
+        wanted = settings.algorithm
+        self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
+        self.scorer = Scorer(policy, settings)
+        self.objective = Objective(algorithm, settings, self.kl)
+        self.skipped_in_a_row = 0
+        self.observe: Observe | None = None
+        self.skipped_dir: Path | None = None
+        """Where batches go whose loss is not finite; None keeps none."""
+
+    def step(self, samples: Sequence[TrainingSample], *, step: int) -> dict[str, float]:
+        """Train on the samples of optimizer step ``step`` (from 1) and return its metrics.
+
+        The order of mini-batches, and dropout, follow from (seed, ``step``) alone. An update whose loss or gradient is
+        not finite is skipped, and counted in ``updates_skipped``; EmailRLError ends the run after
+        ``MAX_SKIPPED_IN_A_ROW``. Raises ValueError without samples.
+        """
+        if not samples:
+            raise ValueError("a step without samples: skip it")
+        training, tally = self.settings.training, Tally()
+        rate = self._set_rates(step)
+        with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
+            torch.manual_seed(training.seed * 1_000_003 + step)
+            rounds, foreseen = self._prepare(samples, step, tally)
+            for epoch in range(training.update_epochs):
+                for prepared in rounds:
+                    self._update(prepared, tally, step, first_pass=epoch == 0)
+        self.policy.model.eval()
+        metrics = tally.means() | foreseen | {"learning_rate": rate, "kl_coef": self.kl.coef}
+        if self.kl.coef and "kl" in metrics and not self._critic_only(step):
+            self.kl.update(metrics["kl"], len({sample.trajectory_id for sample in samples}))
+        return metrics | {
+            "trainable_tokens": sum(sample.num_trainable for sample in samples),
+            "total_tokens": sum(len(sample.token_ids) for sample in samples),
+            "updates_skipped": tally.counts["updates_skipped"],
+            "micro_batches_halved": tally.counts["micro_batches_halved"],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on, beside adapter and critic, as ``torch.save`` can write it."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "kl_coef": self.kl.coef,
+            "parameters": self.names,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "loss_scale": self.loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state`` was taken, bit for bit; raises EmailRLError for another adapter's state."""
+        if state["parameters"] != self.names:
+            if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
+                raise EmailRLError(
+                    f"The trainer state is of a run {'without' if self.critic else 'with'} a critic.",
+                    "Resume with the run's own --algorithm.",
+                )
+            raise EmailRLError(
+                "The trainer state belongs to another adapter.", "Resume with the run's own LoRA settings."
+            )
+        # A copy: the optimizer would otherwise go on writing into the caller's tensors.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.kl.coef = float(state["kl_coef"])
+        self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        if state["loss_scale"]:
+            self.loss_scale.load_state_dict(state["loss_scale"])
+
+    def _set_rates(self, step: int) -> float:
+        """Set the learning rates of adapter and critic, which follow one schedule; returns the adapter's."""
+        training = self.settings.training
+        rate = learning_rate(step, training, self.total_steps)
+        critic = self.settings.algorithm.critic_learning_rate * (rate / training.learning_rate)
+        for group, group_rate in zip(self.optimizer.param_groups, (rate, critic), strict=False):
+            group["lr"] = group_rate
+        return rate
+
+    def _critic_only(self, step: int) -> bool:
+        return bool(self.critic) and step <= self.settings.algorithm.critic_warmup_steps
+
+    def _prepare(
+        self, samples: Sequence[TrainingSample], step: int, tally: Tally
+    ) -> tuple[list[list[Prepared]], dict[str, float]]:
+        """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
+        training = self.settings.training
+        minis = list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}"))
+        on_policy = len(minis) * training.update_epochs == 1
+        charged = self.algorithm.kl_in == "reward" and bool(self.kl.coef)
+        score = bool(self.critic) or charged or not on_policy
+        self.policy.model.eval()
+        rounds = []
+        for mini in minis:
+            prepared: list[Prepared] = []
+            waiting = self.scorer.micro_batches(mini)[::-1]
+            while waiting:
+                batch = waiting.pop()
+                try:
+                    prepared.append(self._score(batch, [mini[i] for i in batch.indices], score=score))
+                    continue
+                except torch.OutOfMemoryError:
+                    pass  # handled below, where the traceback holds no tensors any more
+                self.scorer.ran_out(batch)
+                tally.counts["micro_batches_halved"] += 1
+                waiting += halves_of(batch)[::-1]
+            rounds.append(prepared)
+        items = [item for prepared in rounds for item in prepared]
+        metrics = shape_advantages(items, samples, self.algorithm, self.settings.algorithm, kl_coef=self.kl.coef)
+        self.policy.model.train()
+        return rounds, metrics
+
+    def _score(self, batch: MicroBatch, rows: list[TrainingSample], *, score: bool) -> Prepared:
+        ref = self.scorer.reference(batch) if self.kl.coef else None
+        scored = self.scorer.score(batch) if score else None
+        return Prepared(
+            batch,
+            rows,
+            advantages=batch.advantages,
+            old_logprobs=scored.logprobs if scored else None,
+            ref_logprobs=ref,
+            old_values=scored.values if scored else None,
+        )
+
+    def _update(self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool) -> None:
+        """One optimizer update over the micro-batches of a mini-batch, or none where it would not be finite."""
+        losses, seen = self._gradients(prepared, tally, step, first_pass=first_pass)
+        broken = _not_finite(losses)
+        if broken:
+            self.loss_scale.update()
+            self._skip(prepared, tally, step, broken)
+            return
+        self.skipped_in_a_row = 0
+        self.loss_scale.step(self.optimizer)
+        self.loss_scale.update()
+        tally.merge(seen)
+        for name, value in losses.items():
+            tally.add(name, value)
+
+    def _gradients(
+        self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool
+    ) -> tuple[dict[str, float], Tally]:
+        """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed."""
+        limit = self.settings.training.max_grad_norm or math.inf
+        while True:
+            losses, seen = self._accumulate(prepared, tally, step, first_pass=first_pass)
+            self.loss_scale.unscale_(self.optimizer)
+            scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
+            retry = scaled_up and not _not_finite(losses)
+            losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+            if self.critic:
+                losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
+            if not (retry and _not_finite(losses)):
+                return losses, seen
+            self.loss_scale.update()
+
+    def _skip(self, prepared: list[Prepared], tally: Tally, step: int, broken: dict[str, float]) -> None:
+        """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped_in_a_row += 1
+        tally.counts["updates_skipped"] += 1
+        if self.skipped_dir is not None:
+            save_skipped(self.skipped_dir, f"step-{step:06d}-{tally.counts['updates_skipped']}", prepared, step, broken)
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            name, value = next(iter(broken.items()))
+            kept = f" Their batches are in {self.skipped_dir}." if self.skipped_dir is not None else ""
+            raise EmailRLError(
+                f"The {name} is {value} at step {step}, in the third update in a row; the weights are as before them.",
+                f"Lower LEARNING_RATE, or resume from an earlier checkpoint.{kept}",
+            )
+
+    def _accumulate(
+        self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool
+    ) -> tuple[dict[str, float], Tally]:
+        """Gradients of the whole mini-batch; begun anew with smaller micro-batches where memory runs out.
+
+        Anew, since a backward pass that stopped half-way leaves half a gradient behind. Returns losses and metrics.
+        """
+        whole = self.objective.count(prepared)
+        critic_only = self._critic_only(step)
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            losses, seen = defaultdict[str, float](float), Tally()
+            item = prepared[0]
+            try:
+                for item in prepared:
+                    parts = self._backward(item, whole, seen, first_pass=first_pass, critic_only=critic_only)
+                    for name, value in parts.items():
+                        losses[name] += value
+                return dict(losses), seen
+            except torch.OutOfMemoryError:
+                pass  # handled below, where the traceback holds no tensors any more
+            self.scorer.ran_out(item.batch)
+            tally.counts["micro_batches_halved"] += 1
+            prepared[:] = [part for other in prepared for part in other.halves_like(item.batch, self.scorer.size)]
+
+    def _backward(
+        self, item: Prepared, whole: Denominators, seen: Tally, *, first_pass: bool, critic_only: bool
+    ) -> dict[str, float]:
+        """Add one micro-batch's gradient; returns its share of the losses."""
+        wants_entropy = self.settings.algorithm.entropy_coef > 0
+        scored = self.scorer.forward(item.batch, entropy_grad=wants_entropy, critic_only=critic_only)
+        loss, losses, old = self.objective.loss(
+            item, scored, whole, seen, first_pass=first_pass, critic_only=critic_only
+        )
+        if self.observe is not None:
+            columns = (old.tolist(), scored.logprobs.tolist(), item.advantages.tolist())
+            for sample, before, now, worth in zip(item.samples, *columns, strict=True):
+                length = len(sample.token_ids)
+                self.observe(sample, before[:length], now[:length], worth[:length])
+        self.loss_scale.scale(loss).backward()
+        return losses
+
+
+def _not_finite(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if not math.isfinite(value)}
+
+
+def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:
+    """Learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant, or linear or cosine decay.
+
+    A function of the step alone, so that a resumed run needs no scheduler state. The last step of the warm-up is the
+    first at full rate; step ``total_steps`` is the last above ``min_lr_ratio`` of it.
+    """
+    warmup = training.warmup_steps
+    if training.warmup_ratio is not None:
+        warmup = math.ceil(training.warmup_ratio * total_steps)
+    if step < warmup:
+        return training.learning_rate * step / warmup
+    start = max(warmup, 1)
+    progress = min((step - start) / max(total_steps + 1 - start, 1), 1.0)
+    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    left = decay[training.lr_scheduler]
+    return training.learning_rate * (training.min_lr_ratio + (1 - training.min_lr_ratio) * left)

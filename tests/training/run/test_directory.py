@@ -1,0 +1,198 @@
+"""Directories of runs: which one a run takes, what overwriting replaces and gives back, who holds it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training.run_files import settings, write
+
+from emailrl.checkpoints import list_checkpoints
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.training.run.directory import (
+    begun_in_vain,
+    clear_run,
+    discard_replaced,
+    give_back_replaced,
+    held,
+    new_directory,
+)
+
+
+def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
+    (tmp_path / "grpo_masked").mkdir()
+    with new_directory(settings(tmp_path / "grpo"), overwrite=False) as first:
+        assert first == tmp_path / "grpo_masked"  # there, but empty
+        with new_directory(settings(tmp_path / "grpo"), overwrite=False) as second:
+            assert second == tmp_path / "grpo_masked-2"
+    with new_directory(settings(tmp_path / "grpo_rollout", "rollout"), overwrite=False) as third:
+        assert third == tmp_path / "grpo_rollout"
+
+
+def old_run(base: Path) -> None:
+    """A run, and what its user put beside and into it."""
+    write(base / "best_model", "best")
+    write(base / "checkpoint-2")
+    for name in ("trajectories/step-000001.jsonl", "training/step-000001.jsonl", "policy/v-000001/adapter"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("old")
+    for name in ("metrics.jsonl", "evaluations.jsonl", "training.log"):
+        (base / name).write_text("old")
+    (base / ".git").mkdir()
+    for name in (".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"):
+        (base / name).write_text("mine")
+
+
+def files(base: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+
+
+def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    with new_directory(settings(tmp_path / "grpo"), overwrite=True) as directory:
+        assert directory == base
+        (base / "metrics.jsonl").write_text("new")
+        write(base / "checkpoint-1")
+        discard_replaced(base)
+    left = {name for name in files(base) if not name.startswith("checkpoint-1/")}
+    mine = {".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"}
+    assert left == mine | {".lock", "metrics.jsonl"} and not (base / "policy").exists()
+    assert (base / "metrics.jsonl").read_text() == "new" and (base / ".env").read_text() == "mine"
+
+
+def test_a_run_without_a_checkpoint_gives_the_overwritten_one_back(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base)
+    with pytest.raises(OSError, match="no W&B"), new_directory(settings(tmp_path / "grpo"), overwrite=True):
+        assert not list_checkpoints(base)
+        (base / "trajectories" / "eval-000000.jsonl").write_text("new")
+        (base / "metrics.jsonl").write_text("new")
+        raise OSError("no W&B")
+    assert files(base) == before | {".lock": b""}
+
+
+def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    (base / ".replacing").mkdir()
+    (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
+    with pytest.raises(KeyboardInterrupt), new_directory(settings(tmp_path / "grpo"), overwrite=True):
+        assert {item.path.parent.name for item in list_checkpoints(base / ".replaced")} == {".replaced"}
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "training.log").write_text("new")
+    with pytest.raises(KeyboardInterrupt), new_directory(settings(tmp_path / "grpo"), overwrite=True):
+        raise KeyboardInterrupt
+    assert files(base) == before
+
+
+def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) -> None:
+    base, wanted = tmp_path / "grpo_masked", settings(tmp_path / "grpo")
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    assert give_back_replaced(wanted) == [] and not (base / ".lock").exists()  # nothing was overwritten
+    with pytest.raises(KeyboardInterrupt), new_directory(wanted, overwrite=True):
+        assert give_back_replaced(wanted) == []  # it lives
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "metrics.jsonl").write_text("new")
+    (said,) = give_back_replaced(wanted)
+    assert said.startswith(f"{base} is again the run that --overwrite was to replace") and files(base) == before
+    assert give_back_replaced(wanted) == []
+    # One that had its first checkpoint, and died before it removed the old run, has replaced it.
+    (base / ".replaced").mkdir()
+    write(base / ".replaced" / "checkpoint-9", step=9)
+    assert give_back_replaced(wanted) == [] and files(base) == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_found_and_cleared(tmp_path: Path) -> None:
+    wanted, base = settings(tmp_path / "grpo"), tmp_path / "grpo_masked"
+    assert begun_in_vain(wanted) is None
+    for name in ("training.log", "metrics.jsonl", "trajectories/step-000001.jsonl", "notes.md", "training/thesis.txt"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("x")
+    assert begun_in_vain(wanted) is None  # no run was ever held here
+    with held(base):
+        pass
+    assert begun_in_vain(wanted) == base and begun_in_vain(settings(tmp_path / "grpo", "rollout")) is None
+    clear_run(base)
+    assert set(files(base)) == {".lock", "notes.md", "training/thesis.txt"}
+    (base / "checkpoint-5").mkdir()  # damaged: it may hold what its owner can still use
+    assert begun_in_vain(wanted) is None
+    with held(tmp_path / "grpo_masked-10"), held(tmp_path / "grpo_masked-9"):
+        assert begun_in_vain(wanted) == tmp_path / "grpo_masked-10"
+
+
+@pytest.mark.parametrize("name", [".git/config", ".env", "training.log", "training/thesis.txt", "checkpoint-5/model"])
+def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    (base / name).parent.mkdir(parents=True)
+    (base / name).write_text("mine")
+    with (
+        pytest.raises(UsageError, match=r"grpo_masked is no run of emailrl.*--output-dir"),
+        new_directory(settings(tmp_path / "grpo"), overwrite=True),
+    ):
+        pass
+    assert files(base) == {name: b"mine"}
+
+
+def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("a file")
+    with (
+        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--output-dir"),
+        new_directory(settings(tmp_path / "e" / "x"), overwrite=False),
+    ):
+        pass
+
+
+def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"is no UTF-8 text\..*--output-dir"),
+        new_directory(settings(tmp_path / "post\udcff"), overwrite=False),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, overwritten: bool) -> None:
+    base, precious = tmp_path / "grpo_masked", tmp_path / "precious"
+    precious.write_text("mine")
+    write(base / "checkpoint-1")
+    (base / ".lock").symlink_to(precious)
+    with pytest.raises(UsageError, match=r"grpo_masked cannot be written: .*links\. .*--output-dir"):
+        if overwritten:
+            (base / ".replaced").mkdir()
+            give_back_replaced(settings(tmp_path / "grpo"))
+        else:
+            with held(base):
+                pass
+    assert precious.read_text() == "mine"
+
+
+def try_to_hold(base: Path, answer: Any) -> None:
+    write(base / "checkpoint-1")
+    try:
+        with held(base):
+            answer.put("held")
+    except EmailRLError as error:
+        answer.put(str(error))
+
+
+def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    with new_directory(settings(tmp_path / "grpo"), overwrite=False) as directory:
+        child = context.Process(target=try_to_hold, args=(directory, answer))
+        child.start()
+        assert "Another process is training in" in answer.get(timeout=60)
+        child.join()
+    try_to_hold(directory, answer)
+    assert answer.get(timeout=60) == "held"

@@ -1,0 +1,286 @@
+"""What a run prints, and what it sends where; no tracking service is ever reached from here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from emailrl.errors import UsageError
+from emailrl.evaluation import Evaluation
+from emailrl.recording import read_records
+from emailrl.settings import RewardSettings, Settings, TrackingSettings, TrainingSettings
+from emailrl.training.run import tracking
+from emailrl.training.run.metrics import Pace
+from emailrl.training.run.state import RunState
+from emailrl.training.run.tracking import (
+    Tracker,
+    evaluation_block,
+    flat_numbers,
+    header,
+    start_wandb,
+    step_line,
+)
+from emailrl.trajectory import Scenario, Trajectory
+
+OFF = TrackingSettings(wandb_mode="disabled")
+
+
+def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
+    def trajectory(n: int) -> Trajectory:
+        rubric = {"answer_correct": n < correct, "num_turns": 3}
+        return Trajectory(
+            str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
+        )
+
+    return Evaluation.of([trajectory(n) for n in range(total)], step)
+
+
+# -- what is printed
+
+
+def test_the_header_says_what_the_seeds_header_says() -> None:
+    settings = Settings(training=TrainingSettings(per_device_train_batch_size=8, num_generations=6))
+    text = header(settings, run_dir=Path("outputs/grpo_masked"), num_train=4000, num_eval=100, start=0, total=200)
+    rule = "=" * 60
+    assert text.splitlines() == [
+        rule,
+        "Starting training: 200 steps | mode masked | algorithm grpo | model OpenPipe/Qwen3-14B-Instruct",
+        "Questions: 4000 to train on, 100 to evaluate on",
+        "A step: 8 questions x 6 rollouts; 200 steps are 0.4 epochs",
+        "Target accuracy: 95.0%",
+        "Output: outputs/grpo_masked",
+        rule,
+    ]
+    again = header(settings, run_dir=Path("o"), num_train=1, num_eval=1, start=10, total=200)
+    assert "Resuming at step 10 of 200" in again
+
+
+def test_the_step_line_is_the_seeds_step_line() -> None:
+    metrics = {
+        "step": 1, "loss": 0.12345, "policy_loss": 0.1, "kl": 0.02, "reward_mean": 0.25, "accuracy": 0.5,
+        "trainable_tokens": 1234, "total_tokens": 5678, "trainable_share": 1234 / 5678, "seconds": {"total": 12.34},
+        "dropped": {"groups_low_std": 0, "trajectories_exception": 0},
+    }  # fmt: skip
+    assert step_line(metrics, 200) == (
+        "Step 1/200 | Loss 0.1235 | Policy 0.1000 | KL 0.0200 | Reward 0.250 | Acc 50.0%"
+        " | Trainable tokens: 1234/5678 (21.7%) | 12.3 s"
+    )
+    assert step_line(metrics, 200, 2400.0).endswith("| 12.3 s | about 40 min left")
+    some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
+    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
+    assert "Loss 0.0000 | Policy -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
+    nothing = metrics | {"loss": None, "policy_loss": None, "kl": None, "trainable_tokens": 0, "total_tokens": 0}
+    line = step_line(nothing | {"trainable_share": None}, 200)
+    assert "Loss - | Policy - | KL - | Reward 0.250" in line and "Trainable tokens: 0/0 (-)" in line
+
+
+def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
+    state = RunState(best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
+    best = evaluation_block(evaluation(8, 10), state, is_best=True)
+    assert best.splitlines() == [
+        "--- Evaluation at step 30 ---",
+        "Eval reward: 0.500 | turns: 3.0 | exceptions: 0",
+        "Eval accuracy: 80.0% (8 of 10, 95 % interval 49.0% to 94.3%)",
+        "New best accuracy: 80.0%, saved to best_model",
+    ]
+    worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
+    assert worse[-1] == "Best accuracy so far: 80.0% (95 % interval 49.0% to 94.3%) at step 30"
+
+
+def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
+    state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
+    for is_best in (True, False):
+        lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
+        assert lines[-1] == "No answer has been right yet; best_model stays that of step 0 until one is"
+
+
+def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 130.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
+
+
+def test_what_mail_could_smuggle_into_a_line_never_reaches_the_terminal(tmp_path: Path) -> None:
+    said: list[str] = []
+    tracker = Tracker(tmp_path, Settings(tracking=OFF), run_id="r", step=0, say=said.append)
+    tracker.say("bad \x1b[31mred\x07\nsecond\u202e line")
+    tracker.close()
+    assert said == ["bad  [31mred ", "second  line"]
+    log = (tmp_path / "training.log").read_text()
+    assert "INFO bad  [31mred" in log and "\x1b" not in log
+
+
+# -- files
+
+
+def test_metrics_and_evaluations_go_on_after_the_step_that_was_resumed(tmp_path: Path) -> None:
+    for start in (0, 2):
+        tracker = Tracker(tmp_path, Settings(tracking=OFF), run_id="r", step=start, say=lambda line: None)
+        for step in (start + 1, start + 2, start + 3):
+            tracker.step({"step": step, "start": start}, "a line")
+        tracker.evaluation(evaluation(1, 2, step=start + 3))
+        tracker.close()
+    recorded = [(line["step"], line["start"]) for line in read_records(tmp_path / "metrics.jsonl")]
+    assert recorded == [(1, 0), (2, 0), (3, 2), (4, 2), (5, 2)]
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["step"], line["accuracy"]) for line in evaluations] == [(5, 0.5)]
+
+
+def test_numbers_are_flattened_for_the_services() -> None:
+    metrics = {"step": 1, "loss": None, "kl": float("nan"), "seconds": {"rollout": 2.5}, "name": "x", "ok": True}
+    assert flat_numbers(metrics) == {"step": 1.0, "seconds/rollout": 2.5, "ok": 1.0}
+
+
+# -- services
+
+
+class StubWandB:
+    """Stands for the module: notes what it is called with."""
+
+    class errors:
+        class Error(Exception):
+            pass
+
+    def __init__(self, login: Any, fails_online: bool = False) -> None:
+        self.answer, self.fails_online = login, fails_online
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def Settings(self, **options: Any) -> dict[str, Any]:
+        return options
+
+    def login(self, *, prompt: bool) -> bool:
+        assert prompt is False
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return bool(self.answer)
+
+    def init(self, **options: Any) -> StubWandB:
+        if self.fails_online and options["mode"] == "online":
+            raise self.errors.Error("timed out\nmore")
+        self.begun.append(options)
+        return self
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.logged.append((numbers, step))
+
+    def finish(self) -> None:
+        self.logged.append(({}, -1))
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, stub: StubWandB, mode: Any, tmp_path: Path) -> tuple[Any, list[str]]:
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    said: list[str] = []
+    settings = Settings(
+        tracking=TrackingSettings(wandb_mode=mode, wandb_entity="team"),
+        rewards=RewardSettings(openrouter_api_key=SecretStr("sk-secret"), judge_base_url="https://me:pw@host/v1"),
+    )
+    return start_wandb(settings, tmp_path, "run-7", said.append), said
+
+
+def test_wandb_online_takes_the_runs_id_and_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stub = StubWandB(login=True)
+    run, said = begin(monkeypatch, stub, "online", tmp_path)
+    (options,) = stub.begun
+    assert (options["mode"], options["id"], options["resume"]) == ("online", "run-7", "allow")
+    assert (options["project"], options["entity"], options["name"]) == ("email-agent-grpo", "team", "grpo-masked")
+    assert "sk-secret" not in str(options) and "pw" not in str(options["config"]["rewards"]["judge_base_url"])
+    assert options["config"]["training"]["max_steps"] == 200 and said == []
+    run.log({"loss": 1.0}, 3)
+    run.close()
+    assert stub.logged == [({"loss": 1.0}, 3), ({}, -1)]
+
+
+@pytest.mark.parametrize(
+    ("login", "fails", "reason"),
+    [
+        (False, False, "there is no login"),
+        (StubWandB.errors.Error("no network"), False, "no network"),
+        (True, True, "timed out"),
+    ],
+)
+def test_wandb_online_without_login_or_network_goes_on_offline_and_says_so_once(
+    login: Any, fails: bool, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = StubWandB(login, fails_online=fails)
+    _, said = begin(monkeypatch, stub, "online", tmp_path)
+    assert [options["mode"] for options in stub.begun] == ["offline"]
+    (line,) = said
+    assert line.startswith(f"W&B goes on offline: {reason}.") and "wandb sync" in line
+
+
+def test_wandb_offline_asks_for_no_login_and_disabled_imports_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = StubWandB(login=RuntimeError("must not be asked"))
+    _, said = begin(monkeypatch, stub, "offline", tmp_path)
+    assert [options["mode"] for options in stub.begun] == ["offline"] and said == []
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
+    assert start_wandb(Settings(tracking=OFF), tmp_path, "r", said.append) is None
+
+
+def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = Settings(tracking=TrackingSettings(wandb_mode="offline"))
+    tracker = Tracker(tmp_path, settings, run_id="run-8", step=0, say=lambda line: None)
+    tracker.step({"step": 1, "loss": 0.5}, "a line")
+    tracker.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
+
+
+def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWNED\n")
+    (tmp_path / "hook").chmod(0o755)
+    git("init")
+    git("config", "core.fsmonitor", "./hook")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SAVE_CODE", "true")
+    run = start_wandb(Settings(tracking=TrackingSettings(wandb_mode="offline")), tmp_path, "run-9", print)
+    assert run is not None
+    run.log({"loss": 1.0}, step=1)
+    run.close()
+    assert not (tmp_path / "PWNED").exists()
+    git("status")
+    assert (tmp_path / "PWNED").exists()  # it would have been
+
+
+def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "find_spec", {"tensorboard": None}.get)
+    tracking.check_services(Settings(tracking=OFF))
+    with pytest.raises(UsageError, match=r"needs the package tensorboard.*pip install -e '\.\[tensorboard\]'"):
+        tracking.check_services(Settings(tracking=TrackingSettings(tensorboard=True)))
+
+
+def test_tensorboard_gets_every_number_and_hides_steps_done_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events: list[Any] = []
+
+    class Writer:
+        def __init__(self, directory: str, purge_step: int) -> None:
+            events.append((directory, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            events.append((name, value, step))
+
+        def close(self) -> None:
+            events.append("closed")
+
+    module = type(sys)("torch.utils.tensorboard")
+    monkeypatch.setattr(module, "SummaryWriter", Writer, raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    settings = Settings(tracking=TrackingSettings(wandb_mode="disabled", tensorboard=True))
+    tracker = Tracker(tmp_path, settings, run_id="r", step=4, say=lambda line: None)
+    tracker.step({"step": 5, "loss": 0.5, "eval_accuracy": 0.1}, "a line")
+    tracker.close()
+    assert events == [(str(tmp_path / "tensorboard"), 5), ("step", 5.0, 5), ("loss", 0.5, 5), "closed"]

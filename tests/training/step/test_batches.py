@@ -1,0 +1,95 @@
+"""Micro-batches and mini-batches: literal shapes of small cases."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emailrl.training.step.batches import micro_batches, mini_batches
+from emailrl.training.step.samples import TrainingSample
+
+
+def sample(length: int, name: str = "t") -> TrainingSample:
+    trained = [0] + [1] * (length - 1)
+    logprobs = [-0.5 if one else None for one in trained]
+    return TrainingSample(name, "g", list(range(1, length + 1)), trained, logprobs, advantage=length / 10)
+
+
+def test_padding() -> None:
+    (batch,) = micro_batches([sample(2), sample(4)], 8, pad_id=99)
+    assert batch.indices == (1, 0)
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4], [1, 2, 99, 99]]
+    assert batch.loss_mask.tolist() == [[False, True, True, True], [False, True, False, False]]
+    assert batch.sampler_logprobs.nan_to_num(9).tolist() == [[9, -0.5, -0.5, -0.5], [9, -0.5, 9, 9]]
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.4, 0.2]))
+    assert (batch.num_tokens, batch.num_trainable) == (6, 4)
+
+
+def test_a_trajectory_in_two_samples_weighs_once_by_its_tokens() -> None:
+    batches = micro_batches([sample(2), sample(4), sample(3, "u")], 4)
+    # Of the four trainable tokens of t, one stands in its first sample and three in its second.
+    assert {batch.indices: batch.share.tolist() for batch in batches} == {(1,): [0.75], (2,): [1.0], (0,): [0.25]}
+
+
+def test_a_shared_beginning_counts_once() -> None:
+    (batch,) = micro_batches([sample(4), sample(6)], 16, packing=True, share_prefixes=True)
+    # The four tokens of the first begin the second, too: of its six only two are computed.
+    assert (batch.shared.tolist(), batch.num_tokens) == ([0, 4], 6)
+
+
+def test_cap_counts_padding_and_the_longest_come_first() -> None:
+    lengths = [3, 9, 5, 5, 4, 20]
+    batches = micro_batches([sample(length) for length in lengths], 12)
+    # 20 is over the cap and stands alone; two rows of 9 would be 18; 5 x 2 = 10 fits, 5 x 3 does not; 4 x 2 fits.
+    assert [batch.indices for batch in batches] == [(5,), (1,), (2, 3), (4, 0)]
+    assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (1, 9), (2, 5), (2, 4)]
+
+
+def test_packed_cap_counts_tokens_alone_and_batches_are_even() -> None:
+    lengths = [3, 9, 5, 5, 4, 20]
+    batches = micro_batches([sample(length) for length in lengths], 14, packing=True)
+    # 20 is over the cap; of the 26 others first-fit makes 9 + 5 and 5 + 4 + 3; dealt evenly: 9 + 4 and 5 + 5 + 3.
+    assert [batch.indices for batch in batches] == [(5,), (1, 4), (2, 3, 0)]
+    assert [batch.num_tokens for batch in batches] == [20, 13, 13]
+    assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (2, 9), (3, 5)]
+    # Dealt out, 7 + 4 + 2 would not fit beside 6 + 5: first-fit's 7 + 5 and 6 + 4 + 2 stays.
+    tight = micro_batches([sample(length) for length in (7, 6, 5, 4, 2)], 12, packing=True)
+    assert [batch.indices for batch in tight] == [(0, 2), (1, 3, 4)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
+def test_packed_batches_hold_every_sample_once_in_few_batches(lengths: list[int], cap: int) -> None:
+    batches = micro_batches([sample(length) for length in lengths], cap, packing=True)
+    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
+    assert all(batch.num_tokens <= cap or len(batch.indices) == 1 for batch in batches)
+    over = sum(length > cap for length in lengths)
+    within = sum(length for length in lengths if length <= cap)
+    # First-fit leaves at most one batch half empty.
+    assert len(batches) - over <= 2 * within / cap + 1
+    padded = micro_batches([sample(length) for length in lengths], cap)
+    assert len(batches) <= len(padded)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
+def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) -> None:
+    batches = micro_batches([sample(length) for length in lengths], cap)
+    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
+    for batch in batches:
+        assert batch.token_ids.numel() <= cap or len(batch.indices) == 1
+    assert sum(batch.num_tokens for batch in batches) == sum(lengths)
+
+
+def test_mini_batches() -> None:
+    samples = [sample(5, f"t{i // 2}") for i in range(10)]  # five trajectories of two samples
+    parts = list(mini_batches(samples, 2, seed="7/1"))
+    assert sorted(len(part) for part in parts) == [4, 6]
+    names = [{one.trajectory_id for one in part} for part in parts]
+    assert names[0] | names[1] == {f"t{i}" for i in range(5)} and not names[0] & names[1]
+    again = [[one.trajectory_id for one in part] for part in mini_batches(samples, 2, seed="7/1")]
+    assert again == [[one.trajectory_id for one in part] for part in parts]
+    orders = {str([one.trajectory_id for one in next(mini_batches(samples, 2, seed=f"7/{i}"))]) for i in range(9)}
+    assert len(orders) > 1
+    assert [len(part) for part in mini_batches(samples, 99, seed="x")] == [2] * 5

@@ -1,0 +1,214 @@
+"""PPO on a real (tiny) model: the critic beside the adapter, against gradients computed from the full logits."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from training.updaters import make_updater, plain_logprobs, plain_values, samples
+
+from emailrl.errors import EmailRLError
+from emailrl.policy.load import load_policy
+from emailrl.policy.value_head import VALUE_HEAD_FILE, make_value_head
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+
+Make = Callable[..., Updater]
+REWARDS = [1.0, -0.5, 0.25, -1.5]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Make an updater with a critic; settings by name."""
+    return partial(make_updater, tiny_model, algorithm="ppo")
+
+
+def whitened(rows: list[list[float]]) -> list[Tensor]:
+    flat = [value for row in rows for value in row]
+    mean = sum(flat) / len(flat)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in flat) / len(flat))
+    return [torch.tensor([(value - mean) / deviation for value in row]) for row in rows]
+
+
+def plain_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    advantages = [0.0] * len(values)
+    following = after = 0.0
+    for t in reversed(range(len(values))):
+        after = rewards[t] + gamma * following - values[t] + gamma * lam * after
+        advantages[t], following = after, values[t]
+    return advantages
+
+
+@pytest.mark.parametrize("cap", [1, 30, 16384])
+def test_gradients_of_adapter_and_critic_whatever_the_micro_batches(make: Make, cap: int) -> None:
+    updater = make(beta=0.1, gamma=0.9, gae_lambda=0.8, value_coef=0.3, max_tokens_per_micro_batch=cap)
+    logprobs = [plain_logprobs(updater.policy, sample) for sample in samples()]
+    values = [plain_values(updater, sample) for sample in samples()]
+    advantages, returns = [], []
+    for sample, row, foreseen in zip(samples(), logprobs, values, strict=True):
+        reference = plain_logprobs(updater.policy, sample, reference=True)
+        rewards = (-0.1 * (row.detach() - reference)).tolist()
+        rewards[-1] += sample.advantage
+        advantages.append(plain_gae(rewards, foreseen.tolist(), 0.9, 0.8))
+        returns.append(torch.tensor(advantages[-1]) + foreseen.detach())
+    gain = torch.cat(whitened(advantages)) * torch.cat(logprobs)
+    error = (torch.cat(values) - torch.cat(returns)).square() / 2
+    parameters = updater.parameters + updater.critic
+    expected = torch.autograd.grad((-gain + 0.3 * error).mean(), parameters, retain_graph=True)
+    metrics = updater.step(samples(), step=1)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+    assert max(part.abs().max() for part in expected[:-2]) > 1e-3 and expected[-2].abs().max() > 1e-3
+    assert metrics["value_loss"] == pytest.approx(error.mean().item(), abs=1e-6)
+    assert metrics["return_mean"] == pytest.approx(torch.cat(returns).mean().item(), abs=1e-6)
+    assert metrics["critic_grad_norm"] == pytest.approx(
+        math.sqrt(sum(float(part.square().sum()) for part in expected[-2:])), rel=1e-4
+    )
+    assert metrics["value_clip_fraction"] == 0 and metrics["ratio_max"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
+def test_the_critics_loss_is_a_token_mean_whatever_the_policys(make: Make, aggregation: str) -> None:
+    updater = make(loss_aggregation=aggregation)
+    values = torch.cat([plain_values(updater, sample) for sample in samples()])
+    returns = torch.tensor([sample.advantage for sample in samples() for _ in range(sample.num_trainable)])
+    metrics = updater.step(samples(), step=1)
+    assert metrics["value_loss"] == pytest.approx(((values - returns).square() / 2).mean().item(), abs=1e-6)
+
+
+def test_a_fresh_critic_foresees_nothing_and_draws_no_random_number(make: Make, tiny_model: Path) -> None:
+    torch.manual_seed(4)
+    drawn = torch.rand(1)
+    torch.manual_seed(4)
+    updater = make(moved=False)
+    assert torch.rand(1) == drawn
+    assert all((parameter == 0).all() and parameter.dtype == torch.float32 for parameter in updater.critic)
+    metrics = updater.step(samples(), step=1)
+    assert metrics["value_mean"] == 0 and metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_critic_learns_at_its_own_rate_and_alone_in_its_warm_up(make: Make) -> None:
+    updater = make(critic_learning_rate=0.05, critic_warmup_steps=2, warmup_steps=4, beta=0.1, kl_target=1e-3)
+    adapter = [parameter.clone() for parameter in updater.parameters]
+    for step, rate in ((1, 0.0125), (2, 0.025)):
+        critic = [parameter.clone() for parameter in updater.critic]
+        metrics = updater.step(samples(), step=step)
+        assert all(map(torch.equal, adapter, updater.parameters)) and metrics["grad_norm"] == 0
+        assert metrics["loss"] == pytest.approx(0.1 * metrics["value_loss"], abs=1e-6)
+        if step == 1:  # AdamW's first move is the learning rate against the gradient's sign
+            for was, now in zip(critic, updater.critic, strict=True):
+                assert float((now - was).abs().max().detach()) == pytest.approx(rate, rel=1e-3)
+        assert updater.kl.coef == 0.1  # a policy that stands still says nothing of the weight
+    updater.step(samples(), step=3)
+    assert not any(map(torch.equal, adapter, updater.parameters)) and updater.kl.coef != 0.1
+    assert [group["lr"] for group in updater.optimizer.param_groups] == pytest.approx([0.0075, 0.0375])
+
+
+def test_several_updates_keep_old_values_and_returns_and_clip(make: Make) -> None:
+    updater = make(update_epochs=3, critic_learning_rate=0.5, value_clip=0.05)
+    old = torch.cat([plain_values(updater, sample).detach() for sample in samples()])
+    metrics = updater.step(samples(), step=1)
+    assert metrics["value_clip_fraction"] > 0.01 and metrics["ratio_max"] > 1.01
+    # gamma = lambda = 1 and no KL: the return of a token is its trajectory's reward, in each pass.
+    rewards = [sample.advantage for sample in samples() for _ in range(sample.num_trainable)]
+    assert metrics["return_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-6)
+    assert metrics["value_mean"] == pytest.approx(old.mean().item(), abs=1e-6)
+
+
+def test_the_critic_foresees_after_some_steps(make: Make) -> None:
+    updater = make(learning_rate=1e-6, critic_learning_rate=0.05)
+    metrics = [updater.step(samples(), step=step) for step in range(1, 61)]
+    assert metrics[0]["explained_variance"] < 0.1 and metrics[-1]["explained_variance"] > 0.8
+    assert metrics[-1]["value_loss"] < 0.3 * metrics[0]["value_loss"]
+
+
+def test_observations_have_no_value(make: Make) -> None:
+    """A huge value wherever no token is trained changes nothing: nobody asks the critic there."""
+    asked: list[int] = []
+
+    def listen(module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        asked.append(len(output))
+
+    updater = make(max_tokens_per_micro_batch=16384)
+    assert updater.policy.value_head is not None
+    updater.policy.value_head.register_forward_hook(listen)
+    updater.step(samples(), step=1)
+    assert asked == [sum(sample.num_trainable for sample in samples())] * 2
+
+
+def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Path, tmp_path: Path) -> None:
+    updater = make()
+    updater.policy.save_adapter(tmp_path)
+    assert {name: value.tolist() for name, value in load_file(tmp_path / VALUE_HEAD_FILE).items()} == {
+        "weight": updater.critic[0].tolist(), "bias": updater.critic[1].item(),
+    }  # fmt: skip
+    again = load_policy(updater.settings, adapter=tmp_path, trainable=True)
+    assert again.value_head is not None
+    assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
+    assert load_policy(updater.settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
+    save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
+    with pytest.raises(EmailRLError, match="is not this policy's critic") as caught:
+        load_policy(updater.settings, adapter=tmp_path, trainable=True)
+    assert "--algorithm ppo" in caught.value.hint
+
+
+def test_without_a_critic_no_file_is_written(tiny_model: Path, tmp_path: Path) -> None:
+    make_updater(tiny_model).policy.save_adapter(tmp_path)
+    assert not (tmp_path / VALUE_HEAD_FILE).exists()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: float, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2, "update_epochs": 2,
+        "lora_dropout": dropout, "critic_warmup_steps": 1, "critic_learning_rate": 0.01,
+    }  # fmt: skip
+    first = make(**options)
+    for step in (1, 2):
+        first.step(samples(), step=step)
+    stream = io.BytesIO()
+    torch.save(first.state_dict(), stream)
+    first.policy.save_adapter(tmp_path)
+    uninterrupted = [first.step(samples(), step=step) for step in (3, 4)]
+    policy = load_policy(first.settings, adapter=tmp_path, trainable=True)
+    second = Updater(policy, first.algorithm, first.settings)
+    stream.seek(0)
+    second.load_state_dict(torch.load(stream, weights_only=True))
+    assert [second.step(samples(), step=step) for step in (3, 4)] == uninterrupted
+    assert all(map(torch.equal, first.parameters + first.critic, second.parameters + second.critic))
+
+
+def test_state_with_and_without_a_critic_is_told_apart(make: Make) -> None:
+    with_critic, without = make(), make(algorithm="grpo")
+    with pytest.raises(EmailRLError, match="of a run with a critic") as caught:
+        without.load_state_dict(with_critic.state_dict())
+    assert "--algorithm" in caught.value.hint
+    with pytest.raises(EmailRLError, match="of a run without a critic"):
+        with_critic.load_state_dict(without.state_dict())
+
+
+def test_a_broken_trajectorys_second_sample_teaches_its_first(make: Make) -> None:
+    """The reward stands at the end of the last sample; undiscounted, it is every token's return."""
+    first, second = samples()[:2]
+    parts = [
+        TrainingSample("t", "g", part.token_ids, part.loss_mask, part.sampler_logprobs, 2.0) for part in (first, second)
+    ]
+    metrics = make(moved=False).step(parts, step=1)
+    assert metrics["return_mean"] == pytest.approx(2.0) and metrics["value_loss"] == pytest.approx(2.0)
+
+
+def test_a_half_precision_policy_has_a_float32_critic(tiny_model: Path) -> None:
+    updater = make_updater(tiny_model, algorithm="ppo", dtype="bf16")
+    hidden = torch.ones(2, 32, dtype=torch.bfloat16)
+    head = make_value_head(updater.policy.model)
+    head.weight.data += 1 / 1024
+    assert head(hidden).dtype == torch.float32 and head(hidden).tolist() == [32 / 1024] * 2
+    assert math.isfinite(updater.step(samples(), step=1)["value_loss"])

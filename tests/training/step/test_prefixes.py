@@ -1,0 +1,172 @@
+"""Splits by prefix: literal cuts, the best of all cuts by trying them; updates with and without sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training.updaters import make_updater, samples
+
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.step import scoring
+from emailrl.training.step.batches import micro_batches
+from emailrl.training.step.prefixes import shared_with_last, split_by_prefix
+from emailrl.training.step.prepared import halves_of
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+
+Make = Callable[..., Updater]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Make an updater; settings by name."""
+    return partial(make_updater, tiny_model)
+
+
+def test_shared_with_the_row_before() -> None:
+    assert shared_with_last([[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 5], [1], [2, 1]]) == [0, 2, 4, 1, 0]
+
+
+def test_split_by_hand() -> None:
+    first, second = [1, 1, 1, 1, 1], [2, 2, 2]
+    rows = [[*second, 9], [*first, 8], [*first, 6, 6], [*second, 7, 7], [*first, 9]]
+    # In order: 1…66, 1…8, 1…9, 2…77, 2…9. The first three are 5 + 2 + 1 + 1 tokens, the last two 3 + 2 + 1.
+    assert split_by_prefix(rows, 15, 9) == [[2, 1, 4, 3, 0]]
+    assert split_by_prefix(rows, 9, 9) == [[2, 1, 4], [3, 0]]
+    # Under 8 the first three no longer fit. Three batches of 7, 6 + 1, 5 + 1 tokens are evener than of 7 + 1, 6, 5 + 1.
+    assert split_by_prefix(rows, 8, 9) == [[2], [1, 4], [3, 0]]
+    assert split_by_prefix(rows, 1, 9) == [[2], [1], [4], [3], [0]]  # each over the cap, each alone
+    assert split_by_prefix(rows, 99, 2) == [[2], [1, 4], [3, 0]]
+    assert split_by_prefix([], 9, 9) == []
+
+
+def distinct_prefixes(rows: list[list[int]]) -> int:
+    """Tokens to compute, counted as the nodes of the tree."""
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+
+
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS, cap=st.integers(1, 20), most=st.integers(1, 7))
+def test_no_way_to_cut_is_better(rows: list[list[int]], cap: int, most: int) -> None:
+    batches = split_by_prefix(rows, cap, most)
+    order = [i for batch in batches for i in batch]
+    assert sorted(order) == list(range(len(rows))) and [rows[i] for i in order] == sorted(rows)
+
+    def cost(cuts: tuple[int, ...]) -> tuple[int, int, int] | None:
+        sizes = []
+        for start, end in pairwise((0, *cuts, len(rows))):
+            tokens = distinct_prefixes([rows[i] for i in order[start:end]])
+            if end - start > most or (tokens > cap and end - start > 1):
+                return None
+            sizes.append(tokens)
+        return len(sizes), sum(sizes), sum(size**2 for size in sizes)
+
+    every = [cost(cuts) for n in range(len(rows)) for cuts in combinations(range(1, len(rows)), n)]
+    ends = [sum(len(batch) for batch in batches[:n]) for n in range(1, len(batches))]
+    assert cost(tuple(ends)) == min(one for one in every if one is not None)
+
+
+def family() -> list[TrainingSample]:
+    """Five samples: two groups, one whose members took the same first action, trained in one and not in the other."""
+    made = samples()
+    prompt, action = made[1].token_ids[:4], made[1].token_ids[4:7]
+    for i, alike in ((0, prompt), (2, [*prompt, *action][:6])):
+        made[i] = replace(made[i], token_ids=[*alike, *made[i].token_ids[len(alike) :]])
+    ids = [*made[3].token_ids[:5], *made[0].token_ids[5:9], 7, 8]
+    return [*made, replace(made[3], trajectory_id="t4", token_ids=ids)]
+
+
+def test_batches_count_a_shared_prefix_once() -> None:
+    made = family()
+    (batch,) = micro_batches(made, 99, packing=True, share_prefixes=True)
+    rows = [made[i].token_ids for i in batch.indices]
+    assert rows == sorted(one.token_ids for one in made)
+    assert batch.num_tokens == distinct_prefixes(rows) == sum(len(row) for row in rows) - int(batch.shared.sum())
+    assert sorted(batch.shared.tolist()) == [0, 0, 4, 5, 6]  # the third sample is 6 tokens long
+    assert batch.token_ids.shape == (5, 14)
+    apart = micro_batches(made, 99, packing=True)[0]
+    assert apart.num_tokens == sum(len(one.token_ids) for one in made) and not apart.shared.any()
+
+
+def test_the_model_computes_a_shared_prefix_once(make: Make) -> None:
+    updater, seen = make(), []
+    layer = updater.policy.model.get_base_model().model.layers[0]
+    layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
+    (batch,) = updater.scorer.micro_batches(family())
+    updater.scorer.forward(batch)
+    # Of every row its last token is not needed, but where another goes on from there.
+    ends = {tuple(family()[i].token_ids[:-1]) for i in batch.indices}
+    assert seen == [distinct_prefixes([list(row) for row in ends])]
+    assert seen[0] < sum(len(row) for row in ends)
+
+
+def test_halves_share_within_themselves_alone() -> None:
+    made = family()
+    (batch,) = micro_batches(made, 99, packing=True, share_prefixes=True)
+    before = batch.shared.tolist()
+    for half in halves_of(batch):
+        rows = [made[i].token_ids for i in half.indices]
+        assert half.shared.tolist() == shared_with_last(rows)
+        assert half.num_tokens == distinct_prefixes(rows)
+    assert batch.shared.tolist() == before
+
+
+def gradients(updater: Updater) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str) -> None:
+    """With everything on: KL, correction, entropy, two passes, mini-batches; under one micro-batch and several."""
+    options = {
+        "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.5, "correction_high": 2.0,
+        "entropy_coef": 0.01, "update_epochs": 2,
+        "learning_rate": 2e-3,  # ratios of about 1: those of e³ would enlarge float32 rounding
+    }  # fmt: skip
+    for minis in (1, 2):
+        apart = make(prefix_sharing=False, num_mini_batches=minis, **options)
+        expected, expected_gradients = apart.step(family(), step=1), gradients(apart)
+        assert max(part.abs().max() for part in expected_gradients) > 1e-5
+        for cap in (16384, 24):
+            updater = make(max_tokens_per_micro_batch=cap, num_mini_batches=minis, **options)
+            assert updater.step(family(), step=1) == pytest.approx(expected, abs=1e-5, rel=1e-5)
+            for actual, reference in zip(gradients(updater), expected_gradients, strict=True):
+                torch.testing.assert_close(actual, reference, atol=1e-5, rtol=1e-4)
+
+
+def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = make(beta=0.1).step(family(), step=1)
+    honest, refused = scoring.token_logprobs, []
+
+    def limited(model: Any, token_ids: torch.Tensor, *given: Any, **options: Any) -> Any:
+        if len(token_ids) > 2:
+            refused.append(len(token_ids))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return honest(model, token_ids, *given, **options)
+
+    monkeypatch.setattr(scoring, "token_logprobs", limited)
+    metrics = make(beta=0.1).step(family(), step=1)
+    assert metrics.pop("micro_batches_halved") == len(refused) > 0 and expected.pop("micro_batches_halved") == 0
+    assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
+
+
+def test_what_shares_and_what_does_not(make: Make) -> None:
+    def shares(**changes: Any) -> bool:
+        (batch,) = make(**changes).scorer.micro_batches(family())
+        return bool(batch.shared.any())
+
+    assert shares()
+    assert not shares(prefix_sharing=False) and not shares(packing=False)
+    assert not shares(lora_dropout=0.1)  # one draw of dropout would do for all members

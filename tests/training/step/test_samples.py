@@ -1,0 +1,141 @@
+"""What is trained, what is dropped, and what is refused: literal lists for small cases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from emailrl.errors import EmailRLError
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.step.samples import make_samples, trajectory_advantages
+from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
+
+SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
+
+
+def two_turns() -> TokenSample:
+    """Prompt 1 2, sampled 3 4, tool result 5 6 7, sampled 8 9, and a last tool result 10."""
+    tokens = TokenSample()
+    tokens.append_prompt([1, 2])
+    tokens.append_sampled([3, 4], [-0.3, -0.4])
+    tokens.append_prompt([5, 6, 7])
+    tokens.append_sampled([8, 9], [-0.8, -0.9])
+    tokens.append_prompt([10])
+    return tokens
+
+
+def group(*rewards: float, name: str = "g", exceptions: tuple[int, ...] = (), **fields: Any) -> TrajectoryGroup:
+    trajectories = [
+        Trajectory(
+            id=f"{name}{i}", group_id=name, scenario=SCENARIO, reward=reward,
+            turns=[Turn([3, 4], [-0.3, -0.4], "stop")],
+            exception="Oops: broken" if i in exceptions else None, **({"samples": [two_turns()]} | fields),
+        )
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return TrajectoryGroup(name, SCENARIO, trajectories)
+
+
+@pytest.mark.parametrize(
+    ("loss_mask", "token_ids", "trained", "sampler"),
+    [
+        (
+            "sampled",
+            [1, 2, 3, 4, 5, 6, 7, 8, 9],
+            [0, 0, 1, 1, 0, 0, 0, 1, 1],
+            [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9],
+        ),
+        (
+            "after_prompt",
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+            [0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
+            [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9, None],
+        ),
+    ],
+)
+def test_loss_masks(loss_mask: Any, token_ids: list[int], trained: list[int], sampler: list[float | None]) -> None:
+    samples, counts = make_samples([group(1.0)], {"g0": 0.5}, loss_mask)
+    (sample,) = samples
+    assert (sample.token_ids, sample.loss_mask, sample.sampler_logprobs) == (token_ids, trained, sampler)
+    assert (sample.trajectory_id, sample.group_id, sample.advantage) == ("g0", "g", 0.5)
+    assert sample.num_trainable == sum(trained)
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
+
+
+def test_a_completion_is_its_sampled_tokens() -> None:
+    tokens = TokenSample()
+    tokens.append_prompt([1, 2, 3])
+    tokens.append_sampled([4, 5], [-1.0, -2.0])
+    samples, _ = make_samples([group(1.0, samples=[tokens])], {"g0": 1.0}, "completion")
+    assert samples[0].loss_mask == [0, 0, 0, 1, 1]
+
+
+def test_a_broken_trajectory_gives_its_advantage_to_each_sample() -> None:
+    prompt_only = TokenSample()
+    prompt_only.append_prompt([1, 2, 3])
+    samples, counts = make_samples(
+        [group(1.0, samples=[two_turns(), two_turns(), prompt_only])], {"g0": -0.25}, "sampled"
+    )
+    assert [sample.advantage for sample in samples] == [-0.25, -0.25]
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 1}
+
+
+def test_trajectories_cut_off_at_the_token_limit_are_masked_where_asked_and_counted() -> None:
+    cut, whole, out_of_turns = group(0.0, 1.0, 2.0).trajectories
+    cut.stop_reason, out_of_turns.stop_reason = StopReason.TRUNCATED, StopReason.RAN_OUT_OF_TURNS
+    groups = [TrajectoryGroup("g", SCENARIO, [cut, whole, out_of_turns])]
+    advantages = {"g0": -1.0, "g1": 0.0, "g2": 1.0}
+    samples, counts = make_samples(groups, advantages, "sampled")
+    assert [sample.trajectory_id for sample in samples] == ["g0", "g1", "g2"]
+    assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
+    samples, counts = make_samples(groups, advantages, "sampled", mask_truncated=True)
+    assert [(sample.trajectory_id, sample.advantage) for sample in samples] == [("g1", 0.0), ("g2", 1.0)]
+    assert counts == {"trajectories_truncated": 1, "samples_nothing_trainable": 0}
+
+
+def test_a_sample_stays_as_it_was_made() -> None:
+    (sample,), _ = make_samples([group(1.0)], {"g0": 0.5}, "sampled")
+    with pytest.raises(AttributeError):
+        sample.advantage = 1.0  # type: ignore[misc]
+
+
+def test_a_sample_without_sampled_tokens_is_left_out_wherever_it_stands() -> None:
+    prompt_only = TokenSample()
+    prompt_only.append_prompt([1, 2, 3])
+    samples, counts = make_samples([group(1.0, samples=[prompt_only, two_turns()])], {"g0": 0.5}, "sampled")
+    assert len(samples) == 1 and counts["samples_nothing_trainable"] == 1
+
+
+def test_advantages_by_trajectory_over_groups_of_different_sizes() -> None:
+    groups = [group(0.0, 1.0, 5.0, name="a"), group(1.0, 0.0, name="b")]
+    # Against the others' mean: 0 - 3, 1 - 2.5, 5 - 0.5; 1 - 0, 0 - 1.
+    assert trajectory_advantages(groups, ALGORITHMS["rloo"]) == pytest.approx(
+        {"a0": -3.0, "a1": -1.5, "a2": 4.5, "b0": 1.0, "b1": -1.0}
+    )
+    with pytest.raises(EmailRLError, match="Trajectory c1 has reward nan"):
+        trajectory_advantages([group(0.0, math.nan, name="c")], ALGORITHMS["grpo"])
+
+
+def damaged(**changes: Any) -> TokenSample:
+    tokens = two_turns()
+    for name, value in changes.items():
+        setattr(tokens, name, value)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("samples", "problem"),
+    [
+        ([], "it has no sampled token ids"),
+        ([damaged(loss_mask=[0] * 10)], "it has no sampled token ids"),
+        ([damaged(token_ids=[1])], "differ in length"),
+        ([damaged(loss_mask=[1] * 10)], "its first token is marked as sampled"),
+        ([damaged(sampler_logprobs=[None] * 10)], "a sampled token has log-probability None"),
+        ([damaged(sampler_logprobs=[math.nan] * 10)], "a sampled token has log-probability nan"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(samples: list[TokenSample], problem: str) -> None:
+    with pytest.raises(EmailRLError, match=f"Trajectory g0 cannot be trained: .*{problem}"):
+        make_samples([group(1.0, samples=samples)], {"g0": 1.0}, "sampled")

@@ -1,0 +1,154 @@
+"""Advantages of tokens from the number of a trajectory, against arithmetic done by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from emailrl.settings import AlgorithmSettings
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.run.metrics import sample_record
+from emailrl.training.step.batches import micro_batches
+from emailrl.training.step.prepared import Prepared
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.shaping import shape_advantages
+
+NAN = math.nan
+GAE = Algorithm("mine", advantage="gae", kl_in="reward", kl_estimator="k1")
+
+
+def sample(name: str, mask: list[int], worth: float) -> TrainingSample:
+    return TrainingSample(name, "g", [7] * len(mask), mask, [-1.0] * len(mask), worth)
+
+
+# Trajectory a is broken in two; b is one sample. Between a's second token and its third stands an observation.
+SAMPLES = [sample("a", [0, 1, 0, 1], 2.0), sample("b", [0, 1], -4.0), sample("a", [0, 0, 0, 0, 1], 2.0)]
+VALUES = {0: [NAN, 1.0, NAN, 0.5], 1: [NAN, 3.0], 2: [NAN, NAN, NAN, NAN, -1.0]}
+GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
+"""Log-probability less the reference's."""
+
+
+def shape(
+    algorithm: Algorithm, *, cap: int = 5, kl_coef: float = 0.0, order: int = 1, **wanted: Any
+) -> tuple[list[list[float]], list[list[float]] | None, dict[str, float]]:
+    """Advantages, and returns, of each sample's trained tokens, and the metrics."""
+
+    def rows(table: dict[int, list[float]], indices: tuple[int, ...], width: int) -> Tensor:
+        return tensor([table[i] + [NAN] * (width - len(table[i])) for i in indices])
+
+    items = []
+    for batch in micro_batches(SAMPLES, cap)[::order]:
+        width = batch.token_ids.shape[1]
+        items.append(
+            Prepared(
+                batch,
+                [SAMPLES[i] for i in batch.indices],
+                advantages=batch.advantages,
+                old_logprobs=rows(GAPS, batch.indices, width),
+                ref_logprobs=torch.zeros(batch.token_ids.shape) if kl_coef else None,
+                old_values=rows(VALUES, batch.indices, width),
+            )
+        )
+    metrics = shape_advantages(items, SAMPLES, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef)
+    found: dict[int, list[float]] = {}
+    returns: dict[int, list[float]] = {}
+    for item in items:
+        assert (item.advantages[~item.batch.loss_mask] == 0).all()
+        for row, i in enumerate(item.batch.indices):
+            trained = item.batch.loss_mask[row]
+            found[i] = item.advantages[row, trained].tolist()
+            if item.returns is not None:
+                returns[i] = item.returns[row, trained].tolist()
+    return [found[i] for i in range(3)], [returns[i] for i in range(3)] if returns else None, metrics
+
+
+def close(actual: list[list[float]] | None, expected: list[list[float]]) -> None:
+    assert actual is not None and [len(row) for row in actual] == [len(row) for row in expected]
+    for row, wanted in zip(actual, expected, strict=True):
+        assert row == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(("cap", "order"), [(1, 1), (1, -1), (5, 1), (100, 1)])
+def test_gae_flows_through_a_broken_trajectory(cap: int, order: int) -> None:
+    # a: last token 2 - (-1) = 3; second 0.5·(-1) - 0.5 = -1, and 0.25·3 makes -0.25; first 0.5·0.5 - 1 = -0.75, and
+    # 0.25·(-0.25) makes -0.8125. b: -4 - 3.
+    advantages, returns, metrics = shape(GAE, cap=cap, order=order, gamma=0.5, gae_lambda=0.5)
+    close(advantages, [[-0.8125, -0.25], [-7.0], [3.0]])
+    close(returns, [[0.1875, 0.25], [-4.0], [2.0]])
+    # Returns have mean -1.5625 / 4 and variance 20.09765625 / 4 - 0.15258789 = 4.87182617; the errors left, -0.8125,
+    # -0.25, 3 and -7, have 58.72265625 / 4 - 1.60180664 = 13.07885742: 1 - 13.07885742 / 4.87182617.
+    expected = {"value_mean": 0.875, "return_mean": -0.390625, "explained_variance": -1.6845903}
+    assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_kl_is_charged_at_each_token_and_the_reward_paid_once_at_the_end() -> None:
+    # gamma = lambda = 1: the advantage is what is still to come, less the value. b: -4 - 0.03 - 3.
+    advantages, returns, _ = shape(GAE, kl_coef=0.1)
+    close(returns, [[1.93, 1.94], [-4.03], [1.96]])
+    close(advantages, [[0.93, 1.44], [-7.03], [2.96]])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kl_coef", "expected"),
+    [
+        ({}, 0.0, [[2, 2], [-4], [2]]),
+        ({"reward_clip_high": 1.5}, 0.0, [[1.5, 1.5], [-4], [1.5]]),
+        ({"reward_clip_low": -1.0}, 0.0, [[2, 2], [-1], [2]]),
+        # The range is the reward's: what the KL takes comes on top.
+        ({"reward_clip_low": -1.0, "reward_clip_high": 1.0}, 0.1, [[0.93, 0.94], [-1.03], [0.96]]),
+        ({}, 0.1, [[1.93, 1.94], [-4.03], [1.96]]),
+        ({"gamma": 0.5}, 0.0, [[0.5, 1.0], [-4], [2]]),
+        ({"gamma": 0.5}, 0.1, [[-0.01 - 0.01 + 0.49, -0.02 + 0.98], [-4.03], [1.96]]),
+    ],
+)
+def test_without_a_critic(wanted: dict[str, Any], kl_coef: float, expected: list[list[float]]) -> None:
+    algorithm = Algorithm("mine", advantage="reinforce", kl_in="reward", kl_estimator="k1")
+    advantages, returns, metrics = shape(algorithm, kl_coef=kl_coef, **wanted)
+    close(advantages, expected)
+    assert returns is None and metrics == {}
+
+
+def test_kl_in_the_loss_leaves_advantages_alone() -> None:
+    advantages, _, _ = shape(Algorithm("mine", advantage="group_norm", kl_in="loss"), kl_coef=0.1)
+    assert advantages == [[2.0, 2.0], [-4.0], [2.0]]
+
+
+@pytest.mark.parametrize("cap", [1, 5, 100])
+def test_whitening_sees_the_tokens_of_the_whole_step(cap: int) -> None:
+    # 2, 2, 2, -4: mean 0.5, deviation sqrt((3·2.25 + 20.25) / 4) = 2.5980762.
+    advantages, _, _ = shape(Algorithm("mine", advantage="reinforce", whiten=True), cap=cap)
+    close(advantages, [[0.5773503, 0.5773503], [-1.7320508], [0.5773503]])
+
+
+def test_returns_are_not_whitened() -> None:
+    _, returns, _ = shape(Algorithm("mine", advantage="gae", whiten=True))
+    close(returns, [[2.0, 2.0], [-4.0], [2.0]])
+
+
+def test_a_variance_below_one_is_one_to_explain() -> None:
+    # Returns 0.1, 0.1, 0.1 and -0.1: deviations 0.05 (3 times) and -0.15, variance 0.03 / 4. The errors left, -0.9,
+    # -0.4, 1.1 and -3.1, have mean -0.825 and variance (0.005625 + 0.180625 + 3.705625 + 5.175625) / 4.
+    _, _, metrics = shape(GAE, reward_clip_low=-0.1, reward_clip_high=0.1)
+    assert metrics["explained_variance"] == pytest.approx(1 - 9.0675 / 0.03, rel=1e-5)
+
+
+def test_equal_returns_leave_nothing_to_explain() -> None:
+    _, _, metrics = shape(GAE, reward_clip_low=5.0)
+    assert metrics["return_mean"] == 5.0 and metrics["explained_variance"] == 0.0
+
+
+def test_the_record_has_the_advantages_of_tokens_where_they_differ_from_the_trajectorys() -> None:
+    one = sample("a", [0, 1, 0, 1], 0.1)
+    flat = torch.tensor([0.0, 0.1, 0.0, 0.1]).tolist()  # float32's 0.1
+    record = sample_record(one, [0.0, -1.0, 0.0, -2.0], [0.0, -1.5, 0.0, 998.0], flat)
+    assert record == {
+        "loss_mask": [0, 1, 0, 1],
+        "old_logprobs": [None, -1.0, None, -2.0],
+        "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
+    }
+    shaped = sample_record(one, [0.0] * 4, [0.0] * 4, [0.0, 0.3, 0.0, 0.1])
+    assert shaped["advantages"] == [None, 0.3, None, 0.1]

@@ -1,0 +1,140 @@
+"""Out of memory in an update: smaller micro-batches, the same result, or an error that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training.updaters import LENGTHS, gradients, make_updater, samples
+
+from emailrl.errors import EmailRLError
+from emailrl.training.step import scoring
+from emailrl.training.step.prepared import Prepared
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+
+Make = Callable[..., Updater]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Make an updater; settings by name."""
+    return partial(make_updater, tiny_model)
+
+
+class Memory:
+    """Stands in for ``token_logprobs`` on a device that holds so many rows (of padded tokens) at once."""
+
+    def __init__(self, most: int, *, only_training: bool = False) -> None:
+        self.most, self.only_training, self.refused = most, only_training, 0
+        self.honest = scoring.token_logprobs
+
+    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
+        if token_ids.numel() > self.most and (torch.is_grad_enabled() or not self.only_training):
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 byte.")
+        return self.honest(model, token_ids, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo"])
+@pytest.mark.parametrize("only_training", [False, True])
+def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
+    make: Make, name: str, only_training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"algorithm": name, "beta": 0.1 if name != "gspo" else 0.0, "update_epochs": 2}
+    rich, poor = make(**options), make(**options)
+    expected = rich.step(samples(), step=1)
+    memory = Memory(20, only_training=only_training)
+    monkeypatch.setattr(scoring, "token_logprobs", memory)
+    metrics = poor.step(samples(), step=1)
+    assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
+    assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
+    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+    refused = memory.refused
+    poor.step(samples(), step=2)
+    assert memory.refused == refused  # it has learned what fits
+
+
+def test_half_a_gradient_is_thrown_away(make: Make) -> None:
+    """Memory may run out in the middle of a backward pass, with some parameters' gradients already added."""
+    rich, poor = make(), make()
+    rich.step(samples(), step=1)
+    refused: list[int] = []
+
+    def refuse(gradient: Tensor) -> None:
+        if not refused:
+            refused.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    handle = poor.parameters[0].register_hook(refuse)  # the first layer's: backward reaches it last
+    metrics = poor.step(samples(), step=1)
+    handle.remove()
+    assert metrics["micro_batches_halved"] == 1
+    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = make()
+    monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
+    with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
+        updater.step(samples(), step=1)
+    assert "GRADIENT_CHECKPOINTING" in caught.value.hint
+
+
+def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
+    made = samples()
+    scorer = make(max_tokens_per_micro_batch=30, packing=False).scorer
+    large, small = (
+        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
+        for batch in scorer.micro_batches(made)
+    )
+    assert [len(item.samples) for item in (large, small)] == [2, 2]
+    assert large.batch.token_ids.numel() > small.batch.token_ids.numel()
+    assert small.halves_like(large.batch, scorer.size) == [small]
+    assert [len(half.samples) for half in large.halves_like(small.batch, scorer.size)] == [1, 1]
+    halves = small.halves_like(small.batch, scorer.size)
+    for half, one in zip(halves, small.samples, strict=True):
+        length = len(one.token_ids)
+        assert half.samples == [one] and half.batch.indices == (made.index(one),)
+        assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
+        assert half.advantages.tolist() == [[one.advantage * on for on in one.loss_mask]]
+    assert halves[0].halves_like(halves[0].batch, scorer.size) == [halves[0]]  # one row is not halved
+
+
+def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
+    def alike(first_of_own: list[int]) -> list[TrainingSample]:
+        """Samples of ten common tokens and four of their own."""
+        rows = [[*range(5, 15), first, 3, 4, 5] for first in first_of_own]
+        return [
+            TrainingSample(str(n), "group", row, [0] * 10 + [1] * 4, [None] * 10 + [-1.0] * 4, 1.0)
+            for n, row in enumerate(rows)
+        ]
+
+    scorer = make(max_tokens_per_micro_batch=100).scorer
+    (batch,) = scorer.micro_batches(alike([20, 21, 22, 23]))
+    assert scorer.size(batch) == 26
+    scorer.ran_out(batch)
+    assert scorer.max_tokens == 18  # twice ten and eight, where half of 26 would share nothing
+    assert [scorer.size(one) for one in scorer.micro_batches(alike([20, 21, 22, 23]))] == [18, 18]
+    scorer = make(max_tokens_per_micro_batch=100).scorer
+    (same,) = scorer.micro_batches(alike([20, 20]))
+    assert scorer.size(same) == 14
+    scorer.ran_out(same)
+    assert scorer.max_tokens == 13  # its halves are as large, and come alone
+
+
+def test_a_batch_counts_as_it_is_computed(make: Make) -> None:
+    packed = make(max_tokens_per_micro_batch=1000, prefix_sharing=False).scorer
+    padded = make(max_tokens_per_micro_batch=1000, packing=False).scorer
+    made = samples()
+    (row,), (rectangle,) = packed.micro_batches(made), padded.micro_batches(made)
+    assert packed.size(row) == sum(LENGTHS) and padded.size(rectangle) == len(LENGTHS) * max(LENGTHS)

@@ -1,0 +1,226 @@
+"""What the update adds to the surrogate and to the batch: sampler correction, entropy, splits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from training.updaters import LENGTHS, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
+
+from emailrl.engines.base import SamplingParams
+from emailrl.engines.sampling import Uniforms, sample
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+
+Make = Callable[..., Updater]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Make an updater; settings by name."""
+    return partial(make_updater, tiny_model)
+
+
+def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample]) -> dict[str, float]:
+    """Compare a step's gradient with that of ``loss``, made before it; returns the step's metrics."""
+    expected = torch.autograd.grad(loss, updater.parameters)
+    metrics = updater.step(made, step=1)
+    assert max(part.abs().max() for part in expected) > 1e-4
+    for parameter, gradient in zip(updater.parameters, expected, strict=True):
+        # The largest are above 1e-4; float32 sums in another order differ by some 1e-6.
+        torch.testing.assert_close(parameter.grad, gradient, atol=3e-6, rtol=1e-4)
+    return metrics
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, name: str) -> None:
+    """With everything on: KL, correction, entropy, whitening, several samples a trajectory, tool tokens."""
+    made = [*samples(), replace(samples()[1], trajectory_id="t0", advantage=1.0)]
+    tool = [None, *made[0].sampler_logprobs[1:4], *[None] * (LENGTHS[0] - 4)]
+    made[0] = replace(made[0], sampler_logprobs=tool)  # no sampler drew most of its tokens
+    options = {
+        "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.5, "correction_high": 2.0,
+        "entropy_coef": 0.01,
+    }  # fmt: skip
+    runs = {}
+    for count, cap in ((1, 16384), (2, 30), (5, 1)):
+        updater = make(max_tokens_per_micro_batch=cap, **options)
+        assert len(updater.scorer.micro_batches(made)) == count
+        metrics = updater.step(made, step=1)
+        runs[count] = metrics, gradients(updater)
+    for count in (2, 5):
+        assert runs[count][0] == pytest.approx(runs[1][0], abs=2e-6, rel=1e-5)
+        for actual, expected in zip(runs[count][1], runs[1][1], strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+    assert max(part.abs().max() for part in runs[1][1]) > 1e-5
+
+
+@pytest.mark.parametrize("cap", [16384, 1])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant"])
+def test_a_trajectory_in_several_samples_is_one_sequence(make: Make, aggregation: str, cap: int) -> None:
+    """Of three trajectories the first is broken into two samples: each trajectory weighs a third."""
+    made = samples()
+    made[1] = replace(made[1], trajectory_id="t0", advantage=made[0].advantage)
+    updater = make(loss_aggregation=aggregation, constant_length=9 if aggregation == "constant" else None,
+                   max_tokens_per_micro_batch=cap)  # fmt: skip
+    logprobs = [plain_logprobs(updater.policy, one) for one in made]
+    tokens = [torch.cat(logprobs[:2]), logprobs[2], logprobs[3]]
+    worth = [made[0].advantage, made[2].advantage, made[3].advantage]
+    sums = [each.sum() / (9 if aggregation == "constant" else len(each)) for each in tokens]
+    assert_gradients(updater, -sum(a * total for a, total in zip(worth, sums, strict=True)) / 3, made)
+
+
+def test_the_kl_of_a_trajectory_in_several_samples_weighs_once(make: Make) -> None:
+    made = [replace(one, advantage=0.0) for one in samples()]
+    made[1] = replace(made[1], trajectory_id="t0")
+    updater = make(loss_aggregation="sequence_mean", beta=2.0, kl_estimator="k2")
+    rows = []
+    for one in made:
+        reference = plain_logprobs(updater.policy, one, reference=True)
+        rows.append((plain_logprobs(updater.policy, one) - reference).square() / 2)
+    means = [torch.cat(rows[:2]).mean(), rows[2].mean(), rows[3].mean()]
+    assert_gradients(updater, 2.0 * sum(means) / 3, made)
+
+
+def sampled_otherwise(updater: Updater, gaps: list[float]) -> list[TrainingSample]:
+    """Samples whose sampler gave their trained tokens, in turn, log-probabilities so much below the trainer's."""
+    made = []
+    for one in samples():
+        old = iter(plain_logprobs(updater.policy, one).tolist())
+        turn = iter(gaps * 20)
+        made.append(replace(one, sampler_logprobs=[next(old) - next(turn) if on else None for on in one.loss_mask]))
+    return made
+
+
+LOGS = [math.log(10.0), math.log(0.1), math.log(2.0)]
+"""Importance weights 10, 0.1, 2, 10, ... of the trained tokens of each row."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "cut"),
+    [
+        ("tis", [5.0, 0.5, 2.0], 2 / 3),
+        ("icepop", [0.0, 0.0, 2.0], 2 / 3),
+    ],
+)
+def test_token_corrections(make: Make, kind: str, weights: list[float], cut: float) -> None:
+    updater = make(importance_correction=kind)
+    rows, counted = [], []
+    for one in samples():
+        logprobs = plain_logprobs(updater.policy, one)
+        weight = torch.tensor((weights * 20)[: len(logprobs)])
+        counted.append(weight)
+        rows.append(-one.advantage * weight * logprobs)
+    flat = torch.cat(counted)
+    share = float(((flat != 2.0).float()).mean())
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert metrics["correction_mean"] == pytest.approx(float(flat.mean()), rel=1e-4)
+    assert metrics["correction_min"] == pytest.approx(0.1, rel=1e-4)  # before the bounds
+    assert metrics["correction_max"] == pytest.approx(10.0, rel=1e-4)
+    assert metrics["correction_cut_fraction"] == pytest.approx(share, abs=1e-6) and abs(share - cut) < 0.1
+
+
+def row_weight(one: TrainingSample) -> float:
+    logs = (LOGS * 20)[: one.num_trainable]
+    return math.exp(sum(logs) / len(logs))
+
+
+def test_sequence_mask_keeps_or_drops_whole_rows(make: Make) -> None:
+    means = [row_weight(one) for one in samples()]
+    low, high = sorted(means)[1] - 1e-3, sorted(means)[2] + 1e-3
+    updater = make(importance_correction="sequence_mask", correction_low=low, correction_high=high)
+    rows, cut, total = [], 0, 0
+    for one, mean in zip(samples(), means, strict=True):
+        logprobs = plain_logprobs(updater.policy, one)
+        kept = low <= mean <= high
+        cut += 0 if kept else len(logprobs)
+        total += len(logprobs)
+        weight = torch.tensor([math.exp(log) * kept for log in (LOGS * 20)[: len(logprobs)]])
+        rows.append(-one.advantage * weight * logprobs)
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert 0 < cut < total and metrics["correction_cut_fraction"] == pytest.approx(cut / total)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop", "sequence_mask"])
+def test_gspo_corrects_whole_sequences_by_their_geometric_mean(make: Make, kind: str) -> None:
+    means = [row_weight(one) for one in samples()]
+    low, high = sorted(means)[0] + 1e-3, sorted(means)[3] - 1e-3  # one row below, one above
+    bounded = {"tis": lambda w: min(max(w, low), high)}.get(kind, lambda w: w if low <= w <= high else 0.0)
+    updater = make(
+        algorithm="gspo", importance_correction=kind, correction_low=low, correction_high=high, update_epochs=1
+    )
+    # At ratio 1 the sequence ratio's gradient is the mean of its tokens': a mean over rows of their means.
+    rows = [
+        -one.advantage * bounded(mean) * plain_logprobs(updater.policy, one).mean()
+        for one, mean in zip(samples(), means, strict=True)
+    ]
+    metrics = assert_gradients(updater, torch.stack(rows).mean(), sampled_otherwise(updater, LOGS))
+    assert metrics["correction_min"] == pytest.approx(min(means), rel=1e-4)
+    assert metrics["correction_max"] == pytest.approx(max(means), rel=1e-4)
+    cut = [mean for mean in means if not low <= mean <= high]
+    assert len(cut) == 2 and 0 < metrics["correction_cut_fraction"] < 1
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
+    """As in `rollout` mode, which trains tool results too."""
+    updater = make(importance_correction=kind)
+    made, rows, drawn = [], [], 0
+    for one in sampled_otherwise(updater, [math.log(2.0)]):
+        trained = [t for t, on in enumerate(one.loss_mask) if on]
+        tool = set(trained[::3])
+        drawn += len(trained) - len(tool)
+        weight = torch.tensor([1.0 if t in tool else 2.0 for t in trained])
+        rows.append(-one.advantage * weight * plain_logprobs(updater.policy, one))
+        hidden = [None if t in tool else logprob for t, logprob in enumerate(one.sampler_logprobs)]
+        made.append(replace(one, sampler_logprobs=hidden))
+    metrics = assert_gradients(updater, torch.cat(rows).mean(), made)
+    assert metrics["correction_mean"] == pytest.approx(2.0, rel=1e-4)  # sampled tokens alone
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_faithful_sampler_needs_no_correction(make: Make, epochs: int) -> None:
+    plain, corrected = make(update_epochs=epochs), make(update_epochs=epochs, importance_correction="icepop")
+    made = sampled_otherwise(plain, [0.0])
+    plain.step(made, step=1)
+    metrics = corrected.step(made, step=1)
+    assert metrics["correction_cut_fraction"] == 0 and metrics["correction_mean"] == pytest.approx(1, abs=1e-5)
+    for actual, expected in zip(gradients(corrected), gradients(plain), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.5, 0), (1.0, 3), (0.6, 5)])
+def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: float, top_k: int) -> None:
+    """Log-probabilities are recorded before top-p and top-k: what these renormalise by is no mismatch."""
+    updater = make(importance_correction="tis")
+    params = SamplingParams(max_tokens=1, temperature=TEMPERATURE, top_p=top_p, top_k=top_k)
+    made = []
+    for n in range(8):
+        with torch.no_grad():
+            logits = updater.policy.model(input_ids=torch.tensor([[7, n + 1]])).logits[0, -1:]
+        (token,), (logprob,) = sample(logits, [params], [Uniforms(n)])
+        made.append(TrainingSample(f"t{n}", "g", [7, n + 1, token], [0, 0, 1], [None, None, logprob], 1.0))
+    metrics = updater.step(made, step=1)
+    assert metrics["correction_min"] == pytest.approx(1, abs=1e-4)
+    assert metrics["correction_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_entropy_bonus(make: Make) -> None:
+    updater = make(entropy_coef=0.2)
+    rows = []
+    for one in samples():
+        logits = updater.policy.model(input_ids=torch.tensor([one.token_ids])).logits[0] / TEMPERATURE
+        trained = torch.tensor(one.loss_mask).nonzero()[:, 0]
+        logp = logits.log_softmax(-1)[trained - 1]
+        rows.append(-(logp.exp() * logp).sum(-1))
+    entropy = torch.cat(rows).mean()
+    metrics = assert_gradients(updater, -0.2 * entropy, samples([0.0] * 4))
+    assert metrics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
+    assert metrics["loss"] == pytest.approx(-0.2 * entropy.item(), abs=1e-5) and metrics["policy_loss"] == 0
