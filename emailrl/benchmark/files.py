@@ -8,14 +8,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emailrl.benchmark.attack import question_record
+from emailrl.benchmark.report import Comparison, Report, Result
 from emailrl.disk import replace_bytes
 from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, verdict
-
-if TYPE_CHECKING:
-    from emailrl.benchmark import Comparison, Report, Result
 
 REPORT_FILES = ("results.json", "results.csv", "questions.csv")
 

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
+from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.fresh import with_fresh_adapter
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.logprobs import check_projection
@@ -25,10 +26,9 @@ from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits, load_config
 from emailrl.policy.tensors import write_tensors
+from emailrl.policy.unsloth_backend import load_unsloth, prepare_unsloth
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -111,8 +111,6 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
     if settings.model.backend == "unsloth":
-        from emailrl.policy.unsloth_backend import load_unsloth
-
         model, tokenizer, path = load_unsloth(settings)
         device = next(model.parameters()).device
     else:
@@ -134,8 +132,6 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     if trainable:
         check_projection(model)
         if settings.model.backend == "unsloth":
-            from emailrl.policy.unsloth_backend import prepare_unsloth
-
             model = prepare_unsloth(model, settings)
         else:
             notes = _prepare_training(model, settings, device)
@@ -173,26 +169,6 @@ def _prepare_training(model: Any, settings: Settings, device: torch.device) -> l
     ):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return notes
-
-
-def choose_device(name: str) -> torch.device:
-    """Take the device named, or for ``auto`` the first GPU, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"Unknown device '{name}'.", "Use auto, cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EmailRLError(
-            f"Device '{name}' was asked for, but this machine has no usable CUDA GPU.", "Use EMAILRL_DEVICE=auto."
-        )
-    return device
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU."""
-    return DTYPES["bf16" if device.type == "cuda" else "fp32"] if name == "auto" else DTYPES[name]
 
 
 def check_adapter(adapter: Path, model_name: str) -> None:

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.load import choose_dtype
+from emailrl.policy.device import choose_dtype
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import check_fits, load_config
 from emailrl.settings import Settings

@@ -14,6 +14,7 @@ import torch
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy import load, resolve, size, unsloth_backend
+from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import load_policy
 from emailrl.policy.resolve import resolve_model, same_base
 from emailrl.settings import Settings
@@ -301,9 +302,9 @@ def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: 
 
 def test_devices() -> None:
     with pytest.raises(UsageError, match="Unknown device 'gpu'"):
-        load.choose_device("gpu")
-    assert load.choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert load.choose_dtype("fp16", torch.device("cpu")) == torch.float16
+        choose_device("gpu")
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
