@@ -18,7 +18,8 @@ from emailrl.openrlhf.special import Plan
 from emailrl.openrlhf.take import take_all
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
-from emailrl.training.algorithms import Algorithm, resolve
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.mix import resolve
 
 
 def to_toml(text: str) -> str:

@@ -16,7 +16,7 @@ from emailrl.plan.memory import Memory, merges
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
-from emailrl.training.algorithms import resolve
+from emailrl.training.mix import resolve
 
 Curve = tuple[tuple[int, float], ...]
 REACHED: Final[dict[str, Curve]] = {

@@ -5,13 +5,8 @@ The update reads these fields and never asks for a name; a new algorithm is a ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from emailrl.errors import UsageError
-from emailrl.settings import Settings
-from emailrl.settings.names import nearest
-from emailrl.training.mix import check_mix
+from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +75,3 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("ppo", advantage="gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
     )
 }
-
-
-def resolve(settings: Settings) -> Algorithm:
-    """Take the algorithm that ``settings.training.algorithm`` names, with the overrides of ``settings.algorithm``.
-
-    Raises UsageError for an unknown name, with the nearest known one, and for settings that cannot work together.
-    """
-    name = settings.training.algorithm
-    if name not in ALGORITHMS:
-        near = nearest(name, ALGORITHMS)
-        hint = f"Did you mean {near}? " if near else ""
-        raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
-    wanted = settings.algorithm
-    overrides: dict[str, Any] = {
-        "advantage": wanted.advantage_estimator,
-        "whiten": wanted.whiten_advantages,
-        "clip_low": wanted.clip_low,
-        "clip_high": wanted.clip_high,
-        "dual_clip": wanted.dual_clip,
-        "ratio_level": wanted.ratio_level,
-        "aggregation": wanted.loss_aggregation,
-        "kl_estimator": wanted.kl_estimator,
-        "kl_in": wanted.kl_in,
-        "value_clip": wanted.value_clip,
-        "dynamic_filtering": wanted.dynamic_filtering,
-        # vLLM's kernels give other log-probabilities than the trainer's: all peers correct for it.
-        "importance_correction": wanted.importance_correction or ("tis" if settings.agent.engine == "vllm" else "off"),
-    }
-    algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
-    if not algorithm.has_critic and wanted.value_clip is None:
-        algorithm = replace(algorithm, value_clip=None)
-    check_mix(algorithm, settings)
-    return algorithm

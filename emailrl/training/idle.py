@@ -6,12 +6,9 @@ Those that contradict each other are errors (``mix``); these are not wrong, only
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from emailrl.settings import Settings
-
-if TYPE_CHECKING:
-    from emailrl.training.algorithms import Algorithm
+from emailrl.training.algorithms import Algorithm
 
 IN_PROCESS = (
     "vllm_tensor_parallel_size",

@@ -1,4 +1,4 @@
-"""Which settings of an algorithm cannot work together, and which seldom do what they seem to.
+"""The algorithm that settings ask for, which of them cannot work together, and which seldom do what they seem to.
 
 A setting that another one makes idle is an error as well: a run must not look as if it had an effect.
 """
@@ -6,14 +6,14 @@ A setting that another one makes idle is an error as well: a run must not look a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
 
 from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings
+from emailrl.settings.names import nearest
+from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.idle import updates_per_step
-
-if TYPE_CHECKING:
-    from emailrl.training.algorithms import Algorithm
 
 Problem = tuple[str, str]
 """What does not go together, naming both settings; and what to change."""
@@ -23,11 +23,39 @@ FILTER_SETTINGS = ("filter_on", "filter_low", "filter_high", "max_refill_rounds"
 _DEFAULTS = AlgorithmSettings()
 
 
-def check_mix(algorithm: Algorithm, settings: Settings) -> None:
-    """Raise UsageError for the first pair of settings that cannot work together."""
+def resolve(settings: Settings) -> Algorithm:
+    """Take the algorithm that ``settings.training.algorithm`` names, with the overrides of ``settings.algorithm``.
+
+    Raises UsageError for an unknown name, with the nearest known one, and for settings that cannot work together.
+    """
+    name = settings.training.algorithm
+    if name not in ALGORITHMS:
+        near = nearest(name, ALGORITHMS)
+        hint = f"Did you mean {near}? " if near else ""
+        raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
+    wanted = settings.algorithm
+    overrides: dict[str, Any] = {
+        "advantage": wanted.advantage_estimator,
+        "whiten": wanted.whiten_advantages,
+        "clip_low": wanted.clip_low,
+        "clip_high": wanted.clip_high,
+        "dual_clip": wanted.dual_clip,
+        "ratio_level": wanted.ratio_level,
+        "aggregation": wanted.loss_aggregation,
+        "kl_estimator": wanted.kl_estimator,
+        "kl_in": wanted.kl_in,
+        "value_clip": wanted.value_clip,
+        "dynamic_filtering": wanted.dynamic_filtering,
+        # vLLM's kernels give other log-probabilities than the trainer's: all peers correct for it.
+        "importance_correction": wanted.importance_correction or ("tis" if settings.agent.engine == "vllm" else "off"),
+    }
+    algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
+    if not algorithm.has_critic and wanted.value_clip is None:
+        algorithm = replace(algorithm, value_clip=None)
     for check in (_idle, _ratio, _bounds, _rollouts, _filters):
         for message, hint in check(algorithm, settings):
             raise UsageError(message, hint)
+    return algorithm
 
 
 def advice(algorithm: Algorithm, settings: Settings) -> list[str]:

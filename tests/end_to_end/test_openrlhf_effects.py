@@ -25,8 +25,8 @@ from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import load_scenario_set, read_jsonl
 from emailrl.settings import Settings, trust_folder
 from emailrl.sft.own_expert import own_conversations
-from emailrl.training.algorithms import resolve
 from emailrl.training.loop import train
+from emailrl.training.mix import resolve
 from emailrl.training.run import tracking
 from emailrl.training.run.assemble import _total_steps, _training_scorer
 from emailrl.training.run.filtering import make_filter

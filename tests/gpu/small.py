@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
-from emailrl.training.algorithms import resolve
+from emailrl.training.mix import resolve
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 

@@ -13,7 +13,7 @@ import pytest
 
 from mutation.__main__ import REASONS
 from mutation.mutants import mutants
-from mutation.targets import MODULES, SAMPLED, drawn, source_file
+from mutation.targets import MODULES, SAMPLED, drawn, modules, source_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.79)]
@@ -121,6 +121,10 @@ def test_a_survivors_reason_is_that_of_a_mutant_there_is() -> None:
     for module, reasons in tomllib.loads(REASONS.read_text()).items():
         changes = {f"{one.scope}: {one.original} → {one.mutated}" for one in mutants(source_file(module).read_text())}
         assert reasons.keys() <= changes, module
+
+
+def test_every_module_named_is_there() -> None:
+    assert all(drawn(module, 1)[1] for module in modules(MODULES))
 
 
 def test_the_same_mutants_are_drawn_again() -> None:

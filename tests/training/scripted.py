@@ -18,8 +18,8 @@ from emailrl.settings import (
     TrackingSettings,
     TrainingSettings,
 )
-from emailrl.training.algorithms import resolve
 from emailrl.training.loop import loop
+from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES

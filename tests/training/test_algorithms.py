@@ -10,9 +10,9 @@ import pytest
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.training.advantages import ESTIMATORS
-from emailrl.training.algorithms import ALGORITHMS, Algorithm, resolve
+from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.idle import idle_settings
-from emailrl.training.mix import advice
+from emailrl.training.mix import advice, resolve
 
 
 def resolved(name: str = "grpo", **overrides: Any) -> Algorithm:

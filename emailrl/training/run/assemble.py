@@ -16,9 +16,9 @@ from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
 from emailrl.rollout.collect import Scores, build_collector
 from emailrl.settings import Settings, run_root
-from emailrl.training.algorithms import Algorithm, resolve
+from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
-from emailrl.training.mix import advice
+from emailrl.training.mix import advice, resolve
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts

@@ -10,7 +10,8 @@ import pytest
 
 from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
-from emailrl.training.algorithms import ALGORITHMS, resolve
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import Collected, Filter, collect_groups, make_filter
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 

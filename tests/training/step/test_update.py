@@ -19,7 +19,7 @@ from training.updaters import LENGTHS, make_updater, plain_logprobs, samples
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import Settings
-from emailrl.training.algorithms import resolve
+from emailrl.training.mix import resolve
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater, learning_rate
 
