@@ -25,7 +25,7 @@ from emailrl.errors import EmailRLError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CustomPart:
     """A callable of the user's, the name it was asked for by, and the file it is written in."""
 
     name: str
@@ -44,7 +44,7 @@ def is_path(name: str) -> bool:
     return bool(place) and attribute.isidentifier()
 
 
-def load_part(name: str, use: str) -> Part:
+def load_part(name: str, use: str) -> CustomPart:
     """Load the callable that ``name`` points to; ``use`` says what for (``reward``), in errors.
 
     Raises UsageError where there is no such module, file or callable, or where loading it raises; it names the line.
@@ -64,7 +64,7 @@ def load_part(name: str, use: str) -> Part:
     call = getattr(module, attribute, None)
     if not callable(call):
         raise UsageError(f"{place} has no function or class {attribute!r} to use as the {use}.")
-    return Part(name, attribute, call, getattr(module, "__file__", None))
+    return CustomPart(name, attribute, call, getattr(module, "__file__", None))
 
 
 def blame(error: BaseException, file: str | None) -> str:

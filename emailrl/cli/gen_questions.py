@@ -12,7 +12,7 @@ from emailrl.cli.output import out_file, print_json, print_next, progress_consol
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
-    from emailrl.scenarios.llm import Plan, QuestionWriter, Spending
+    from emailrl.scenarios.llm import QuestionPlan, QuestionWriter, Spending
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario
 
@@ -145,12 +145,12 @@ def _by_template(settings: Settings, inboxes: list[str], limit: int | None) -> l
         )
 
 
-def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
+def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> QuestionPlan:
     """The prompts of a run by a model; their estimate is told on stderr."""
-    from emailrl.scenarios.llm import make_plan
+    from emailrl.scenarios.llm import plan_questions
 
     generation = settings.generation
-    plan = make_plan(
+    plan = plan_questions(
         settings.store.db,
         generation,
         inboxes=inboxes,
@@ -169,7 +169,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Plan:
     return plan
 
 
-def _estimate(plan: Plan, settings: Settings) -> dict[str, Any]:
+def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
     from emailrl.settings import without_credentials
 
     return {
@@ -184,7 +184,7 @@ def _estimate(plan: Plan, settings: Settings) -> dict[str, Any]:
 
 
 def _by_llm(
-    plan: Plan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
+    plan: QuestionPlan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and what a machine is told of how they came about."""
     from emailrl.scenarios.llm import QuestionWriter, harvest
@@ -232,7 +232,7 @@ def _confirm(cost: float | None) -> None:
     typer.confirm("Send the mails and spend this?", abort=True, err=True)
 
 
-def _ask(writer: QuestionWriter, plan: Plan) -> Spending:
+def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
     """Send the prompts behind a bar with rate, time left and the money spent."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.custom import Part, load_part
+from emailrl.custom import CustomPart, load_part
 from emailrl.environment.mail_env import MailEnvironment, StepResult
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import tool_schemas
@@ -64,7 +64,7 @@ class CustomEnvironment:
     returns that it must not, is an EmailRLError from ``start`` or ``step``; one that was raised names file and line.
     """
 
-    def __init__(self, part: Part, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
+    def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
         self.scenario = scenario
         self.rubric: dict[str, Any] = asdict(Rubric())
         self.final_answer: str | None = None
@@ -152,7 +152,7 @@ class CustomEnvironment:
         return EmailRLError(f"{what} the environment {self._part.name} gave {_shown(value)}, not {wanted}.")
 
 
-def _tools(part: Part) -> list[dict[str, Any]] | None:
+def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
     """The tools that the maker names; None where it names none."""
     tools = getattr(part.call, "tools", None)
     if tools is None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from emailrl.errors import UsageError
 from emailrl.openrlhf.defaults import Offers, offers
 from emailrl.openrlhf.parse import Given, parse
-from emailrl.openrlhf.special import Plan
+from emailrl.openrlhf.special import Conversion
 from emailrl.openrlhf.take import take_all
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
@@ -36,7 +36,7 @@ def to_toml(text: str) -> str:
     return _write(plan, offers(given, plan, settings, algorithm))
 
 
-def _add_notes(given: Given, plan: Plan) -> None:
+def _add_notes(given: Given, plan: Conversion) -> None:
     """What cannot be told beside a setting, for there is no value of OpenRLHF's that one could take."""
     if "lora_rank" not in given:
         plan.notes.append("--lora_rank not given: OpenRLHF trains all weights; here it is an adapter (lora_rank)")
@@ -44,7 +44,7 @@ def _add_notes(given: Given, plan: Plan) -> None:
         plan.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
 
 
-def _mask(plan: Plan) -> None:
+def _mask(plan: Conversion) -> None:
     """Take credentials out of addresses, and say so where there were any."""
     for key, value in plan.values.items():
         if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
@@ -54,7 +54,7 @@ def _mask(plan: Plan) -> None:
             )
 
 
-def _check(plan: Plan) -> tuple[Settings, Algorithm]:
+def _check(plan: Conversion) -> tuple[Settings, Algorithm]:
     """The settings and the algorithm that a plan comes to.
 
     Raises UsageError for a value that its setting does not take, or a mix that cannot be trained.
@@ -73,7 +73,7 @@ def _check(plan: Plan) -> tuple[Settings, Algorithm]:
     return settings, resolve(settings)
 
 
-def _write(plan: Plan, offered: Offers) -> str:
+def _write(plan: Conversion, offered: Offers) -> str:
     lines = [
         "# The equivalent of a command line of OpenRLHF, made by emailrl train --from-openrlhf.",
         "# What it does not name has emailrl's default; docs/openrlhf.md says where OpenRLHF's differ.",

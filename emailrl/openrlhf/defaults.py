@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from emailrl.openrlhf.flags import FLAGS, Flag
 from emailrl.openrlhf.parse import Given
-from emailrl.openrlhf.special import Plan
+from emailrl.openrlhf.special import Conversion
 from emailrl.openrlhf.take import take_all
 from emailrl.settings import Settings
 from emailrl.settings.names import by_name
@@ -34,7 +34,7 @@ _LITERAL: Final = re.compile(r"-?\d\S*( -?\d\S*)?|`[^`…]+`")
 """A default that can be read as a value: not ``computed``, ``as training`` or a path that goes on."""
 
 
-def offers(given: Given, plan: Plan, settings: Settings, algorithm: Algorithm) -> Offers:
+def offers(given: Given, plan: Conversion, settings: Settings, algorithm: Algorithm) -> Offers:
     """What OpenRLHF would have where the command line says nothing; settings that come to the same are left out.
 
     ``plan``, ``settings`` and ``algorithm`` are what was made of the flags given.

@@ -7,7 +7,7 @@ from typing import Final
 
 from emailrl.errors import UsageError
 from emailrl.openrlhf.parse import Given
-from emailrl.openrlhf.special import Plan
+from emailrl.openrlhf.special import Conversion
 
 ALGORITHMS: Final = {
     "gae": "ppo",
@@ -25,7 +25,7 @@ JOINT: Final = frozenset(
 """Flags that mean something only together with others."""
 
 
-def take_batches(given: Given, plan: Plan) -> None:
+def take_batches(given: Given, plan: Conversion) -> None:
     """Questions a step, and updates of its rollouts: OpenRLHF counts an update's trajectories instead."""
     sizes = {name: _size(name, given[name][0]) for name in BATCHES if name in given}
     rollouts, update = sizes.get("n_samples_per_prompt", 1), sizes.get("train_batch_size")
@@ -64,7 +64,7 @@ def _rounded(dividend: int, divisor: int, result: int) -> str:
 BATCHES: Final = ("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size")
 
 
-def take_objective(given: Given, plan: Plan) -> None:
+def take_objective(given: Given, plan: Conversion) -> None:
     """What is optimised, in full: OpenRLHF's defaults are part of it."""
     estimator = given.get("advantage_estimator", ["gae"])[0]
     if estimator not in ALGORITHMS:
@@ -103,7 +103,7 @@ def take_objective(given: Given, plan: Plan) -> None:
         plan.drop(("kl_target", "kl_horizon"), "idle without a KL (--init_kl_coef 0)")
 
 
-def _take_correction(given: Given, plan: Plan) -> None:
+def _take_correction(given: Given, plan: Conversion) -> None:
     if "enable_vllm_is_correction" not in given:
         plan.drop(("correction_low", "correction_high"), "idle without --enable_vllm_is_correction")
         plan.notes += [

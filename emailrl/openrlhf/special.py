@@ -15,7 +15,7 @@ NEVER: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Plan:
+class Conversion:
     """The settings a command line comes to."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -39,16 +39,16 @@ class Plan:
             del self.values[key]
 
 
-Special = Callable[[list[str], Given, Plan], None]
+Special = Callable[[list[str], Given, Conversion], None]
 
 
-def _both_clips(values: list[str], given: Given, plan: Plan) -> None:
+def _both_clips(values: list[str], given: Given, plan: Conversion) -> None:
     if "eps_clip_low_high" not in given:
         plan.set("clip_low", float(values[0]), "--eps_clip")
         plan.set("clip_high", float(values[0]), "--eps_clip")
 
 
-def _scheduler(values: list[str], given: Given, plan: Plan) -> None:
+def _scheduler(values: list[str], given: Given, plan: Conversion) -> None:
     names = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
     renamed = f" {values[0]}" if values[0] in names else ""
     plan.set("lr_scheduler", names.get(values[0], values[0]), "--lr_scheduler" + renamed)
@@ -56,7 +56,7 @@ def _scheduler(values: list[str], given: Given, plan: Plan) -> None:
         plan.set("min_lr_ratio", 0.1, "--lr_scheduler cosine_with_min_lr")
 
 
-def _prompts(values: list[str], given: Given, plan: Plan) -> None:
+def _prompts(values: list[str], given: Given, plan: Conversion) -> None:
     from emailrl.scenarios.hub import HUB_QUESTIONS
 
     if values[0] == HUB_QUESTIONS:
@@ -65,17 +65,17 @@ def _prompts(values: list[str], given: Given, plan: Plan) -> None:
         plan.set("questions", values[0], "--prompt_data, a question file (docs/data.md)")
 
 
-def _agent(values: list[str], given: Given, plan: Plan) -> None:
+def _agent(values: list[str], given: Given, plan: Conversion) -> None:
     plan.set("environment", f"{values[0]}:Environment", "--agent_func_path; its class is to have start() and step()")
 
 
-def _reward(values: list[str], given: Given, plan: Plan) -> None:
+def _reward(values: list[str], given: Given, plan: Conversion) -> None:
     if "," in values[0] and "://" in values[0]:
         raise UsageError("--remote_rm_url names several servers.", "Give one address; it may balance the load.")
     plan.set("reward", f"{values[0]}:reward_func" if values[0].endswith(".py") else values[0], "--remote_rm_url")
 
 
-def _engines(values: list[str], given: Given, plan: Plan) -> None:
+def _engines(values: list[str], given: Given, plan: Conversion) -> None:
     count = int(values[0])
     if count < 0:
         raise UsageError("--vllm_num_engines is less than 0.", "0 is transformers in process, 1 vLLM in process.")
@@ -86,32 +86,32 @@ def _engines(values: list[str], given: Given, plan: Plan) -> None:
         plan.notes.append(f"--vllm_num_engines {count} that share GPUs with the trainer: not built yet (one is)")
 
 
-def _colocate(values: list[str], given: Given, plan: Plan) -> None:
+def _colocate(values: list[str], given: Given, plan: Conversion) -> None:
     plan.set("vllm_urls", "", "--colocate_all_models: vLLM, where it is used, in the trainer's process")
 
 
 def _every(key: str, name: str) -> Special:
-    def take(values: list[str], given: Given, plan: Plan) -> None:
+    def take(values: list[str], given: Given, plan: Conversion) -> None:
         steps = int(values[0])
         plan.set(key, NEVER if steps == -1 else steps, f"--{name} {steps}" + (": never in between" * (steps == -1)))
 
     return take
 
 
-def _window(values: list[str], given: Given, plan: Plan) -> None:
+def _window(values: list[str], given: Given, plan: Conversion) -> None:
     prompt, completion = (
         int(given[name][0]) if name in given else 1024 for name in ("prompt_max_len", "generate_max_len")
     )
     plan.set("max_model_len", prompt + completion, "--prompt_max_len + --generate_max_len")
 
 
-def _filter(values: list[str], given: Given, plan: Plan) -> None:
+def _filter(values: list[str], given: Given, plan: Conversion) -> None:
     plan.set("dynamic_filtering", True, "--dynamic_filtering")
     own = "remote_rm_url" in given
     plan.set("filter_on", "reward" if own else "accuracy", "OpenRLHF filters by the scores of --remote_rm_url")
 
 
-def _lora_rank(values: list[str], given: Given, plan: Plan) -> None:
+def _lora_rank(values: list[str], given: Given, plan: Conversion) -> None:
     if int(values[0]) == 0:
         raise UsageError("--lora_rank 0 trains all weights; emailrl trains an adapter.", "Give a rank of at least 1.")
     plan.set("lora_rank", int(values[0]), "--lora_rank")
@@ -121,7 +121,7 @@ def _constant(key: str, value: Any, why: str) -> Special:
     return lambda values, given, plan: plan.set(key, value, why)
 
 
-def _top_k(values: list[str], given: Given, plan: Plan) -> None:
+def _top_k(values: list[str], given: Given, plan: Conversion) -> None:
     count = int(values[0])
     plan.set("top_k", 0 if count == -1 else count, "--top_k" + " -1: all, which is 0 here" * (count == -1))
 
@@ -131,25 +131,25 @@ def _unless(later: str, special: Special) -> Special:
     return lambda values, given, plan: None if later in given else special(values, given, plan)
 
 
-def _wandb(values: list[str], given: Given, plan: Plan) -> None:
+def _wandb(values: list[str], given: Given, plan: Conversion) -> None:
     if values[0].strip():
         plan.set("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login")
     else:
         plan.set("wandb_mode", "disabled", "--use_wandb is empty, which is off in OpenRLHF")
 
 
-def _tensorboard(values: list[str], given: Given, plan: Plan) -> None:
+def _tensorboard(values: list[str], given: Given, plan: Conversion) -> None:
     plan.set("tensorboard", True, "--use_tensorboard")
     plan.set("tensorboard_dir", values[0], "--use_tensorboard")
 
 
-def _export_format(values: list[str], given: Given, plan: Plan) -> None:
+def _export_format(values: list[str], given: Given, plan: Conversion) -> None:
     plan.set("export_format", "merged", "--save_hf_ckpt")
     if "save_path" not in given:
         plan.set("export_dir", "./ckpt", "--save_path not given: OpenRLHF's default")
 
 
-def _rollout_rows(values: list[str], given: Given, plan: Plan) -> None:
+def _rollout_rows(values: list[str], given: Given, plan: Conversion) -> None:
     for key in ("reward_batch_size", "max_batch_trajectories"):
         plan.set(key, int(values[0]), "--micro_rollout_batch_size")
 

@@ -9,13 +9,13 @@ from emailrl.errors import UsageError
 from emailrl.openrlhf.flags import FLAGS, Flag
 from emailrl.openrlhf.joint import JOINT, take_batches, take_objective
 from emailrl.openrlhf.parse import Given
-from emailrl.openrlhf.special import SPECIAL, Plan
+from emailrl.openrlhf.special import SPECIAL, Conversion
 from emailrl.settings.names import Leaf, by_name
 
 
-def take_all(given: Given) -> Plan:
+def take_all(given: Given) -> Conversion:
     """The settings that flags come to; raises UsageError for a value of the wrong kind."""
-    plan = Plan()
+    plan = Conversion()
     for flag in FLAGS:
         if flag.name in given:
             _take(flag, given[flag.name], given, plan)
@@ -24,7 +24,7 @@ def take_all(given: Given) -> Plan:
     return plan
 
 
-def _take(flag: Flag, values: list[str], given: Given, plan: Plan) -> None:
+def _take(flag: Flag, values: list[str], given: Given, plan: Conversion) -> None:
     """One flag that was given: its settings, or a note of why it has none."""
     why = f"--{flag.name}"
     if not flag.is_built:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from emailrl.custom import Part, is_path, load_part
+from emailrl.custom import CustomPart, is_path, load_part
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.rewards.http_protocol import read_reply, read_terms, request_body
 from emailrl.rewards.rubric import Reward
@@ -42,7 +42,7 @@ def load_reward(name: str) -> Reward | BatchReward:
 class OpenRLHFReward:
     """A function of OpenRLHF's signature ``(queries, prompts, labels)``, called once for all trajectories of a step."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: CustomPart) -> None:
         self._part = part
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
@@ -57,14 +57,14 @@ class OpenRLHFReward:
             return [error] * len(trajectories)
 
 
-def _call(part: Part, *arguments: object) -> Any:
+def _call(part: CustomPart, *arguments: object) -> Any:
     try:
         return part.call(*arguments)
     except (Exception, SystemExit) as error:
         raise EmailRLError(f"The reward {part.name} raised: {part.blame(error)}") from error
 
 
-def _parameters(part: Part) -> list[str]:
+def _parameters(part: CustomPart) -> list[str]:
     try:
         return [name for name in inspect.signature(part.call).parameters if name != "kwargs"]
     except (TypeError, ValueError):  # a callable written in C has no signature to read

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emailrl.store.demo import Fact
+from emailrl.store.demo import ProjectFact
 from emailrl.trajectory import Message
 
 MAX_RESULTS = 3
@@ -44,7 +44,7 @@ class Habits:
 class Expert:
     """Plays one scenario, knowing the fact behind the question."""
 
-    def __init__(self, fact: Fact, rng: random.Random, habits: Habits) -> None:
+    def __init__(self, fact: ProjectFact, rng: random.Random, habits: Habits) -> None:
         self.fact = fact
         self.rng = rng
         self.habits = habits

@@ -25,7 +25,7 @@ from emailrl.sft.expert import Expert, Habits
 from emailrl.sft.imitation import Example, fit
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
-from emailrl.store.demo import Fact, World, ask, make_world
+from emailrl.store.demo import ProjectFact, World, ask, make_world
 from emailrl.store.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
 from emailrl.trajectory import Message, Scenario, TokenSample
 
@@ -44,7 +44,7 @@ MAX_TURNS = (4, 10)
 class Play:
     """One scenario to be played by an expert."""
 
-    fact: Fact
+    fact: ProjectFact
     scenario: Scenario
     seed: str
 

@@ -23,7 +23,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import StoreSettings
 from emailrl.store.connection import SQLITE_ERRORS, connect, connect_for_loading, driver, noted, opened, reading, reason
 from emailrl.store.schema import emails as stored
-from emailrl.store.sieve import KEPT_BY, Listing, Mail, Sieve, as_mail, sift
+from emailrl.store.sieve import KEPT_BY, Listing, Sieve, SiftedMail, as_mail, sift
 from emailrl.store.sources import RawEmail, Skipped, Source
 from emailrl.store.staging import Stage
 from emailrl.store.stored import NONE_STAYS, Staying, stored_addresses, stored_emails, stored_keys
@@ -161,13 +161,13 @@ def _staying(stage: Stage, db: Path) -> Staying | None:
 
 def _sifted(
     emails: Iterable[RawEmail | Skipped] | Source, settings: StoreSettings, workers: int | None
-) -> Generator[Mail | Skipped]:
+) -> Generator[SiftedMail | Skipped]:
     judge = functools.partial(sift, settings=settings)
     yield from emails.read(judge, workers) if isinstance(emails, Source) else map(judge, emails)
 
 
 def _stage_all(
-    mails: Iterable[Mail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
+    mails: Iterable[SiftedMail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
 ) -> None:
     seen = 0
     for seen, mail in enumerate(mails, 1):

@@ -28,7 +28,7 @@ Listing = Callable[[str, str, str], None]
 """Called for every message skipped or mended: which of the two, why, its name in the source."""
 
 
-class Mail(NamedTuple):
+class SiftedMail(NamedTuple):
     """A mail as it will be stored."""
 
     message_id: str
@@ -56,7 +56,7 @@ class Mail(NamedTuple):
     is_research: bool
 
 
-def sift(email: RawEmail | Skipped, settings: StoreSettings) -> Mail | Skipped:
+def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
     """Judge a message by itself, in ART-E's order: ``long_body`` (more than ``max_body_chars``), ``many_recipients``
     (more than ``max_recipients`` in to + cc + bcc, repeats counted). Where a setting is None, ART-E's numbers hold for
     a research corpus, and none for a person's own mail. What passes has its long headers mended."""
@@ -100,7 +100,7 @@ def _bounded(email: RawEmail) -> RawEmail:
 
 
 class Keys(NamedTuple):
-    """What tells a mail from all others, see ``Mail``."""
+    """What tells a mail from all others, see ``SiftedMail``."""
 
     id_key: bytes
     content_key: bytes
@@ -124,7 +124,7 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def as_mail(email: RawEmail) -> Mail:
+def as_mail(email: RawEmail) -> SiftedMail:
     """The form to store, without any judgement."""
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(
@@ -133,7 +133,7 @@ def as_mail(email: RawEmail) -> Mail:
     keys = keys_of(email.message_id, email.subject, email.from_address, email.body, date)
     content = f"{email.subject}\0{email.from_address}\0{email.body}"
     digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
-    return Mail(
+    return SiftedMail(
         email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, *keys,
         digest, email.defects, email.is_research,
     )  # fmt: skip
@@ -160,7 +160,7 @@ class Sieve:
         self._unnamed: set[bytes] = set()
         self._ids: set[bytes] = set()
 
-    def passes(self, mail: Mail | Skipped) -> TypeGuard[Mail]:
+    def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
         """Whether the mail is to be stored; if not, it is counted."""
         if isinstance(mail, Skipped):
             reason = mail.reason
@@ -188,10 +188,10 @@ class Sieve:
         if keys.unnamed_key:
             self._unnamed.add(keys.unnamed_key)
 
-    def _is_repeat(self, mail: Mail) -> bool:
+    def _is_repeat(self, mail: SiftedMail) -> bool:
         if not (mail.is_research if self._dedupe is None else self._dedupe):
             return False
         return mail.content_key in self._contents if mail.is_research else mail.trimmed_key in self._trimmed
 
-    def _came_unnamed(self, mail: Mail) -> bool:
+    def _came_unnamed(self, mail: SiftedMail) -> bool:
         return not mail.is_research and mail.unnamed_key in self._unnamed

@@ -11,7 +11,7 @@ from sqlalchemy.schema import CreateTable
 from emailrl.store.connection import connect_for_loading, driver
 from emailrl.store.parties import parties_text
 from emailrl.store.schema import staged
-from emailrl.store.sieve import Mail
+from emailrl.store.sieve import SiftedMail
 
 _FLUSH_MAILS = 1000
 _INSERT = f"INSERT INTO {staged.name} VALUES ({', '.join('?' * len(staged.columns))})"
@@ -44,7 +44,7 @@ class Stage:
         """What has been staged so far."""
         return replace(self._tally)
 
-    def add(self, mail: Mail) -> None:
+    def add(self, mail: SiftedMail) -> None:
         """Stage one mail."""
         self._tally.mails += 1
         people = mail.people.split("\n") if mail.people else []

@@ -9,12 +9,12 @@ import pytest
 
 from emailrl.sft.expert import GIVE_UP, USUAL, Expert, Habits
 from emailrl.sft.warm_start import transcripts
-from emailrl.store.demo import Fact, make_world
+from emailrl.store.demo import ProjectFact, make_world
 from emailrl.store.demo.topics import TOPICS
 from emailrl.trajectory import Message
 
 QUOTE = next(topic for topic in TOPICS if topic.name == "quote")
-FACT = Fact("Velmora", QUOTE, "$48,210", "<000002>")
+FACT = ProjectFact("Velmora", QUOTE, "$48,210", "<000002>")
 GOOD = Habits(two_keywords=1, two_keywords_usual=1, topic_only=0, open_first=0, search_again=1, try_next=0)
 POOR = Habits(two_keywords=0, two_keywords_usual=0, topic_only=0, open_first=0, search_again=0, try_next=0)
 START = [Message("system", ""), Message("user", "What was the quote for Velmora?")]
@@ -65,7 +65,7 @@ def test_habits_decide_how_often_both_keywords_are_searched() -> None:
     usual = next(f for f in world.facts if f.topic.name in USUAL)
     rare = next(f for f in world.facts if f.topic.name not in USUAL)
 
-    def share(fact: Fact) -> float:
+    def share(fact: ProjectFact) -> float:
         first = [Expert(fact, random.Random(i), Habits()).act(START) for i in range(400)]
         return sum(len(call_of(text)[1]["keywords"]) == 2 for text in first) / 400  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
+from emailrl.scenarios.inbox.mailbox import Inbox, MailReader
 from emailrl.scenarios.inbox.owners import Owner, owners
 
 MAX_INBOXES = 40
@@ -35,7 +35,7 @@ def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
     return list(islice(owners(reader, MIN_MAILS), most)) or list(islice(owners(reader, 1), most))
 
 
-def open_inbox(reader: MailReader, inbox: str) -> Mailbox:
+def open_inbox(reader: MailReader, inbox: str) -> Inbox:
     """The mailbox of an address; raises UsageError where the database holds no mail of it."""
     box = reader.open(inbox)
     if not box.mails:

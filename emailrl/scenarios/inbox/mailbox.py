@@ -76,7 +76,7 @@ class Mail:
         return {}
 
 
-class Mailbox:
+class Inbox:
     """The mails of one inbox, oldest first."""
 
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
@@ -196,13 +196,13 @@ class MailReader:
         self.connection = connection
         self._mails: dict[int, Mail] = {}
 
-    def open(self, inbox: str) -> Mailbox:
+    def open(self, inbox: str) -> Inbox:
         """Everything sent or received by an address, mails without a date left out."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
         for start in range(0, len(unread), _READ_MAILS):
             self._read(unread[start : start + _READ_MAILS])
-        return Mailbox(inbox, [self._mails[email_id] for email_id in ids])
+        return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
         """The ids of the mails that ``open`` reads."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Select, bindparam, exists, func, select
 
-from emailrl.scenarios.inbox.mailbox import Mailbox, MailReader
+from emailrl.scenarios.inbox.mailbox import Inbox, MailReader
 from emailrl.store.schema import emails, recipients
 
 _LIST_NAME = re.compile(
@@ -96,14 +96,14 @@ def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> l
     return [owner for owner, senders in sorted(keepers, key=lambda pair: pair[1] < 2)]
 
 
-def is_list(box: Mailbox) -> bool:
+def is_list(box: Inbox) -> bool:
     """Whether an address that writes to nobody passes its mail on to many."""
     tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
     is_tagged = bool(tags) and tags.most_common(1)[0][1] > max(_FEW, 0.8 * len(box.mails))
     return bool(_LIST_NAME.search(box.me)) or is_tagged or _is_answered_by_strangers(box)
 
 
-def _is_answered_by_strangers(box: Mailbox) -> bool:
+def _is_answered_by_strangers(box: Inbox) -> bool:
     """Whether those who join a thread are mostly people to whom none of its mails was addressed, and are not rare.
 
     Threads whose first mail is missing are passed over: it may have named everyone.

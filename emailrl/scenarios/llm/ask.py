@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.llm.cache import Reply, ReplyCache
 from emailrl.scenarios.llm.client import GenerationError, PromptRefused, ReplyClient, Sleep
-from emailrl.scenarios.llm.plan import Plan, price_of, tokens_of_prompt, tokens_of_reply
+from emailrl.scenarios.llm.plan import QuestionPlan, price_of, tokens_of_prompt, tokens_of_reply
 from emailrl.scenarios.llm.prompts import Batch
 from emailrl.scenarios.llm.replies import read_reply
 from emailrl.settings import GenerationSettings
@@ -77,7 +77,7 @@ class QuestionWriter:
         if max_cost is not None and self._price.cost(0, 0) is None:
             raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
 
-    def ask(self, plan: Plan, progress: Progress | None = None) -> Spending:
+    def ask(self, plan: QuestionPlan, progress: Progress | None = None) -> Spending:
         """Send every prompt that the cache does not answer; the replies are then in the cache.
 
         ``progress`` is called after each. Raises GenerationError when a prompt stays unanswered, and when the next one

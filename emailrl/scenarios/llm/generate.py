@@ -12,7 +12,7 @@ from sqlalchemy import select
 from emailrl.errors import EmailRLError
 from emailrl.scenarios.llm.cache import ReplyCache
 from emailrl.scenarios.llm.checks import check_item
-from emailrl.scenarios.llm.plan import Plan
+from emailrl.scenarios.llm.plan import QuestionPlan
 from emailrl.scenarios.llm.replies import read_reply
 from emailrl.scenarios.splits import SPLITS
 from emailrl.settings import GenerationSettings
@@ -32,13 +32,13 @@ class Harvest:
 
 
 def harvest(
-    plan: Plan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
+    plan: QuestionPlan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
 ) -> Harvest:
     """Check every reply that the cache holds for the plan's prompts.
 
     A question with more than ``max_source_mails`` sources is left out: loading it would leave it out too.
 
-    Raises EmailRLError where no question is left, UsageError and EmailRLError for the database as ``make_plan`` does.
+    Raises EmailRLError where no question is left; for the database, what ``plan_questions`` raises.
     """
     cache = ReplyCache(settings.generator_cache)
     dropped: Counter[str] = Counter()

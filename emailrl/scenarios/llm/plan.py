@@ -46,7 +46,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuestionPlan:
     """The prompts of a run, and the estimate for those that the cache does not answer."""
 
     batches: list[Batch]
@@ -64,7 +64,7 @@ class Plan:
         return len(self.batches) - self.num_cached
 
 
-def make_plan(
+def plan_questions(
     db: Path,
     settings: GenerationSettings,
     *,
@@ -72,7 +72,7 @@ def make_plan(
     limit: int | None = None,
     seed: int = 42,
     allow_shared: bool = False,
-) -> Plan:
+) -> QuestionPlan:
     """Choose the mails to show, and estimate; sends nothing and writes nothing.
 
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``); as many prompts are planned as give so many when every
@@ -94,7 +94,7 @@ def make_plan(
     tokens_in = sum(tokens_of_prompt(batch) for batch in to_send)
     tokens_out = len(to_send) * tokens_of_reply()
     cost = price_of(settings).cost(tokens_in, tokens_out)
-    return Plan(batches, limit, len(batches) - len(to_send), tokens_in, tokens_out, cost)
+    return QuestionPlan(batches, limit, len(batches) - len(to_send), tokens_in, tokens_out, cost)
 
 
 def tokens_of_prompt(batch: Batch) -> int:

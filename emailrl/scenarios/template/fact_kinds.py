@@ -6,12 +6,12 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import Extractor
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
 
 
 def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:
-    def find(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+    def find(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
         if fact.text.lower() in mail.addresses:  # an address the header shows already

@@ -13,7 +13,7 @@ from random import Random
 
 from emailrl.errors import EmailRLError
 from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, MailReader
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail, MailReader
 from emailrl.scenarios.splits import MANY, SPLITS, split_of_mail
 from emailrl.scenarios.template.fact_kinds import FACT_KINDS
 from emailrl.scenarios.template.header_kinds import HEADER_KINDS
@@ -95,7 +95,7 @@ def _generate(
     return scenarios
 
 
-def _candidates(box: Mailbox, most: int, seed: int, max_source_mails: int | None) -> dict[str, list[_Candidate]]:
+def _candidates(box: Inbox, most: int, seed: int, max_source_mails: int | None) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
@@ -114,7 +114,7 @@ def _candidates(box: Mailbox, most: int, seed: int, max_source_mails: int | None
     return found
 
 
-def _candidate(box: Mailbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
+def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
     """The question put into words, or None where the words give the answer away."""
     wording = rng.choice(kind.wordings)
     shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
@@ -139,7 +139,7 @@ def _words(text: str) -> set[str]:
     return {word for word in re.findall(r"\w+", text.lower()) if len(word) >= 4}
 
 
-def realism_of(box: Mailbox, kind: Kind, mail: Mail) -> float:
+def realism_of(box: Inbox, kind: Kind, mail: Mail) -> float:
     """An estimate: people ask about mails from people, under subjects that read like language."""
     realism = kind.realism
     if box.received(mail) and not box.people.is_person(mail.sender):

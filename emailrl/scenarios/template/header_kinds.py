@@ -5,18 +5,18 @@ from __future__ import annotations
 from random import Random
 
 from emailrl.facts.mentions import DATE
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind, refer_to
 
 
-def _sender(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or not box.is_told_by_topic(mail, day, with_sender=False):
         return None
     return Finding(box.people.called(mail.sender), day, {"topic": mail.topic.text})
 
 
-def _date_received(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _date_received(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
@@ -24,14 +24,14 @@ def _date_received(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(spell_day(mail.day), day, {"topic": mail.topic.text, "person": person})
 
 
-def _date_sent(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if mail.sender != box.me or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
     return Finding(spell_day(mail.day), day, {"topic": mail.topic.text})
 
 
-def _subject(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or not mail.topic.is_telling or not box.people.is_unmistakable(mail.sender):
         return None
@@ -41,14 +41,14 @@ def _subject(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(mail.topic.text, day, {"person": person, "date": spell_day(mail.day)})
 
 
-def _only_sender_of_day(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or sum(other.sender != box.me for other in box.on_day(mail.day)) != 1:
         return None
     return Finding(box.people.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
 
 
-def _other_recipient(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     others = {*mail.to, *mail.cc, *mail.bcc} - {box.me, mail.sender}
     if not box.received(mail) or mail.cc or len(others) != 1:
@@ -56,19 +56,19 @@ def _other_recipient(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return _about_person(box, mail, others.pop(), rng) if box.is_told_by_topic(mail, day, with_sender=True) else None
 
 
-def _copied(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     if len(mail.cc) != 1 or mail.cc[0] in (box.me, mail.sender, *mail.to) or mail.bcc:
         return None
     return _about_person(box, mail, mail.cc[0], rng)
 
 
-def _sent_to(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     if mail.sender != box.me or len(mail.to) != 1 or mail.cc or mail.bcc:
         return None
     return _about_person(box, mail, mail.to[0], rng)
 
 
-def _about_person(box: Mailbox, mail: Mail, address: str, rng: Random) -> Finding | None:
+def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding | None:
     """Ask for one recipient of a mail that its sender and topic tell."""
     day = box.ask_day(mail, rng)
     if box.people.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from random import Random
 
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class Kind:
     realism: float
     """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
     wordings: tuple[str, ...]
-    find: Callable[[Mailbox, Mail, Random], Finding | None]
+    find: Callable[[Inbox, Mail, Random], Finding | None]
 
 
-def refer_to(box: Mailbox, mail: Mail, rng: Random) -> str:
+def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
     """Words that mean one mail by its sender and topic, as its mailbox's owner would say them."""
     topic = mail.topic.text
     if mail.sender != box.me:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 from emailrl.facts.mentions import DATE
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind
 
 
-def _reply_to_me(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _reply_to_me(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The one reply to a mail of the owner's; the thread holds nothing else from others after it."""
     day = box.ask_day(mail, rng)
     if not mail.topic.is_telling or not mail.topic.is_reply or not box.received(mail):
@@ -24,7 +24,7 @@ def _reply_to_me(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     )
 
 
-def _reply_date(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     finding = _reply_to_me(box, mail, rng)
     if finding is None or DATE.find(mail.topic.text):
         return None
@@ -32,7 +32,7 @@ def _reply_date(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return finding
 
 
-def _my_reply_date(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The owner's one reply in a thread that one other person began."""
     day = box.ask_day(mail, rng)
     if not mail.topic.is_telling or not mail.topic.is_reply or mail.sender != box.me or DATE.find(mail.topic.text):
@@ -47,7 +47,7 @@ def _my_reply_date(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(spell_day(mail.day), day, {"topic": mail.topic.text, "person": box.people.called(person)})
 
 
-def _thread_starter(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The author of the first mail of a thread, when every later one is a reply to it or forwards it."""
     if not mail.topic.is_telling or mail.topic.is_reply or mail.topic.is_forward or not box.received(mail):
         return None

@@ -5,21 +5,21 @@ from __future__ import annotations
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox, spell_day
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind
 
 MAX_COUNT = 9
 """A search shows ten mails at most, so that ten or more cannot be counted in one."""
 
 
-def _from_one_person(box: Mailbox, mail: Mail) -> list[Mail]:
+def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
     """The mails of a received mail's sender, oldest first; empty where another address may be the same person's."""
     if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
         return []
     return list(box.sent_by(mail.sender))
 
 
-def _last_before(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or not mail.topic.is_telling:
         return None
@@ -34,7 +34,7 @@ def _last_before(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(mail.topic.text, day, {"person": box.people.called(mail.sender), "date": spell_day(limit)})
 
 
-def _first_after(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _first_after(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or not mail.topic.is_telling:
         return None
@@ -49,7 +49,7 @@ def _first_after(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(mail.topic.text, box.ask_day(mail, rng), slots)
 
 
-def _first_contact(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or sent[0] is not mail:
         return None
@@ -57,7 +57,7 @@ def _first_contact(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(spell_day(mail.day), day, {"person": box.people.called(mail.sender)})
 
 
-def _count_in_month(box: Mailbox, mail: Mail, rng: Random) -> Finding | None:
+def _count_in_month(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     month = mail.day.replace(day=1)
     in_month = mail.sent_at[: len("2001-05")]
     sent = [other for other in _from_one_person(box, mail) if other.sent_at.startswith(in_month)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from emailrl.store.demo.world import Fact, World, ask, make_world
+from emailrl.store.demo.world import ProjectFact, World, ask, make_world
 from emailrl.store.sources import RawEmail
 from emailrl.trajectory import Scenario
 
 NUM_WORLDS = {"train": 20, "val": 6, "test": 12}
 """Worlds of each split in the demo database; every world has its own inbox."""
 
-__all__ = ["NUM_WORLDS", "Fact", "World", "ask", "demo_emails", "demo_questions", "demo_worlds", "make_world"]
+__all__ = ["NUM_WORLDS", "ProjectFact", "World", "ask", "demo_emails", "demo_questions", "demo_worlds", "make_world"]
 
 
 def demo_worlds(seed: int) -> list[World]:

@@ -21,7 +21,7 @@ def expand(pattern: str, rng: random.Random) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class ProjectTopic:
     """One kind of fact about a project."""
 
     name: str
@@ -34,7 +34,7 @@ class Topic:
 
 
 TOPICS = (
-    Topic(
+    ProjectTopic(
         "quote",
         "amount",
         "quote",
@@ -55,7 +55,7 @@ TOPICS = (
             "How much money did they ask for {project}?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "deadline",
         "date",
         "deadline",
@@ -75,7 +75,7 @@ TOPICS = (
             "By what date [does|must] the {project} work have to be finished?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "room",
         "room",
         "room",
@@ -94,7 +94,7 @@ TOPICS = (
             "What room is the {project} meeting in?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "flight",
         "flight",
         "flight",
@@ -113,7 +113,7 @@ TOPICS = (
             "How do we fly to the {project} site: which number?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "volume",
         "volume",
         "volume",
@@ -132,7 +132,7 @@ TOPICS = (
             "What volume was [agreed|planned] on {project}?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "approval",
         "person",
         "approved",
@@ -151,7 +151,7 @@ TOPICS = (
             "Whose approval did {project} get?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "phone",
         "phone",
         "phone",
@@ -170,7 +170,7 @@ TOPICS = (
             "How can I call the {project} desk?",
         ),
     ),
-    Topic(
+    ProjectTopic(
         "call",
         "time",
         "call",

@@ -14,7 +14,7 @@ from emailrl.store.demo.topics import (
     GREETINGS,
     PROMISES,
     TOPICS,
-    Topic,
+    ProjectTopic,
     expand,
 )
 from emailrl.store.sources import RawEmail
@@ -45,11 +45,11 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class ProjectFact:
     """What is true at the end about one topic of one project, and the mail that says so."""
 
     project: str
-    topic: Topic
+    topic: ProjectTopic
     value: str
     message_id: str
 
@@ -61,7 +61,7 @@ class World:
     split: str
     people: list[Person]
     emails: list[RawEmail]
-    facts: list[Fact]
+    facts: list[ProjectFact]
     query_date: str
 
     @property
@@ -75,7 +75,7 @@ class _Draft:
 
     subject: str
     sentence: str
-    fact: Fact | None = None
+    fact: ProjectFact | None = None
     after: _Draft | None = None
     order: float = 0.0
 
@@ -108,7 +108,7 @@ def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[P
             text = expand(rng.choice(topic.corrections), rng).format(project=project, value=value, old=first)
             draft = _Draft("Re: " + draft.subject.removeprefix("Re: "), text, after=draft)
             drafts.append(draft)
-        draft.fact = Fact(project, topic, value, "")
+        draft.fact = ProjectFact(project, topic, value, "")
         if rng.random() < PROMISED:
             text = expand(rng.choice(PROMISES), rng).format(project=project, keyword=topic.keyword)
             drafts.append(_Draft(_subject(project, None, rng), text))
@@ -118,7 +118,7 @@ def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[P
     return drafts
 
 
-def _value(topic: Topic, pool: Pool, rng: random.Random, people: list[Person]) -> str:
+def _value(topic: ProjectTopic, pool: Pool, rng: random.Random, people: list[Person]) -> str:
     return rng.choice(people[1:]).full if topic.value == "person" else getattr(pool, topic.value)()
 
 
@@ -147,7 +147,7 @@ def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split
         message_id = _message_id(number, position)
         emails.append(_email(draft, message_id, day, owner, rng.choice(people[1:]), rng, people))
         if draft.fact:
-            facts.append(Fact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
+            facts.append(ProjectFact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
     query_date = (day + timedelta(days=rng.randrange(1, 31))).strftime("%Y-%m-%d")
     return World(split, people, emails, facts, query_date)
 
@@ -181,7 +181,7 @@ def _email(
     )  # fmt: skip
 
 
-def ask(world: World, fact: Fact, rng: random.Random) -> Scenario:
+def ask(world: World, fact: ProjectFact, rng: random.Random) -> Scenario:
     """A question for one fact, in one of its wordings."""
     question = expand(rng.choice(fact.topic.questions), rng).format(project=fact.project)
     return Scenario(

@@ -18,7 +18,7 @@ from scenarios.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.reply import WholeReplies
-from emailrl.scenarios.llm import GenerationError, Harvest, Plan, QuestionWriter, harvest, make_plan
+from emailrl.scenarios.llm import GenerationError, Harvest, QuestionPlan, QuestionWriter, harvest, plan_questions
 from emailrl.settings import GenerationSettings
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
@@ -37,8 +37,8 @@ class Naps:
         self.seconds.append(seconds)
 
 
-def run(db: Path, settings: GenerationSettings, *, limit: int = 120, **how: Any) -> tuple[Plan, Harvest]:
-    plan = make_plan(db, settings, limit=limit, seed=3)
+def run(db: Path, settings: GenerationSettings, *, limit: int = 120, **how: Any) -> tuple[QuestionPlan, Harvest]:
+    plan = plan_questions(db, settings, limit=limit, seed=3)
     QuestionWriter(settings, **how).ask(plan)
     return plan, harvest(plan, db, settings, seed=3)
 
@@ -227,8 +227,8 @@ def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve
 def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serve: Serve, generation: Make) -> None:
     stub = serve(usage={"prompt_tokens": 10_000, "completion_tokens": 1_000, "total_tokens": 11_000})
     settings = generation(stub.url, generator_input_price=2.0, generator_output_price=8.0, generator_concurrency=1)
-    plan = make_plan(mail_db, settings, limit=120, seed=3)
-    spending = QuestionWriter(settings).ask(make_plan(mail_db, settings, limit=30, seed=3))
+    plan = plan_questions(mail_db, settings, limit=120, seed=3)
+    spending = QuestionWriter(settings).ask(plan_questions(mail_db, settings, limit=30, seed=3))
     assert (spending.tokens_in, spending.tokens_out, spending.num_answered) == (30_000, 3_000, 3)
     assert spending.cost == pytest.approx(0.060 + 0.024, abs=1e-9)
     # Every prompt is billed $0.028: three fit into a tenth of a dollar, and the fourth is not begun.
@@ -241,20 +241,20 @@ def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serv
 
 def test_the_estimate_is_the_prompts_times_their_price(mail_db: Path, generation: Make) -> None:
     settings = generation("https://api.example/v1", generator_input_price=3.0, generator_output_price=10.0)
-    plan = make_plan(mail_db, settings, limit=25, seed=3)
+    plan = plan_questions(mail_db, settings, limit=25, seed=3)
     assert (len(plan.batches), plan.num_to_send, plan.tokens_out) == (3, 3, 3 * 10 * 110)
     characters = sum(len(batch.prompt) for batch in plan.batches)
     assert characters / 3 < plan.tokens_in < characters / 3 + 3 * 500
     assert plan.cost == pytest.approx((3 * plan.tokens_in + 10 * 3300) / 1e6, abs=1e-12)
-    assert make_plan(mail_db, generation("https://api.example/v1"), limit=25, seed=3).cost is None
-    assert make_plan(mail_db, generation("http://localhost:8000/v1"), limit=25, seed=3).cost == 0.0
+    assert plan_questions(mail_db, generation("https://api.example/v1"), limit=25, seed=3).cost is None
+    assert plan_questions(mail_db, generation("http://localhost:8000/v1"), limit=25, seed=3).cost == 0.0
     assert not settings.generator_cache.exists(), "an estimate writes nothing"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "file:///etc/passwd", "", "http://[::1"])
 def test_an_address_that_is_none_is_said(mail_db: Path, generation: Make, url: str) -> None:
     with pytest.raises(UsageError, match="GENERATOR_BASE_URL"):
-        make_plan(mail_db, generation(url), limit=10)
+        plan_questions(mail_db, generation(url), limit=10)
 
 
 def test_a_cache_that_cannot_be_used_is_said_before_anything_is_paid_for(
@@ -275,7 +275,7 @@ def test_mails_too_short_to_ask_about_are_said(tmp_path: Path, generation: Make)
     mails = [RawEmail(f"<{n}@x>", "Hi", "bo@x.org", ["me@x.org"], [], [], sent_at, f"No {n}.") for n in range(9)]
     db = build_database(mails, tmp_path / "short.db").db
     with pytest.raises(EmailRLError, match="5 mails with bodies of 200 to 5000 characters"):
-        make_plan(db, generation("http://localhost/v1"), inboxes=["me@x.org"])
+        plan_questions(db, generation("http://localhost/v1"), inboxes=["me@x.org"])
 
 
 def test_a_mail_cannot_end_its_quotation_in_the_prompt(tmp_path: Path, generation: Make) -> None:
@@ -285,14 +285,14 @@ def test_a_mail_cannot_end_its_quotation_in_the_prompt(tmp_path: Path, generatio
         RawEmail(f"<{n}@x>", f"Hi {n}", "bo@x.org", ["me@x.org"], [], [], sent_at, attack + str(n)) for n in range(5)
     ]
     db = build_database(mails, tmp_path / "hostile.db").db
-    [batch] = make_plan(db, generation("http://localhost/v1"), inboxes=["me@x.org"]).batches
+    [batch] = plan_questions(db, generation("http://localhost/v1"), inboxes=["me@x.org"]).batches
     assert list(json.loads(batch.prompt)) == ["owner", "mails"]
     assert sorted(mail["body"] for mail in json.loads(batch.prompt)["mails"]) == [attack + str(n) for n in range(5)]
     assert "\n" not in batch.prompt and "\x07" not in batch.prompt
 
 
 def test_prompts_show_twenty_mails_in_order_and_each_mail_to_one_split(mail_db: Path, generation: Make) -> None:
-    plan = make_plan(mail_db, generation("http://localhost/v1"), limit=10_000, seed=3)
+    plan = plan_questions(mail_db, generation("http://localhost/v1"), limit=10_000, seed=3)
     splits: dict[str, set[str]] = {}
     for batch in plan.batches:
         shown = json.loads(batch.prompt)
@@ -303,7 +303,7 @@ def test_prompts_show_twenty_mails_in_order_and_each_mail_to_one_split(mail_db: 
             assert batch.inbox in (mail["from"], *mail["to"])
             splits.setdefault(mail["message_id"], set()).add(batch.split)
     assert {len(found) for found in splits.values()} == {1}
-    few = make_plan(mail_db, generation("http://localhost/v1"), limit=30, seed=3)
+    few = plan_questions(mail_db, generation("http://localhost/v1"), limit=30, seed=3)
     assert {batch.split for batch in few.batches} == {"train", "val", "test"}
-    other = make_plan(mail_db, generation("http://localhost/v1"), limit=30, seed=4)
+    other = plan_questions(mail_db, generation("http://localhost/v1"), limit=30, seed=4)
     assert [b.prompt for b in other.batches] != [b.prompt for b in few.batches]

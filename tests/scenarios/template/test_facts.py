@@ -8,7 +8,7 @@ import pytest
 from scenarios.template.world import ANA, BO, CY, box, mail
 
 from emailrl.scenarios.inbox.bodies import own_text
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 from emailrl.scenarios.template.generate import KINDS
 
 QUOTES = [
@@ -72,7 +72,7 @@ def test_what_programs_add_to_mails_is_no_link_of_the_mail() -> None:
 def test_a_mail_from_a_namesake_of_the_owner_is_not_called_the_owner_s() -> None:
     kind = next(kind for kind in KINDS if kind.name == "amount")
     about = mail(1, "05-03 09:00", "jlokay@home.example", "mia.lokay@x.org", "Pier survey results", "It is $7.")
-    inbox = Mailbox("mia.lokay@x.org", [about])
+    inbox = Inbox("mia.lokay@x.org", [about])
     assert not inbox.received(about), "taken for the owner's other address"
     for seed in range(8):
         finding = kind.find(inbox, about, Random(seed))

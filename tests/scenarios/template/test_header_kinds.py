@@ -7,18 +7,18 @@ from random import Random
 import pytest
 from scenarios.template.world import ANA, BO, CY, DEE, box, mail
 
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 from emailrl.scenarios.template.generate import KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
 
 BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
 
 
-def find(name: str, inbox: Mailbox, about: Mail) -> Finding | None:
+def find(name: str, inbox: Inbox, about: Mail) -> Finding | None:
     return BY_NAME[name].find(inbox, about, Random(1))
 
 
-def answer(name: str, inbox: Mailbox, about: Mail) -> str | None:
+def answer(name: str, inbox: Inbox, about: Mail) -> str | None:
     finding = find(name, inbox, about)
     return finding.answer if finding else None
 
@@ -89,7 +89,7 @@ def test_an_address_that_is_no_name_is_told_as_it_is() -> None:
 def test_one_s_own_other_address_is_no_correspondent() -> None:
     alias = mail(8, "05-06 08:00", "ana.b.roebuck@x.org", ANA, "Timetable for summer")
     assert answer("sender", box(alias), alias) == "Ana Roebuck"  # 'roe' is too short to tell
-    long_name = Mailbox("ana.roebuck@x.org", [mail(8, "05-06 08:00", "aroebuck@home.net", ANA, "Timetable for summer")])
+    long_name = Inbox("ana.roebuck@x.org", [mail(8, "05-06 08:00", "aroebuck@home.net", ANA, "Timetable for summer")])
     assert answer("sender", long_name, long_name.mails[0]) is None
 
 

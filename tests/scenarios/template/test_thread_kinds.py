@@ -6,13 +6,13 @@ from random import Random
 
 from scenarios.template.world import ANA, BO, CY, box, mail
 
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 from emailrl.scenarios.template.generate import KINDS
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 
-def answer(name: str, inbox: Mailbox, about: Mail) -> str | None:
+def answer(name: str, inbox: Inbox, about: Mail) -> str | None:
     finding = BY_NAME[name].find(inbox, about, Random(1))
     return finding.answer if finding else None
 

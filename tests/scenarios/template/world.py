@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.scenarios.inbox.mailbox import Mail, Mailbox
+from emailrl.scenarios.inbox.mailbox import Inbox, Mail
 
 ANA, BO, CY, DEE = "ana.roe@x.org", "bo.lind@x.org", "cy.marsh@y.net", "dee.orr@x.org"
 
@@ -22,6 +22,6 @@ def mail(
     return Mail(f"<{number}@x>", subject, sender, f"2001-{sent_at}:00", body, *people)
 
 
-def box(*mails: Mail) -> Mailbox:
+def box(*mails: Mail) -> Inbox:
     """Ana's mailbox of these mails."""
-    return Mailbox(ANA, mails)
+    return Inbox(ANA, mails)
