@@ -1,10 +1,12 @@
 """The ``emailrl`` command: one Typer app, one thin file a command, and one place where errors become exit codes.
 
-Nothing here or in a command file's header imports torch, transformers or a database driver: ``--help`` stays quick.
+A command's file is imported when the command is asked for, and its header imports no torch, transformers or database
+driver: ``--help`` stays quick.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
@@ -12,26 +14,56 @@ import sys
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 import emailrl
-from emailrl.cli.benchmark import benchmark
-from emailrl.cli.checkpoints import checkpoints
-from emailrl.cli.doctor import doctor
-from emailrl.cli.export import export
-from emailrl.cli.gen_db import gen_db
-from emailrl.cli.gen_questions import gen_questions
-from emailrl.cli.inspect_trajectory import inspect_trajectory
 from emailrl.cli.output import fail
-from emailrl.cli.plan import plan
-from emailrl.cli.quickstart import quickstart
-from emailrl.cli.rollout import rollout
-from emailrl.cli.train import train
-from emailrl.cli.trust import trust
-from emailrl.cli.warm_start import warm_start
 from emailrl.errors import EmailRLError
+
+COMMANDS: Final = {
+    "gen-db": "Build the searchable mail database from a mailbox.",
+    "gen-questions": "Make questions with known answers from a database.",
+    "warm-start": "Teach a policy the form of the work from experts.",
+    "rollout": "Play questions with a policy and record all of it.",
+    "train": "Train a policy's LoRA adapter on its own rollouts.",
+    "benchmark": "Measure policies on the test questions.",
+    "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
+    "export": "Write a checkpoint as an adapter or merged weights.",
+    "checkpoints": "List, show and prune the checkpoints of training runs.",
+    "doctor": "Show what is installed, what is missing, what to do.",
+    "plan": "Say what memory, tokens, time and money a run takes.",
+    "trust": "Let a folder's settings name servers, keys and code.",
+    "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
+}
+"""What ``emailrl --help`` says of each command, in the order of a policy's life; its module has the command's name."""
+
+
+class _Commands(TyperGroup):
+    """Imports a command when it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and self.commands[cmd_name] is None:
+            name = cmd_name.replace("-", "_")
+            found = getattr(importlib.import_module(f"emailrl.cli.{name}"), name)
+            if not isinstance(found, typer.Typer):
+                command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+                found.command()(command)
+            self.commands[cmd_name] = typer.main.get_command(found)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 app = typer.Typer(
     name="emailrl",
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -69,22 +101,6 @@ def emailrl_command(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-# In the order of a policy's life, which is the order --help lists them in.
-app.command("gen-db")(gen_db)
-app.command("gen-questions", short_help="Make questions with known answers from a database.")(gen_questions)
-app.command("warm-start", short_help="Teach a policy the form of the work from experts.")(warm_start)
-app.command("rollout", short_help="Play questions with a policy and record all of it.")(rollout)
-app.command("train", short_help="Train a policy's LoRA adapter on its own rollouts.")(train)
-app.command("benchmark", short_help="Measure policies on the test questions.")(benchmark)
-app.command("inspect-trajectory", short_help="Show a trajectory turn by turn, token by token.")(inspect_trajectory)
-app.command("export", short_help="Write a checkpoint as an adapter or merged weights.")(export)
-app.add_typer(checkpoints, name="checkpoints")
-app.command("doctor", short_help="Show what is installed, what is missing, what to do.")(doctor)
-app.command("plan", short_help="Say what memory, tokens, time and money a run takes.")(plan)
-app.command("trust", short_help="Let a folder's settings name servers, keys and code.")(trust)
-app.command("quickstart", short_help="Run the whole cycle on a demo mailbox, in minutes.")(quickstart)
 
 
 def _prepare_streams() -> None:

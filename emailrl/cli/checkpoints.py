@@ -16,7 +16,7 @@ from emailrl.plain import one_line
 if TYPE_CHECKING:
     from emailrl.checkpoints import Checkpoint
 
-checkpoints = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+checkpoints = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[Path | None, typer.Argument(help="A run's folder; none: all whose folder begins with OUTPUT_DIR.")]
 

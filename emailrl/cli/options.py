@@ -1,17 +1,25 @@
-"""Options several commands share, so that a flag has one spelling and one help text everywhere.
+"""The options of commands: those of settings, as the settings declare them, and others that several commands share::
 
-Each is an ``Annotated`` type for a command's signature; None means not given, and `load_settings` ignores it::
-
-    def train(model: Model = None, db: Db = None, json: Json = False) -> None:
-        settings = load_settings({"model_name": model, "db": db})
+@setting_options("model_name db")
+def train(overrides: Overrides, trust: Trust = False, json: Json = False) -> None:
+    settings = load_settings(overrides, trust=trust)
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from emailrl.settings.names import Leaf
+
+Overrides = dict[str, Any]
+"""What the command line gives of settings, by their names; None is not given, and `load_settings` ignores it."""
 
 
 def _path(value: str) -> Path:
@@ -20,9 +28,53 @@ def _path(value: str) -> Path:
     return Path(value)
 
 
-def path_option(name: str, *, help: str) -> Any:
+def path_option(*spellings: str, help: str) -> Any:
     """An option that names a file or a folder, and not with an empty text."""
-    return typer.Option(name, parser=_path, metavar="<path>", help=help)
+    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help)
+
+
+def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options for settings, in this order, in place of its parameter ``overrides``.
+
+    Each of ``names`` is a setting's name, or several separated by spaces. Spelling, type, bounds, choices and help are
+    those of its declaration. All parameters of the command become keyword parameters.
+    """
+    from emailrl.settings.names import by_name  # not at the top: commands without settings do without pydantic
+
+    settings = [by_name()[name] for name in " ".join(names).split()]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            if parameter.name == "overrides":
+                parameters += map(_parameter, settings)
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def with_overrides(**given: Any) -> None:
+            overrides = {leaf.key: given.pop(leaf.key, None) for leaf in settings}
+            command(overrides=overrides, **given)
+
+        with_overrides.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_overrides
+
+    return decorate
+
+
+def _parameter(leaf: Leaf) -> inspect.Parameter:
+    """The parameter that makes Typer offer a setting."""
+    help = leaf.summary.replace("`", "")
+    if leaf.is_path:
+        kind, option = Path, path_option(*leaf.flags, help=help)
+    else:
+        (kind,) = leaf.kinds - {None}
+        choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
+        option = typer.Option(*leaf.flags, help=help, metavar=choices, min=leaf.minimum, max=leaf.maximum)
+    return inspect.Parameter(
+        leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]

@@ -69,8 +69,8 @@ def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, s
     """``(command, help text)`` for a command and those below it."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
     yield context.command_path, command.get_help(context)
-    for child_name, child in getattr(command, "commands", {}).items():
-        yield from _helps(child, child_name, context)
+    for child in getattr(command, "commands", ()):
+        yield from _helps(command.get_command(context, child), child, context)
 
 
 def _row(leaf: Leaf) -> str:

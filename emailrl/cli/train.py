@@ -10,75 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from emailrl.cli.inputs import check_inputs
-from emailrl.cli.options import (
-    AllowSharedInbox,
-    Db,
-    Engine,
-    Environment,
-    Json,
-    Mode,
-    Model,
-    OutputDir,
-    Preset,
-    Questions,
-    Reward,
-    Seed,
-    Trust,
-    Verbose,
-)
+from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 
+@setting_options(
+    "mode algorithm reward environment backend model_name engine resume",
+    "max_steps num_train_epochs per_device_train_batch_size num_generations learning_rate beta",
+    "temperature max_turns max_tokens train_dataset_size eval_dataset_size",
+    "eval_steps save_steps target_accuracy patience",
+    "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
+)
 def train(
-    mode: Mode = None,
+    overrides: Overrides,
     preset: Preset = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, reinforce_pp_baseline, ppo.")
-    ] = None,
-    reward: Reward = None,
-    environment: Environment = None,
     from_openrlhf: Annotated[
         str | None, typer.Option(metavar="<flags>", help="Print the emailrl.toml of OpenRLHF's flags; trains nothing.")
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help="transformers or unsloth.")] = None,
-    model: Model = None,
-    engine: Engine = None,
-    resume: Annotated[
-        str | None, typer.Option(help="auto (the latest, if any), latest, best, or the folder of a run or checkpoint.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the output folder's first run; with --resume, its later steps.")
     ] = False,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps at most (MAX_STEPS).")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the questions; simple and rollout only.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Questions a step.")] = None,
-    num_generations: Annotated[int | None, typer.Option(min=1, help="Rollouts a question.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the KL to the reference; 0 is off.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature of the rollouts.")] = None,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a rollout.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one generation.")] = None,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Training questions.")] = None,
-    eval_size: Annotated[int | None, typer.Option(min=1, help="Validation questions.")] = None,
-    eval_steps: Annotated[int | None, typer.Option(min=1, help="Evaluate every so many steps.")] = None,
-    save_steps: Annotated[int | None, typer.Option(min=1, help="Save every so many steps.")] = None,
-    target_accuracy: Annotated[float | None, typer.Option(help="Stop at this accuracy, 0 to 1.")] = None,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many evaluations without a better one.")
-    ] = None,
-    questions: Questions = None,
-    db: Db = None,
-    output_dir: OutputDir = None,
-    seed: Seed = None,
-    wandb: Annotated[str | None, typer.Option(help="online, offline or disabled.")] = None,
-    tensorboard: Annotated[bool | None, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = None,
-    allow_shared_inbox: AllowSharedInbox = None,
-    verbose: Verbose = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -106,43 +60,10 @@ def train(
         return
     from emailrl.settings import load_settings
 
-    given = {
-        "mode": mode,
-        "algorithm": algorithm,
-        "reward": reward,
-        "environment": environment,
-        "backend": backend,
-        "model_name": model,
-        "engine": engine,
-        "max_steps": max_steps,
-        "num_train_epochs": epochs,
-        "per_device_train_batch_size": batch_size,
-        "num_generations": num_generations,
-        "learning_rate": learning_rate,
-        "beta": beta,
-        "temperature": temperature,
-        "max_turns": max_turns,
-        "max_tokens": max_tokens,
-        "train_dataset_size": train_size,
-        "eval_dataset_size": eval_size,
-        "eval_steps": eval_steps,
-        "save_steps": save_steps,
-        "target_accuracy": target_accuracy,
-        "patience": patience,
-        "questions": questions,
-        "db": db,
-        "output_dir": output_dir,
-        "seed": seed,
-        "resume": resume,
-        "wandb_mode": wandb,
-        "tensorboard": tensorboard,
-        "allow_shared_inbox": allow_shared_inbox,
-        "verbose": verbose,
-    }
-    settings = load_settings(given, preset, trust=trust)
+    settings = load_settings(overrides, preset, trust=trust)
     resume = settings.output.resume
     if resume is not None:
-        settings, resume, overwrite = _with_own_options(settings, resume, given, preset, overwrite)
+        settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
     from emailrl.export import check_free
     from emailrl.policy.resolve import resolve_model
 

@@ -15,6 +15,13 @@ class Env:
         self.names = names
 
 
+class Flag:
+    """The command-line spellings of a field, where its own name does not give them."""
+
+    def __init__(self, *spellings: str) -> None:
+        self.spellings = spellings
+
+
 class Address:
     """Marks a field that may name a server: ``gets`` is what is sent there, ``key`` the setting of the key it gets."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
+from emailrl.settings.fields import Env, Flag, Fraction, NonNegative, Positive, Section
 
 
 def _on_or_off(value: object) -> object:
@@ -18,14 +18,17 @@ class TrainingSettings(Section):
     mode: Literal["simple", "rollout", "masked"] = "masked"
     """simple trains one completion on a static prompt, rollout all that follows the prompt, masked sampled tokens."""
     algorithm: str = "grpo"
-    """A named set of advantage, clipping, aggregation and KL."""
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1), Env("SEED")] = 42
+    """grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp, reinforce_pp_baseline or ppo: a set of advantage, clipping,
+    aggregation and KL."""
+    seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Seed of everything random."""
     max_steps: Positive = 200
     """Most optimizer steps of a run, in every mode."""
-    num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS")] = 2
+    num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS"), Flag("--epochs")] = 2
     """Passes over the questions; bounds the modes simple and rollout only."""
-    per_device_train_batch_size: Annotated[Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP")] = 4
+    per_device_train_batch_size: Annotated[
+        Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP"), Flag("--batch-size")
+    ] = 4
     """Questions a rank a micro-step."""
     gradient_accumulation_steps: Positive = 1
     """Micro-steps to one optimizer step."""
@@ -150,7 +153,7 @@ class EvaluationSettings(Section):
     target_accuracy: Fraction = 0.95
     """Training stops when an evaluation reaches it."""
     patience: Annotated[Positive, Env("PATIENCE")] = 5
-    """Evaluations without a better accuracy before training stops; it stops only where the last so many evaluations
+    """Evaluations without a better accuracy before training stops. It stops only where the last so many evaluations
     are, question by question, no better than the so many before (upper end of a 95 % interval at most 0)."""
     on_collapse: Literal["warn", "stop"] = "warn"
     """At signs of collapse (docs/rewards.md): warn, or stop with the state saved and name the last good checkpoint."""

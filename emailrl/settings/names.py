@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from emailrl.settings.fields import Address, Code, Env, Section, Written
+from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
 from emailrl.settings.tree import Settings
 
 _Mark = TypeVar("_Mark")
@@ -35,8 +35,14 @@ class Leaf:
     """The plain types its value may have, unions and constraints unwrapped; ``None`` for optional ones."""
     choices: tuple[str, ...]
     """The values of a ``Literal``, else empty."""
+    minimum: float | None
+    """The least number it may be, where there is one."""
+    maximum: float | None
+    """The largest number it may be, where there is one."""
     default: Any
     description: str
+    flags: tuple[str, ...]
+    """Its spellings on the command line, for the commands that offer it."""
     address: Address | None = None
     """What is sent to the server it names."""
     code: bool = False
@@ -55,6 +61,11 @@ class Leaf:
         bare = (name.lower() for name in self.env_names)
         section = (self.section,) if self.field == "name" else ()
         return tuple(dict.fromkeys((self.key, self.field, *bare, *section)))
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        return " ".join(self.description.split()).partition(". ")[0].rstrip(".") + "."
 
     @property
     def secret(self) -> bool:
@@ -107,7 +118,7 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
-    env = _mark(field, Env)
+    env, flag = _mark(field, Env), _mark(field, Flag)
     kinds, choices = _unwrap(field.annotation)
     return Leaf(
         section=section,
@@ -115,8 +126,11 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
         env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
         kinds=frozenset(kinds),
         choices=tuple(choices),
+        minimum=_bound(field, "ge"),
+        maximum=_bound(field, "le"),
         default=field.default,
         description=field.description or "",
+        flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
         address=_mark(field, Address),
         code=_mark(field, Code) is not None,
         written=_mark(field, Written),
@@ -126,6 +140,11 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
 def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
     """The first of a field's annotations that is of this kind."""
     return next((item for item in field.metadata if isinstance(item, kind)), None)
+
+
+def _bound(field: FieldInfo, name: str) -> float | None:
+    """The value of a field's constraint (``ge``, ``le``)."""
+    return next((getattr(item, name) for item in field.metadata if hasattr(item, name)), None)
 
 
 def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emailrl.settings.fields import Env, Positive, Section, Written
+from emailrl.settings.fields import Env, Flag, Positive, Section, Written
 
 
 class OutputSettings(Section):
     output_dir: Annotated[Path, Written()] = Path("outputs/grpo")
-    """The mode is appended, unless it already ends in it."""
+    """Root of the runs; the mode is appended, unless it already ends in it."""
     save_steps: Positive = 10
     """Steps from one checkpoint to the next."""
     save_total_limit: Positive = 3
@@ -21,7 +21,7 @@ class OutputSettings(Section):
     """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
     export_format: Literal["adapter", "merged"] = "adapter"
     """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
-    verbose: Annotated[bool, Env("VERBOSE")] = False
+    verbose: Annotated[bool, Env("VERBOSE"), Flag("--verbose", "-v")] = False
     """Say more on the console."""
 
 
@@ -32,7 +32,7 @@ class TrackingSettings(Section):
     """Weights & Biases user or team."""
     wandb_name: str = "grpo-{mode}"
     """Run name; {mode} is filled in."""
-    wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    wandb_mode: Annotated[Literal["online", "offline", "disabled"], Flag("--wandb")] = "online"
     """Where runs are tracked; online without a login goes on offline."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra)."""
@@ -43,7 +43,7 @@ class TrackingSettings(Section):
 
 
 class BenchmarkSettings(Section):
-    bench_sequential: bool = False
+    bench_sequential: Annotated[bool, Flag("--sequential")] = False
     """One question at a time."""
     show_trajectory_details: bool = False
     """Print every trajectory of a benchmark."""

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
-from emailrl.settings.fields import Address, Code, Env, NonNegative, Positive, Section, Temperature, Written
+from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, Temperature, Written
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 
@@ -34,7 +34,7 @@ def _with_a_place(template: str) -> str:
 
 
 class ModelSettings(Section):
-    name: Annotated[str, Env("MODEL_NAME")] = "OpenPipe/Qwen3-14B-Instruct"
+    name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
     """The base model: `nano` (packaged), a local folder, or a hub name."""
     backend: Literal["transformers", "unsloth"] = "transformers"
     """What loads and trains the model."""
@@ -92,11 +92,13 @@ class DataSettings(Section):
     """Where it holds the answer that `warm-start --questions` teaches; None teaches the reference answer."""
     train_split: Annotated[str, AfterValidator(_no_held_out_split)] = "train"
     """The split to train on; with another name than train, rows of train are left out."""
-    train_dataset_size: Annotated[Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE")] = 3000
+    train_dataset_size: Annotated[
+        Positive, Env("TRAIN_DATASET_SIZE", "TRAINING_DATASET_SIZE"), Flag("--train-size")
+    ] = 3000
     """Most questions to train on."""
-    eval_dataset_size: Annotated[Positive, Env("EVAL_DATASET_SIZE", "VAL_SET_SIZE")] = 100
+    eval_dataset_size: Annotated[Positive, Env("EVAL_DATASET_SIZE", "VAL_SET_SIZE"), Flag("--eval-size")] = 100
     """Most validation questions, which choose the best model."""
-    test_set_size: Positive = 100
+    test_set_size: Annotated[Positive, Flag("--limit")] = 100
     """Most test questions, which benchmark alone reads."""
     max_source_mails: Positive = 1
     """Questions with more source mails are left out."""
@@ -135,10 +137,10 @@ class AgentSettings(Section):
     max_turns: Positive = 10
     """Most assistant turns of a rollout."""
     max_tokens: Positive = 4096
-    """Most tokens of one generation; `rollout`, `benchmark` and `EmailAgent` take the model's own max_new_tokens (of
+    """Most tokens of one generation. `rollout`, `benchmark` and `EmailAgent` take the model's own max_new_tokens (of
     nano: 96) where it is less and this is not set."""
     temperature: Annotated[Temperature, Env("TEMPERATURE")] = 0.7
-    """Sampling temperature of training rollouts."""
+    """Sampling temperature of rollouts; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
