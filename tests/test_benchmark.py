@@ -12,7 +12,7 @@ import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
 from emailrl import benchmark
-from emailrl.benchmark import Subject, choose_subjects, is_unfinished, mcnemar, run_benchmark
+from emailrl.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import Adapter
@@ -20,26 +20,6 @@ from emailrl.recording import read_trajectories
 from emailrl.rollout.journal import Busy
 from emailrl.settings import Settings
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
-
-
-@pytest.mark.parametrize(
-    ("only_first", "only_second", "p_value"),
-    [
-        (0, 0, 1.0),
-        (1, 0, 1.0),  # 2 · 1/2
-        (0, 6, 0.03125),  # 2 · 1/64
-        (6, 0, 0.03125),
-        (1, 5, 0.21875),  # 2 · (1 + 6)/64
-        (3, 3, 1.0),  # 2 · (1 + 6 + 15 + 20)/64 = 1.3125, cut to 1
-        (2, 10, 0.03857421875),  # 2 · (1 + 12 + 66)/4096
-    ],
-)
-def test_mcnemar_by_hand(only_first: int, only_second: int, p_value: float) -> None:
-    assert mcnemar(only_first, only_second) == pytest.approx(p_value, abs=1e-12)
-
-
-def test_mcnemar_of_thousands_stays_finite() -> None:
-    assert 0 < mcnemar(4000, 4400) < 1e-4
 
 
 class Scripted:
@@ -141,7 +121,7 @@ def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: p
     report = run_benchmark(subjects, make_questions(10), settings_of(tmp_path), tmp_path / "out")
     [comparison] = report.comparisons
     assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
-    assert (comparison.only_first, comparison.only_second) == (1, 6)
+    assert (comparison.better_first, comparison.better_second) == (1, 6)
     assert comparison.p_value == pytest.approx(0.125)  # 2 · (1 + 7)/128
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
@@ -163,7 +143,7 @@ def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: 
     half = report.results[1].evaluation
     assert (half.num_questions, half.num_correct) == (2, 1)  # q4 and q3 had ended; q4 is right
     [comparison] = report.comparisons
-    assert (comparison.num_questions, comparison.only_first, comparison.only_second) == (2, 1, 0)
+    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 0)
     assert len(list(read_trajectories(report.results[1].trajectories))) == 2
 
 
@@ -234,7 +214,7 @@ def test_answers_without_a_verdict_are_in_no_comparison(tmp_path: Path, monkeypa
     subjects = scripted(monkeypatch, Away({"q1"}), Scripted({"q0", "q2"}))
     report = run_benchmark(subjects, make_questions(3), settings_of(tmp_path), tmp_path / "out")
     [comparison] = report.comparisons
-    assert (comparison.num_questions, comparison.only_first, comparison.only_second) == (2, 1, 1)
+    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 1)
 
 
 def test_other_conditions_are_refused_and_two_processes_never_play_together(

@@ -1,7 +1,7 @@
 """Policies on the test split, side by side: intervals, and whether they differ by more than luck.
 
 Every policy plays the same questions with the same draws, so that two of them differ question by question; their
-accuracies are compared by the exact McNemar test over the questions on which only one of them is right.
+accuracies are compared by an exact paired test: of one sample a question McNemar's, of several the sign-flip test.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from emailrl.benchmark.attack import with_attacked
 from emailrl.benchmark.begun import CONDITIONS, all_conditions, is_unfinished, to_resume
 from emailrl.benchmark.files import REPORT_FILES, write_report
-from emailrl.benchmark.report import Comparison, Report, Result, compare, mcnemar
+from emailrl.benchmark.report import Comparison, Report, Result, compare
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.evaluation import Evaluation, evaluate, reason
+from emailrl.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.rollout.journal import Conditions, Journal
 from emailrl.settings import without_credentials
 from emailrl.trajectory import Scenario, Trajectory
@@ -37,7 +37,6 @@ __all__ = [
     "choose_subjects",
     "compare",
     "is_unfinished",
-    "mcnemar",
     "run_benchmark",
     "to_resume",
     "with_attacked",
@@ -66,6 +65,7 @@ def run_benchmark(
     After KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
     EmailRLError where every question of a subject raised.
     """
+    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
         names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
         files = {label: out / "trajectories" / name for label, name in names.items()}
@@ -82,7 +82,7 @@ def run_benchmark(
     if results:
         write_report(report, out)
     for result in results:
-        if result.evaluation.exceptions == result.evaluation.num_questions:
+        if result.evaluation.exceptions == len(result.evaluation.trajectories):
             first = reason(result.evaluation.trajectories[0].exception)
             raise EmailRLError(
                 f"{result.subject.label}: every question raised: {first.rstrip('.')}.",
@@ -100,7 +100,8 @@ def _measure(
 ) -> tuple[list[Result], bool]:
     """Play what is left to be played; the results in the order of the subjects, and whether it was interrupted."""
     place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    waiting = [subject for subject in subjects if not journals[subject.label].is_whole(len(scenarios))]
+    num_trajectories = len(scenarios) * settings.benchmark.bench_samples
+    waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
     interrupted = False
     try:
         for subject, collector in players(waiting, settings):
@@ -110,7 +111,7 @@ def _measure(
             except KeyboardInterrupt:
                 interrupted = True
                 collector.scorer.score(journal.unscored)
-            journal.finish(lambda trajectory: place[trajectory.scenario.id])
+            journal.finish(lambda trajectory: (place[trajectory.scenario.id], len(trajectory.id), trajectory.id))
             if interrupted:
                 break
     except KeyboardInterrupt:  # between two subjects, or a second one
@@ -119,7 +120,7 @@ def _measure(
     for subject in subjects:
         journal = journals[subject.label]
         if scored := journal.scored:
-            complete = len(scored) == len(scenarios)
+            complete = len(scored) == num_trajectories
             results.append(Result(subject, Evaluation.of(scored), complete, journal.path))
     return results, interrupted
 
@@ -151,6 +152,7 @@ def _play(
             step=0,
             seed=settings.training.seed,
             temperature=settings.agent.eval_temperature,
+            num_samples=settings.benchmark.bench_samples,
             split_label="test",
             progress=ended,
             played=played,
@@ -162,6 +164,7 @@ def _conditions(settings: Settings) -> dict[str, Any]:
         "split": "test",
         "temperature": settings.agent.eval_temperature,
         "max_turns": settings.agent.max_turns,
+        "samples": settings.benchmark.bench_samples,
         "sequential": settings.benchmark.bench_sequential,
         "seed": settings.training.seed,
         "database": settings.store.db,

@@ -8,7 +8,7 @@ from typing import Any
 
 from emailrl.benchmark.subjects import Subject
 from emailrl.environment.attack import KINDS, order_of
-from emailrl.evaluation import wilson_interval
+from emailrl.evaluation.statistics import wilson_interval
 from emailrl.trajectory import Trajectory
 
 

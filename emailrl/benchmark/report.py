@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +11,7 @@ from emailrl.benchmark.attack import attack_record, same_policy
 from emailrl.benchmark.subjects import Subject
 from emailrl.environment.rubric import Rubric
 from emailrl.evaluation import Evaluation, is_correct, is_judged, total_cost
+from emailrl.evaluation.statistics import paired_p_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Comparison:
     first: str
     second: str
     num_questions: int
-    only_first: int
-    """Questions that only the first answered rightly."""
-    only_second: int
+    better_first: int
+    """Questions that the first answered rightly more often; of one sample each, that only the first did."""
+    better_second: int
     p_value: float
-    """Two-sided, exact McNemar; not adjusted for the number of comparisons."""
+    """Two-sided exact sign-flip test (of one sample each, McNemar's); not adjusted for the number of comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +83,22 @@ class Report:
 
 
 def compare(first: Result, second: Result) -> Comparison:
-    """Compare two results over the questions both played, with a verdict for both."""
-    verdicts = [
-        {each.id: is_correct(each) for each in result.evaluation.trajectories if is_judged(each)}
+    """Compare two results over the questions that both played equally often, with a verdict for every sample."""
+    counts = [
+        {
+            name: (len(samples), sum(map(is_correct, samples)))
+            for name, samples in result.evaluation.by_question.items()
+            if all(map(is_judged, samples))
+        }
         for result in (first, second)
     ]
-    shared = verdicts[0].keys() & verdicts[1].keys()
-    only_first = sum(verdicts[0][name] and not verdicts[1][name] for name in shared)
-    only_second = sum(verdicts[1][name] and not verdicts[0][name] for name in shared)
-    labels = (first.subject.label, second.subject.label)
-    return Comparison(*labels, len(shared), only_first, only_second, mcnemar(only_first, only_second))
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided p-value of the exact McNemar test, from the counts of questions only one of two answered rightly.
-
-    Without a difference each such question falls either way with probability ½, so p = min(1, 2 · P(X ≤ min)) with
-    X ~ Binomial(only_first + only_second, ½); 1 where there is no such question. Source: McNemar, Psychometrika 12
-    (1947), in its exact form.
-    """
-    total = only_first + only_second
-    tail = sum(math.comb(total, k) for k in range(min(only_first, only_second) + 1))
-    return min(1.0, 2 * tail / 2**total)
+    pairs = [(count, counts[1][name]) for name, count in counts[0].items() if name in counts[1]]
+    differences = [one[1] - other[1] for one, other in pairs if one[0] == other[0]]
+    return Comparison(
+        first.subject.label,
+        second.subject.label,
+        num_questions=len(differences),
+        better_first=sum(difference > 0 for difference in differences),
+        better_second=sum(difference < 0 for difference in differences),
+        p_value=paired_p_value(differences),
+    )

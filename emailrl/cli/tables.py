@@ -28,6 +28,8 @@ def results_table(report: Report) -> RenderableType:
     temperature = report.conditions["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     title = f"Test split, {decoding}, at most {report.conditions['max_turns']} turns"
+    if report.conditions["samples"] > 1:
+        title += f", {report.conditions['samples']} samples a question"
     if report.conditions["sequential"]:
         title += ", one question at a time"
     if report.conditions["reward_name"] != "art_e":
@@ -45,9 +47,9 @@ def results_table(report: Report) -> RenderableType:
             continue
         table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in columns))
     lines = [
-        f"{titles[each.first]} against {titles[each.second]}: {each.only_first} right only with the first, "
-        f"{each.only_second} only with the second, of {each.num_questions} questions; "
-        f"p = {each.p_value:.3g} (exact McNemar)"
+        f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
+        f"the second on {each.better_second} of {each.num_questions} questions; "
+        f"p = {each.p_value:.3g} (exact paired test)"
         for each in report.comparisons
     ]
     lines.append(
@@ -95,6 +97,9 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     """A result's numbers as text, in the table's order; rubric fields keep their names."""
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
+    for name in ("pass_at_k", "majority") if "num_samples" in record else ():
+        low, high = record[f"{name}_low"], record[f"{name}_high"]
+        cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
     tokens = ("tokens", "prompt_tokens", "completion_tokens")
     elsewhere = ("answer_correct", "offline_correct", *tokens)
     rubric = [field.name for field in fields(Rubric) if field.name not in elsewhere]
@@ -133,13 +138,11 @@ def rollout_table(
     resumed = "" if num_new == len(trajectories) else f", {num_new} of them now,"
     broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
     low, high = result.interval
-    # Rollouts of one question are not independent: an interval over them would be too narrow.
-    repeated = len({t.group_id for t in trajectories}) < len(trajectories)
     policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
     rows = {
         "policy": f"{policy}, temperature {settings.agent.temperature:g}",
         "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} a second)",
-        "accuracy": f"{result.accuracy:.1%}" + ("" if repeated else f" (95 %: {low:.1%} to {high:.1%})"),
+        "accuracy": f"{result.accuracy:.1%} (95 %: {low:.1%} to {high:.1%})",
         "mean reward": _number(result.reward),
         "turns": _number(result.rubric.get("num_turns")),
         "tokens": _number(result.tokens, 0),

@@ -231,7 +231,7 @@ class Journal:
             self._writer = TrajectoryWriter(self.path)
         self._writer.append(trajectory)
 
-    def finish(self, place: Callable[[Trajectory], int] = lambda _: 0) -> None:
+    def finish(self, place: Callable[[Trajectory], Any] = lambda _: 0) -> None:
         """Put all of them, as they now are, where they were kept: in the order of ``place``, or as they ended."""
         self.trajectories = {each.id: each for each in sorted(self.trajectories.values(), key=place)}
         if self._writer is not None:

@@ -150,6 +150,8 @@ class AlgorithmSettings(Section):
 class EvaluationSettings(Section):
     eval_steps: Positive = 10
     """Steps from one evaluation to the next."""
+    eval_samples: Positive = 1
+    """Samples of each validation question; above 1 needs EVAL_TEMPERATURE above 0."""
     target_accuracy: Fraction = 0.95
     """Training stops when an evaluation reaches it."""
     patience: Annotated[Positive, Env("PATIENCE")] = 5

@@ -43,6 +43,8 @@ class TrackingSettings(Section):
 
 
 class BenchmarkSettings(Section):
+    bench_samples: Annotated[Positive, Flag("--samples")] = 1
+    """Samples of each test question: above 1, pass@k and the majority's answer are measured too."""
     bench_sequential: Annotated[bool, Flag("--sequential")] = False
     """One question at a time."""
     show_trajectory_details: bool = False

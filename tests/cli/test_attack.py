@@ -16,7 +16,7 @@ from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
 from emailrl.environment.attack import KINDS, order_of
-from emailrl.evaluation import wilson_interval
+from emailrl.evaluation.statistics import wilson_interval
 from emailrl.recording import read_trajectories
 from emailrl.scenarios import write_scenarios
 

@@ -11,6 +11,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine, check_engine
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
+from emailrl.evaluation import check_samples
 from emailrl.policy.load import load_policy
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
@@ -51,6 +52,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     _check_alone()
     check_services(settings)
     check_engine(settings, trainable=True)
+    check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
     restored = give_back_replaced(settings)
     with resumed(settings, resume, overwrite=overwrite) as before:

@@ -153,6 +153,7 @@ class Run:
             step=step,
             seed=self.settings.training.seed,
             temperature=self.settings.agent.eval_temperature,
+            num_samples=self.settings.evaluation.eval_samples,
             split_label=label,
         )
         self.engine.release()
@@ -290,7 +291,7 @@ class Run:
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.say(
-            f"best_model on {confirmed.num_judged} validation questions that did not choose it:"
+            f"best_model on {confirmed.num_questions} validation questions that did not choose it:"
             f" {percent(confirmed.accuracy, confirmed.interval)}"
         )
 

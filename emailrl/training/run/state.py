@@ -40,8 +40,8 @@ class RunState:
     """The best accuracy's 95 % interval; of the best of many evaluations, it is too high."""
     last_evaluated: int | None = None
     evaluations_without_better: int = 0
-    verdicts: list[dict[str, bool]] = field(default_factory=list)
-    """Right or wrong by question, of the evaluations that patience looks back on."""
+    shares: list[dict[str, float]] = field(default_factory=list)
+    """The share of right answers by question, of the evaluations that patience looks back on."""
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     watched: list[dict[str, float | None]] = field(default_factory=list)
@@ -56,7 +56,8 @@ class RunState:
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Count an evaluation of the present step; True if it is the best so far (of equals, the earlier is)."""
         self.last_evaluated = self.step
-        self.verdicts = [*self.verdicts, evaluation.verdicts][-2 * patience :]
+        shares = {name: float(share) for name, share in evaluation.shares.items()}
+        self.shares = [*self.shares, shares][-2 * patience :]
         if self.best_accuracy is None or evaluation.accuracy > self.best_accuracy:
             self.best_accuracy, self.best_interval, self.best_step = evaluation.accuracy, evaluation.interval, self.step
             self.evaluations_without_better = 0
@@ -84,7 +85,7 @@ class RunState:
         if self.best_accuracy is not None and self.best_accuracy >= evaluation.target_accuracy:
             return f"target accuracy {evaluation.target_accuracy:.1%} reached"
         patience = evaluation.patience
-        if self.evaluations_without_better >= patience and (fall := no_longer_rising(self.verdicts, patience)):
+        if self.evaluations_without_better >= patience and (fall := no_longer_rising(self.shares, patience)):
             return f"no better accuracy in {patience} evaluation{'s' * (patience > 1)} ({fall})"
         if self.is_last(total_steps, epochs):
             return "all steps done" if self.step >= total_steps else f"all {epochs} epochs done"

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from emailrl.evaluation import Z_95
+from emailrl.evaluation.statistics import Z_95
 
-Verdicts = Mapping[str, bool]
-"""Whether each question of an evaluation was answered rightly, by its id."""
+Shares = Mapping[str, float]
+"""The share of right answers of each question of an evaluation, by its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Change:
         return f"{100 * self.mean:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
 
 
-def change(before: Sequence[Verdicts], after: Sequence[Verdicts]) -> Change | None:
+def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
     """Compare two runs of evaluations by the questions that stand in both, each with its mean over either.
 
     The interval is mean ± 1.96 · s / √n over the n differences, s with n - 1: evaluations of one question are no
     independent observations, so the questions are what is counted. None for fewer than two questions.
     """
-    first, second = _shares(before), _shares(after)
+    first, second = _means(before), _means(after)
     differences = [second[name] - first[name] for name in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return None
@@ -40,21 +40,21 @@ def change(before: Sequence[Verdicts], after: Sequence[Verdicts]) -> Change | No
     return Change(mean, mean - half, mean + half)
 
 
-def no_longer_rising(verdicts: Sequence[Verdicts], patience: int) -> Change | None:
+def no_longer_rising(shares: Sequence[Shares], patience: int) -> Change | None:
     """The change from the ``patience`` evaluations before to the last ``patience``, where its interval holds no rise.
 
     None while there are fewer evaluations, or the interval reaches above 0.
     """
-    if len(verdicts) < 2 * patience:
+    if len(shares) < 2 * patience:
         return None
-    found = change(verdicts[-2 * patience : -patience], verdicts[-patience:])
+    found = change(shares[-2 * patience : -patience], shares[-patience:])
     return found if found is not None and found.high <= 0 else None
 
 
-def _shares(evaluations: Sequence[Verdicts]) -> dict[str, float]:
-    """The share of right answers of each question, over the evaluations that judged it."""
-    seen: dict[str, list[bool]] = {}
-    for verdicts in evaluations:
-        for name, right in verdicts.items():
-            seen.setdefault(name, []).append(right)
-    return {name: sum(rights) / len(rights) for name, rights in seen.items()}
+def _means(evaluations: Sequence[Shares]) -> dict[str, float]:
+    """The mean share of each question over the evaluations that judged it."""
+    seen: dict[str, list[float]] = {}
+    for shares in evaluations:
+        for name, share in shares.items():
+            seen.setdefault(name, []).append(share)
+    return {name: sum(shares) / len(shares) for name, shares in seen.items()}

@@ -181,7 +181,7 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
     if evaluation.unjudged:
         void = "so this evaluation neither chooses the best model nor counts for patience or target."
         lines.append(
-            f"{evaluation.unjudged} of {evaluation.num_questions} answers have no verdict, "
+            f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, "
             + (void if evaluation.is_void else "and are left out of the accuracy.")
         )
     if state.best_accuracy == 0:

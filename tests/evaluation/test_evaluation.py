@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from emailrl.evaluation import Evaluation, evaluate, verdict, wilson_interval
+from emailrl.errors import UsageError
+from emailrl.evaluation import Evaluation, check_samples, evaluate, verdict
+from emailrl.evaluation.statistics import wilson_interval
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 
@@ -17,20 +20,6 @@ def scenario(name: str) -> Scenario:
 def trajectory(name: str, correct: bool | None, reward: float, **fields: Any) -> Trajectory:
     rubric = {"answer_correct": correct, "num_turns": 2 if correct else 4, "note": "text"} | fields.pop("rubric", {})
     return Trajectory(name, name, scenario(name), reward=reward, rubric=rubric, **fields)
-
-
-@pytest.mark.parametrize(
-    ("successes", "total", "low", "high"),
-    [  # Wilson's own formula, z = 1.959964
-        (0, 10, 0.0, 0.277533),
-        (10, 10, 0.722467, 1.0),
-        (5, 10, 0.236593, 0.763407),
-        (96, 100, 0.901628, 0.984337),
-        (0, 0, 0.0, 1.0),
-    ],
-)
-def test_wilson_interval(successes: int, total: int, low: float, high: float) -> None:
-    assert wilson_interval(successes, total) == pytest.approx((low, high), abs=1e-5)
 
 
 def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> None:
@@ -106,3 +95,35 @@ def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None
     expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": {}}
     assert asked == [(2, 1, expected)]
     assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
+
+
+def sample(name: str, correct: bool | None, answer: str | None) -> Trajectory:
+    return trajectory(name, correct, 1.0 if correct else 0.0, final_answer=answer)
+
+
+def test_several_samples_of_a_question() -> None:
+    result = Evaluation.of(
+        [
+            *(sample("a", right, text) for right, text in ((True, "June 3"), (False, "May"), (True, "june 3."))),
+            *(sample("b", right, text) for right, text in ((True, "12"), (False, "13"), (False, "13"))),
+            *(sample("c", right, text) for right, text in ((False, None), (False, None), (True, "Ada"))),
+            *(sample("d", right, text) for right, text in ((False, "x"), (None, "y"), (False, "x"))),
+        ]
+    )
+    assert dict(result.shares) == {"a": Fraction(2, 3), "b": Fraction(1, 3), "c": Fraction(1, 3), "d": 0}
+    metrics = result.metrics()
+    assert metrics["accuracy"] == pytest.approx(1 / 3) and metrics["num_questions"] == 4 and metrics["unjudged"] == 1
+    assert metrics["num_samples"] == 3
+    # d has no verdict on one sample; of the others all have a right one, and the majorities are right, wrong, right.
+    assert (metrics["pass_at_k"], metrics["majority"]) == (1.0, pytest.approx(2 / 3))
+    assert (metrics["pass_at_k_low"], metrics["pass_at_k_high"]) == wilson_interval(3, 3)
+    assert (metrics["majority_low"], metrics["majority_high"]) == wilson_interval(2, 3)
+    # p = 1/3 and the shares' variance (1/9 + 0 + 0 + 1/9) / 4 = 1/18: (2/9) / (1/18 / 4) = 16, more than the 11 judged.
+    assert result.interval == pytest.approx(wilson_interval(11 / 3, 11), abs=1e-12)
+
+
+def test_greedy_samples_are_refused() -> None:
+    check_samples(1, 0.0)
+    check_samples(4, 0.7)
+    with pytest.raises(UsageError, match="4 greedy samples"):
+        check_samples(4, 0.0)

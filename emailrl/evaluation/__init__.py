@@ -6,16 +6,18 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from emailrl.errors import UsageError
+from emailrl.evaluation.statistics import clustered_interval, majority, wilson_interval
 from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from typing import Self
 
-Z_95 = 1.959963984540054
-"""The normal distribution's 97.5 % point."""
 MAX_UNJUDGED = 0.05
 """Share of answers without a verdict up to which the others still measure a policy."""
 
@@ -37,75 +39,105 @@ class Collects(Protocol):
     ) -> list[TrajectoryGroup]: ...
 
 
-def wilson_interval(successes: int, total: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
-
-    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
-    """
-    if total == 0:
-        return 0.0, 1.0
-    centre = (successes + z * z / 2) / (total + z * z)
-    half = z * math.sqrt(successes * (total - successes) / total + z * z / 4) / (total + z * z)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
-    """What one pass over the questions showed.
+    """What the policy did on some questions, each played once or several times.
 
     ``accuracy`` and its interval are over the judged: a rollout that raised is wrong, an answer without a verdict is
-    left out (``unjudged``). ``num_questions`` counts all.
+    left out (``unjudged``). Of several samples a question it is the mean over questions of their shares (avg@k).
     """
 
     step: int
-    num_questions: int
-    num_correct: int
-    unjudged: int
-    exceptions: int
-    """Trajectories that raised, or got no verdict or no reward."""
-    reward: float | None
-    """Mean over the trajectories that did not raise; None when all did."""
-    latency_seconds: float | None
-    """Mean wall time of a trajectory that did not raise."""
-    tokens: float | None
-    """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
+    trajectories: list[Trajectory]
     rubric: dict[str, float]
     """Mean of each rubric field over the trajectories that did not raise; truth values count as 0 and 1."""
-    trajectories: list[Trajectory]
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
+        """Measure scored trajectories."""
+        return cls(step, list(trajectories), rubric_means([each for each in trajectories if each.exception is None]))
+
+    @cached_property
+    def whole(self) -> list[Trajectory]:
+        """Those that did not raise, and got a verdict and a reward."""
+        return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
+
+    @cached_property
+    def by_question(self) -> dict[str, list[Trajectory]]:
+        """The samples of each question, by its id."""
+        found: dict[str, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            found.setdefault(trajectory.scenario.id, []).append(trajectory)
+        return found
+
+    @cached_property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of right answers among the judged samples of each question that has any, by its id."""
+        judged = {name: [each for each in samples if is_judged(each)] for name, samples in self.by_question.items()}
+        return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
+
+    @property
+    def num_questions(self) -> int:
+        """Questions played, judged or not."""
+        return len(self.by_question)
+
+    @property
+    def num_correct(self) -> int:
+        """Right answers, those of several samples each counted."""
+        return sum(map(is_correct, self.trajectories))
 
     @property
     def num_judged(self) -> int:
-        """What the accuracy is a share of."""
-        return self.num_questions - self.unjudged
+        """Trajectories that are known to be right or wrong."""
+        return sum(map(is_judged, self.trajectories))
+
+    @property
+    def unjudged(self) -> int:
+        """Answers without a verdict."""
+        return len(self.trajectories) - self.num_judged
+
+    @property
+    def exceptions(self) -> int:
+        """Trajectories that raised, or got no verdict or no reward."""
+        return len(self.trajectories) - len(self.whole)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over the trajectories that did not raise; None when all did."""
+        return mean([trajectory.reward for trajectory in self.whole])
+
+    @property
+    def tokens(self) -> float | None:
+        """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
+        return mean([num_tokens(trajectory) for trajectory in self.whole])
 
     @property
     def accuracy(self) -> float:
         """Share of right answers among the judged, 0 to 1; 0 where none is judged, and the interval then all of it."""
-        return self.num_correct / self.num_judged if self.num_judged else 0.0
+        return float(sum(self.shares.values(), Fraction()) / len(self.shares)) if self.shares else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's 95 % interval: Wilson's, clustered by question."""
+        return clustered_interval(list(self.shares.values()), self.num_judged)
 
     @property
     def is_void(self) -> bool:
         """Whether so many answers have no verdict (``MAX_UNJUDGED``) that the others measure nothing."""
-        return self.unjudged > MAX_UNJUDGED * self.num_questions
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The accuracy's Wilson 95 % interval."""
-        return wilson_interval(self.num_correct, self.num_judged)
-
-    @property
-    def verdicts(self) -> dict[str, bool]:
-        """Whether each judged question was answered rightly, by its id."""
-        return {each.scenario.id: is_correct(each) for each in self.trajectories if is_judged(each)}
+        return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
 
     def metrics(self) -> dict[str, Any]:
-        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included."""
+        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included.
+
+        ``latency_seconds`` is the mean wall time of a trajectory that did not raise.
+        """
         low, high = self.interval
         return {
             "accuracy": self.accuracy,
             "accuracy_low": low,
             "accuracy_high": high,
-            "latency_seconds": self.latency_seconds,
+            **self._several(),
+            "latency_seconds": mean([trajectory.seconds for trajectory in self.whole]),
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,
@@ -114,22 +146,35 @@ class Evaluation:
             **disagreement(self.trajectories),
         } | self.rubric
 
-    @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
-        """Measure scored trajectories, one per question."""
-        whole = [trajectory for trajectory in trajectories if trajectory.exception is None]
-        return cls(
-            step=step,
-            num_questions=len(trajectories),
-            num_correct=sum(map(is_correct, trajectories)),
-            unjudged=sum(not is_judged(trajectory) for trajectory in trajectories),
-            exceptions=len(trajectories) - len(whole),
-            reward=mean([trajectory.reward for trajectory in whole]),
-            latency_seconds=mean([trajectory.seconds for trajectory in whole]),
-            tokens=mean([num_tokens(trajectory) for trajectory in whole]),
-            rubric=rubric_means(whole),
-            trajectories=list(trajectories),
+    def _several(self) -> dict[str, Any]:
+        """Of several samples a question, over the questions whose samples are all judged: the shares with any right one
+        (pass@k) and with a right majority, each with Wilson's 95 % interval."""
+        num_samples = max(map(len, self.by_question.values()), default=1)
+        if num_samples == 1:
+            return {}
+        judged = [samples for samples in self.by_question.values() if all(map(is_judged, samples))]
+        found: dict[str, Any] = {"num_samples": num_samples}
+        for name, right in (
+            ("pass_at_k", sum(any(map(is_correct, samples)) for samples in judged)),
+            ("majority", sum(is_correct(_most_frequent(samples)) for samples in judged)),
+        ):
+            low, high = wilson_interval(right, len(judged))
+            found |= {name: right / len(judged) if judged else 0.0, f"{name}_low": low, f"{name}_high": high}
+        return found
+
+
+def check_samples(num_samples: int, temperature: float) -> None:
+    """Raise UsageError where several samples of a question would all be the same."""
+    if num_samples > 1 and temperature == 0:
+        raise UsageError(
+            f"{num_samples} greedy samples of a question are all the same.", "Set EVAL_TEMPERATURE above 0, say 0.7."
         )
+
+
+def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
+    """The first sample with the answer that most of those that answered give; case, space and full stops aside."""
+    answered = [each for each in samples if each.final_answer is not None] or list(samples)
+    return answered[majority([" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered])]
 
 
 def evaluate(
@@ -139,17 +184,18 @@ def evaluate(
     step: int,
     seed: int,
     temperature: float,
+    num_samples: int = 1,
     split_label: str = "val",
     progress: Callable[[Trajectory], None] | None = None,
     played: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> Evaluation:
-    """Roll out and score each question once with the policy the collector's engine now holds.
+    """Roll out and score each question ``num_samples`` times with the policy the collector's engine now holds.
 
     ``progress`` hears of each trajectory as it ends; those ``played`` before, by id, are not played again.
     """
     groups = collector.collect(
         scenarios,
-        1,
+        num_samples,
         step=step,
         seed=seed,
         temperature=temperature,

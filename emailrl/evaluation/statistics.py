@@ -1,0 +1,69 @@
+"""What accuracies can be told from luck: intervals clustered by question, and the paired test of two policies."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+Z_95 = 1.959963984540054
+"""The normal distribution's 97.5 % point."""
+
+
+def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
+
+    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
+    """
+    if total == 0:
+        return 0.0, 1.0
+    centre = (successes + z * z / 2) / (total + z * z)
+    half = z * math.sqrt(max(0.0, successes * (total - successes)) / total + z * z / 4) / (total + z * z)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[float, float]:
+    """The 95 % interval of the mean of ``shares``, each the share of right samples of one question.
+
+    Samples of one question are not independent, so the questions are what varies: Wilson's interval with the effective
+    sample size p(1 - p) / (s² / n), s² the variance of the n shares (divided by n), kept between n and the
+    ``num_samples`` drawn. With one sample a question that is n, and the interval Wilson's own. (0, 1) of nothing.
+    Source: Korn and Graubard, Survey Methodology 24 (1998), for Wilson's interval in place of Clopper and Pearson's.
+    """
+    n = len(shares)
+    if n == 0:
+        return 0.0, 1.0
+    mean = sum(shares, Fraction()) / n
+    variance = sum(((share - mean) ** 2 for share in shares), Fraction()) / n
+    # Where all questions come out alike, the spread says nothing: they count as one observation each.
+    size = min(mean * (1 - mean) * n / variance, Fraction(num_samples)) if variance else Fraction(n)
+    return wilson_interval(float(mean * size), float(size))
+
+
+def majority(answers: Sequence[str]) -> int:
+    """The index of the first sample that gives the most frequent answer; of answers equally frequent, the earliest."""
+    counts = Counter(answers)
+    return max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
+
+
+def paired_p_value(differences: Sequence[int]) -> float:
+    """Two-sided p-value of the exact sign-flip test on one difference a question; 1 where none differs from 0.
+
+    A difference is that of two policies' right answers among equally many samples. Were they equally good, its sign
+    would be a coin's: p is the share of all sign patterns whose sum is at least as far from 0 as the one observed.
+    Where every difference is -1, 0 or 1, as with one sample a question, this is the exact McNemar test. Source:
+    Fisher's randomization test (1935).
+    """
+    ways = {0: 1}
+    for step, count in Counter(abs(difference) for difference in differences if difference).items():
+        binomials = [1]  # how many of the patterns have so many minus signs
+        for minus in range(count):
+            binomials.append(binomials[-1] * (count - minus) // (minus + 1))
+        flipped: Counter[int] = Counter()
+        for total, number in ways.items():
+            for minus, patterns in enumerate(binomials):
+                flipped[total + step * (count - 2 * minus)] += number * patterns
+        ways = flipped
+    extreme = sum(number for total, number in ways.items() if abs(total) >= abs(sum(differences)))
+    return float(Fraction(extreme, sum(ways.values())))
