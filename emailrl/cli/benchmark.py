@@ -55,6 +55,12 @@ def benchmark(
     sequential: Annotated[
         bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
     ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Samples of each question; above 1 needs --temperature.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, help="Sampling temperature; 0 is greedy.")
+    ] = None,
     out: Annotated[Path | None, path_option("--out", help="Folder for results.json, CSVs and trajectories.")] = None,
     questions: Questions = None,
     db: Db = None,
@@ -67,7 +73,7 @@ def benchmark(
     """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
 
     Without --checkpoint or --model: the newest run's best checkpoint, else the model itself. Several are compared on
-    the same questions by the exact McNemar test. Each question is kept on disk as it ends; after Ctrl-C or a crash,
+    the same questions by an exact paired test. Each question is kept on disk as it ends; after Ctrl-C or a crash,
     --resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine openai measures a model
     of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
 
@@ -88,6 +94,7 @@ def benchmark(
       emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
       emailrl benchmark --sequential --resume
       emailrl benchmark --checkpoint best --attack
+      emailrl benchmark --samples 8 --temperature 0.7
     """
     from emailrl.benchmark import choose_subjects, run_benchmark, to_resume, with_attacked
     from emailrl.engines import is_chat
@@ -104,6 +111,8 @@ def benchmark(
             "db": db,
             "test_set_size": limit,
             "bench_sequential": sequential,
+            "bench_samples": samples,
+            "eval_temperature": temperature,
             "allow_shared_inbox": allow_shared_inbox,
         },
         trust=trust,
@@ -124,15 +133,15 @@ def benchmark(
     if not is_chat(settings):
         say_loading()
     folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
-    num_ended = 0
+    num_ended, total = 0, len(chosen.scenarios) * settings.benchmark.bench_samples
     with Tally() as tally:
 
         def ended(subject: Subject, trajectory: Trajectory) -> None:
             nonlocal num_ended
             num_ended += trajectory.exception is None
-            tally.advance(title_of(subject), len(chosen.scenarios))
+            tally.advance(title_of(subject), total)
 
-        tally.begin(title_of(subjects[0]), len(chosen.scenarios))
+        tally.begin(title_of(subjects[0]), total)
         try:
             report = run_benchmark(
                 subjects,

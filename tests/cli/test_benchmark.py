@@ -64,7 +64,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
     assert code == 0
     assert "Test split, greedy, at most 2 turns" in out
-    assert "best_model against model: 0 right only with the first, 0 only with the second, of 4 questions; p = 1" in out
+    assert "best_model against model: the first is better on 0, the second on 0 of 4 questions; p = 1" in out
     for row in ("accuracy", "95 % interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
     assert "cost" not in out  # an engine in this process has no price
@@ -95,7 +95,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
     assert out.splitlines()[3].split() == ["best_model", "best_model"]
-    assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: 0 right" in out
+    assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first" in out
     records = json.loads(emailrl(*arguments, "--json")[1])
     assert [record["model"] for record in records] == [str(first), str(second)]
 
@@ -275,3 +275,20 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
     assert code == 2 and "names no host" in error.splitlines()[-1] and "Traceback" not in error
     code, _, error = emailrl(*arguments, "--reward", "mine.py:absent")
     assert code == 2 and "absent" in error
+
+
+def test_several_samples_a_question(emailrl, here: Path) -> None:
+    code, _, err = emailrl("benchmark", "--model", "model", "--samples", 3, "--out", "bench")
+    assert code == 2 and "3 greedy samples of a question are all the same" in err
+    code, out, _ = emailrl(
+        "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--json"
+    )
+    record = json.loads(out.splitlines()[-1])
+    assert code == 0 and (record["num_questions"], record["num_samples"], record["samples"]) == (2, 3, 3)
+    assert {"pass_at_k", "majority_low"} <= record.keys()
+    ids = [trajectory.id for trajectory in read_trajectories(Path(record["trajectories"]))]
+    assert len(ids) == 6 and [name[-2:] for name in ids] == ["-0", "-1", "-2"] * 2
+    code, out, _ = emailrl(
+        "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--resume"
+    )
+    assert code == 0 and "3 samples a question" in out and "pass@3" in out

@@ -51,7 +51,7 @@ def test_a_rollouts_endings_are_told_apart() -> None:
 
 
 def report(*, sequential: bool = False) -> Report:
-    conditions = {"temperature": 0, "max_turns": 6, "sequential": sequential, "reward_name": "art_e"}
+    conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": sequential, "reward_name": "art_e"}
     result = Result(Subject("nano", "nano"), Evaluation.of(ENDINGS), False, Path("00-nano.jsonl"))
     return Report([result], conditions, 20, interrupted=True)
 
