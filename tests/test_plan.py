@@ -17,11 +17,12 @@ from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plan import Plan, find_device, make_plan, measure_run, this_machine
-from emailrl.plan.activations import KEPT, Layout, head_bytes, kept_bytes, work_bytes
+from emailrl.plan.activations import Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import choose_kept, training_bytes
+from emailrl.plan.memory import keep_of, training_bytes
 from emailrl.plan.time import prefix_share, scoring_passes, training_flops
 from emailrl.plan.tokens import Tokens
+from emailrl.policy.layout import Keep
 from emailrl.policy.shape import KNOWN, Shape, find_shape, read_shape
 from emailrl.settings import Settings, load_settings
 
@@ -198,39 +199,39 @@ def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, drop
     dtype = getattr(torch, name)
     of_a_layer = saved_bytes(3, dtype, 64, dropout) - saved_bytes(2, dtype, 64, dropout)
     layout = Layout("transformers", itemsize, 3, ALL, dropout=dropout > 0, on_gpu=False)
-    assert of_a_layer == 64 * kept_bytes(TINY, layout, "all")
-    assert kept_bytes(TINY, layout, "input") == 64 * itemsize
+    assert of_a_layer == 64 * kept_bytes(TINY, layout, Keep.ALL)
+    assert kept_bytes(TINY, layout, Keep.INPUT) == 64 * itemsize
 
 
-@pytest.mark.parametrize("kept", KEPT)
-def test_fused_layers_keep_what_is_planned(kept: Any) -> None:
+@pytest.mark.parametrize("keep", Keep)
+def test_fused_layers_keep_what_is_planned(keep: Keep) -> None:
     import torch
 
-    from emailrl.policy.fused.layer import FusedLayer, Keep, LayerWeights
+    from emailrl.policy.fused.layer import FusedLayer, LayerWeights
 
     model = tiny_model(1, torch.bfloat16)
     weights = LayerWeights(model.get_base_model().model.layers[0])
     packed = packed_row(64)
     states = torch.randn(64, 64, dtype=torch.bfloat16).requires_grad_()
     rope = (torch.ones(64, 16, dtype=torch.bfloat16), torch.zeros(64, 16, dtype=torch.bfloat16))
-    output = FusedLayer.apply(states, weights, rope, packed.segments, Keep[kept.upper()], *weights.refresh())
+    output = FusedLayer.apply(states, weights, rope, packed.segments, keep, *weights.refresh())
     first, made = output.grad_fn.states
     found = [first, *(made.qkv or []), *(made.attended or []), *(made.gate_up or [])]
     found += [one for one in (made.qkv_inner, made.middle, made.gate_up_inner) if one is not None]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}
     # FlashAttention's log-sum-exp, a float32 a head, does not exist on a CPU.
-    log_sum_exp = 0 if kept == "input" else 4 * TINY.heads
-    assert sum(storages.values()) == 64 * (kept_bytes(TINY, Layout("fused", 2, 3, ALL), kept) - log_sum_exp)
+    log_sum_exp = 0 if keep == Keep.INPUT else 4 * TINY.heads
+    assert sum(storages.values()) == 64 * (kept_bytes(TINY, Layout("fused", 2, 3, ALL), keep) - log_sum_exp)
 
 
 def test_bytes_of_the_4b_shape_by_hand() -> None:
     shape, layout = KNOWN["qwen3-4b"], Layout("fused", 2, 16, ALL)
     # Input 2560, attention 4096 (and 32 float32), q 4096, k and v 1024, middle 2560, gate and up 9728; LoRA 5·16.
-    assert kept_bytes(shape, layout, "input") == 5120
-    assert kept_bytes(shape, layout, "attention") == 5120 + 8192 + 128
-    assert kept_bytes(shape, layout, "all") == 2 * (2560 + 4096 + 4096 + 2048 + 2560 + 19_456 + 80) + 128 == 69_920
+    assert kept_bytes(shape, layout, Keep.INPUT) == 5120
+    assert kept_bytes(shape, layout, Keep.ATTENTION) == 5120 + 8192 + 128
+    assert kept_bytes(shape, layout, Keep.ALL) == 2 * (2560 + 4096 + 4096 + 2048 + 2560 + 19_456 + 80) + 128 == 69_920
     # 2 gradients of 2560, 3 of 4096, 3 of 1024, float32 4096, two of 4096 for shared heads; gate and up are gone.
-    assert work_bytes(shape, layout, "all") == 2 * (5120 + 12_288 + 3072 + 8192 + 8192 - 19_456) == 34_816
+    assert work_bytes(shape, layout, Keep.ALL) == 2 * (5120 + 12_288 + 3072 + 8192 + 8192 - 19_456) == 34_816
 
 
 def test_bytes_of_the_head_by_hand() -> None:
@@ -242,51 +243,73 @@ def test_bytes_of_the_head_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
-def test_auto_chooses_by_the_bytes_that_training_chooses_by(name: str) -> None:
+def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """At every eighth of the memory that keeping all takes, and somewhat more than is kept is reckoned with."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from emailrl.policy.fused.layer import Keep
     from emailrl.policy.fused.model import FusedBackbone
 
-    shape = KNOWN[name]
+    shape, settings, layout = KNOWN[name], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
         hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=128, dtype="bfloat16",
     )  # fmt: skip
     with torch.device("meta"):
         backbone = FusedBackbone(Qwen3ForCausalLM(config).to(torch.bfloat16).requires_grad_(False).model, "auto")
-    layout = Layout("fused", 2, 16, ALL)
-    for kept in KEPT:
-        planned = shape.layers * kept_bytes(shape, layout, kept) + work_bytes(shape, layout, kept)
-        assert planned == pytest.approx(backbone.bytes_for(1, Keep[kept.upper()]), rel=0.3 if kept == "input" else 0.12)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    chosen = set()
+    for eighths in range(10):
+        free = backbone.bytes_for(1000, Keep.ALL) * eighths // 8
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        chosen.add(backbone.keep_for(1000, torch.device("cuda")))
+        assert keep_of(shape, settings, layout, 1000, free) == backbone.keep_for(1000, torch.device("cuda"))
+    assert chosen == set(Keep)
+    for keep in Keep:
+        counted = shape.layers * kept_bytes(shape, layout, keep) + work_bytes(shape, layout, keep)
+        assert 0.85 * backbone.bytes_for(1, keep) < counted < 0.98 * backbone.bytes_for(1, keep)
 
 
 def test_auto_keeps_what_fits(tmp_path: Path) -> None:
     shape, settings, layout = KNOWN["qwen3-4b"], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
-    # 36 layers of 69,920 bytes and 34,816 at work make 2,551,936 bytes a token; nine tenths of the free memory count.
-    enough = int(1000 * 2_551_936 / 0.9) + 1
-    assert choose_kept(shape, settings, layout, 1000, enough) == "all"
-    assert choose_kept(shape, settings, layout, 1000, enough - 1000) == "hidden"
-    assert choose_kept(shape, settings, layout, 1000, 0) == "input"
+    # 36 layers of 34,816 numbers and 69,632 at work make 2,646,016 bytes a token; nine tenths of the free memory count.
+    enough = int(1000 * 2_646_016 / 0.9) + 1
+    assert keep_of(shape, settings, layout, 1000, enough) == Keep.ALL
+    assert keep_of(shape, settings, layout, 1000, enough - 1000) == Keep.HIDDEN
+    assert keep_of(shape, settings, layout, 1000, 0) == Keep.INPUT
     off = settings_with(tmp_path, gradient_checkpointing="off")
-    assert choose_kept(shape, off, layout, 1000, 0) == "all"
+    assert keep_of(shape, off, layout, 1000, 0) == Keep.ALL
 
 
-def test_constants_are_those_of_the_code_planned_for() -> None:
-    from emailrl.engines import budget, transformers_engine, weights
-    from emailrl.plan import activations, memory
-    from emailrl.policy import logprobs
-    from emailrl.policy.fused import head, model
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"packing": False},
+        {"attn_implementation": "eager"},
+        {"gradient_checkpointing": "selective"},
+        {"gradient_checkpointing": "off"},
+        {"lora_dropout": 0.1},
+        {"dtype": "bf16"},
+        {"max_tokens_per_micro_batch": 512},
+    ],
+)
+def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, Any]) -> None:
+    from emailrl.policy.fused.model import fused_backbone
+    from emailrl.policy.load import load_policy
+    from emailrl.policy.packing import shares_prefixes
+    from emailrl.training.mix import resolve
+    from emailrl.training.step.update import Updater
 
-    assert activations.CHUNK == head.CHUNK_ELEMENTS == logprobs.CHUNK_ELEMENTS
-    assert memory.SHARE_FOR_KEPT == model._SHARE
-    assert memory.MERGE_LIMIT == weights.MERGE_LIMIT
-    assert memory.CACHE_GROWTH == (1 + budget.GROWTH) / 2
-    assert {
-        False: transformers_engine.PREFILL_TOKENS["cpu"],
-        True: transformers_engine.PREFILL_TOKENS["cuda"],
-    } == memory.PREFILL
+    settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
+    policy = load_policy(settings, trainable=True)
+    memory = make_plan(settings, Device("CPU", 64.0, 0.1, 2e10, is_gpu=False)).memory
+    assert (memory.layout.layers == "fused") is (fused_backbone(policy.model) is not None)
+    assert (memory.keep == Keep.INPUT) is policy.model.get_base_model().is_gradient_checkpointing
+    assert memory.layout.shares is shares_prefixes(policy.model)
+    assert memory.layout.itemsize == policy.dtype.itemsize
+    assert memory.micro_batch_tokens == Updater(policy, resolve(settings), settings).scorer.max_tokens
 
 
 PEAK_ON_A_CPU = """
@@ -323,18 +346,18 @@ def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shape, layout = find_shape("nano"), Layout("transformers", 4, 16, ALL, on_gpu=False, fused_head=False)
     tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, "given")
-    planned = training_bytes(shape, layout, "all", 2048, tokens)
-    assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, "all")
+    planned = training_bytes(shape, layout, Keep.ALL, 2048, tokens)
+    assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, Keep.ALL)
     assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward"], rel=0.15)
 
 
 def test_auto_leaves_the_card_its_context(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B")
     resident = sum(make_plan(settings, H200).memory.resident.values())
-    needed = resident + 0.6 * GIB + 16384 * 2_551_936 / 0.9
-    for room, kept in ((1e6, "all"), (-1e6, "hidden")):
+    needed = resident + 0.6 * GIB + 16384 * 2_646_016 / 0.9
+    for room, keep in ((1e6, Keep.ALL), (-1e6, Keep.HIDDEN)):
         card = replace(H200, gib=(needed + room) / GIB)
-        assert make_plan(settings, card).memory.kept == kept
+        assert make_plan(settings, card).memory.keep == keep
 
 
 # -- measured on an H200: docs/gpu.md
@@ -502,9 +525,9 @@ def test_training_operations_by_hand() -> None:
     tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1.0, 1, "given")
     layout = Layout("fused", 2, 16, ALL)
     # 7 weights; 20 tokens: 4·7 + 6·10 a token, and 4·10 for each of the 10 trained.
-    assert training_flops(shape, layout, "all", tokens) == 20 * (28 + 60) + 10 * 40
+    assert training_flops(shape, layout, Keep.ALL, tokens) == 20 * (28 + 60) + 10 * 40
     # Again: attention, and all products but the last.
-    assert training_flops(shape, layout, "input", tokens) == 20 * (28 + 60 + 12 + 20) + 10 * 40
+    assert training_flops(shape, layout, Keep.INPUT, tokens) == 20 * (28 + 60 + 12 + 20) + 10 * 40
 
 
 def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:

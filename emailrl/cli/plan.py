@@ -159,7 +159,7 @@ def _memory(made: Plan) -> list[Row]:
     remarks = {
         "weights": f"{made.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
-        "activations": f"{memory.micro_batch_tokens:,} tokens, {memory.layout.layers} layers keep {_KEPT[memory.kept]}",
+        "activations": f"{memory.micro_batch_tokens:,} tokens, {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
         "backward": "the layer, or the vocabulary projection, at work",
         "heap": "freed blocks that glibc keeps; MALLOC_MMAP_THRESHOLD_=65536 gives them back",
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes a token",
@@ -177,12 +177,7 @@ def _memory(made: Plan) -> list[Row]:
     return [*rows, ("device", f"{made.device.gib:.2f}", card)]
 
 
-_KEPT = {
-    "all": "all",
-    "hidden": "all but gate and up",
-    "attention": "attention's result",
-    "input": "their input alone",
-}
+_KEPT = ("their input alone", "attention's result", "all but gate and up", "all")
 
 
 def _tokens(made: Plan) -> list[Row]:

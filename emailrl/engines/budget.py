@@ -1,4 +1,4 @@
-"""How much the in-process engine's key-value cache may hold: plain arithmetic, shared with ``emailrl plan``."""
+"""What memory the in-process engine takes: decided here, for the engine that takes it and for ``emailrl plan``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ GROWTH: Final = 1.5
 FREE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 """What KV_CACHE_GIB is by default, as a share of the memory that is free when sampling begins: activations need the
 rest, on a CPU other programs too."""
+
+PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
+"""Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
+keeps it busy."""
+MERGE_LIMIT: Final = 1_000_000_000
+"""Models of more parameters are not copied for sampling."""
+
+
+def merges(parameters: int, *, quantized: bool) -> bool:
+    """Whether a model is sampled from merged weights of its own, not with the adapter beside the trainer's."""
+    return parameters <= MERGE_LIMIT and not quantized
 
 
 def blocks_of(tokens: int) -> int:

@@ -24,7 +24,16 @@ import torch
 
 from emailrl.engines.attention import block_attention_in, causal_mask
 from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, kv_heads_of, token_bytes_of
+from emailrl.engines.budget import (
+    BLOCK,
+    PREFILL_TOKENS,
+    blocks_of,
+    blocks_within,
+    default_budget,
+    gib_for,
+    kv_heads_of,
+    token_bytes_of,
+)
 from emailrl.engines.kv_cache import BlockCache, Filled
 from emailrl.engines.report import report
 from emailrl.engines.sampling import sample
@@ -34,10 +43,6 @@ from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
     from torch import nn
-
-PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
-keeps it busy."""
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """So many tokens cost as much as one more pass: less padding is borne."""

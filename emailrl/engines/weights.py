@@ -19,6 +19,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from emailrl.engines.budget import merges
 from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import disable_fused
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from transformers import PreTrainedModel
-
-MERGE_LIMIT = 1_000_000_000
-"""Models of more parameters are not copied for sampling."""
 
 SAMPLER_ADAPTERS = ("sampler-0", "sampler-1")
 """Names beside the trainer's: a version is read under one while the other still holds the last."""
@@ -54,9 +52,8 @@ def sampling_weights(model: nn.Module) -> Weights:
     """Merged weights of its own for a small model, the model itself for a large or quantized one."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     parameters = sum(parameter.numel() for parameter in base.parameters())
-    if parameters > MERGE_LIMIT or getattr(base, "quantization_method", None) is not None:
-        return SharedWeights(model)
-    return MergedWeights(base)
+    quantized = getattr(base, "quantization_method", None) is not None
+    return MergedWeights(base) if merges(parameters, quantized=quantized) else SharedWeights(model)
 
 
 def adapter_sha256(path: Path) -> str:

@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from emailrl.policy.layout import CHUNK_ELEMENTS, Keep
 from emailrl.policy.shape import Shape
 
 Layers = Literal["fused", "transformers", "unsloth"]
-Kept = Literal["input", "attention", "hidden", "all"]
-"""What a layer keeps, as ``policy.fused.layer.Keep`` names it; transformers' layers know ``input`` and ``all``."""
-KEPT: Final[tuple[Kept, ...]] = ("all", "hidden", "attention", "input")
-"""From most memory to least."""
-CHUNK: Final = 2**25
-"""Logits held at once by either head (``CHUNK_ELEMENTS``)."""
 WORKSPACES: Final = 2**27
 """cuBLAS's, 32 MiB a handle. The number of handles (two in each of autograd's two threads) was fitted to one peak."""
 UNSLOTH: Final = 1.2
@@ -42,34 +37,34 @@ class Layout:
     """Whether what samples begin with alike is computed once."""
 
 
-def kept_bytes(shape: Shape, layout: Layout, kept: Kept, longest: int = 0) -> int:
+def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
     """Bytes that one layer keeps of one token; ``longest`` is the longest sample, for eager attention alone."""
     own = shape.hidden * layout.itemsize
     if layout.layers == "unsloth":
         return 0
     if layout.layers == "transformers":
-        return own if kept != "all" else _transformers_layer(shape, layout, longest)
+        return own if keep < Keep.ALL else _transformers_layer(shape, layout, longest)
     w, ranks = layout.itemsize, layout.rank * layout.itemsize
     count = own
-    if kept != "input":
+    if keep >= Keep.ATTENTION:
         count += shape.queries * w + 4 * shape.heads  # attention's result and its log-sum-exp
-    if kept in ("hidden", "all"):
+    if keep >= Keep.HIDDEN:
         count += (shape.hidden + shape.queries + 2 * shape.keys) * w
         count += ranks * sum(name in layout.targets for name in ("q_proj", "k_proj", "v_proj"))
-    if kept == "all":
+    if keep >= Keep.ALL:
         count += 2 * shape.ffn * w + ranks * sum(name in layout.targets for name in ("gate_proj", "up_proj"))
     return count
 
 
-def work_bytes(shape: Shape, layout: Layout, kept: Kept, longest: int = 0) -> int:
+def work_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
     """Bytes a token that the backward pass of one layer holds beside what all layers keep."""
     if layout.layers == "transformers":
-        again = 0 if kept == "all" else _transformers_layer(shape, layout, longest)
+        again = 0 if keep == Keep.ALL else _transformers_layer(shape, layout, longest)
         # Fitted to one peak; by PEFT's way it is a wide gradient, its float32 copy and half a copy more.
         return again + (7 if layout.itemsize == 2 else 12) * shape.ffn
-    kept = "input" if layout.layers == "unsloth" else kept
+    keep = Keep.INPUT if layout.layers == "unsloth" else keep
     fused = Layout("fused", layout.itemsize, layout.rank, layout.targets)
-    again = kept_bytes(shape, fused, "all") - kept_bytes(shape, fused, kept)
+    again = kept_bytes(shape, fused, Keep.ALL) - kept_bytes(shape, fused, keep)
     work = again + max(_attention_backward(shape, layout), (shape.hidden + shape.ffn) * layout.itemsize)
     return int(UNSLOTH * work) if layout.layers == "unsloth" else work
 
@@ -116,6 +111,6 @@ def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
     The states are gathered, normed through float32 and get a gradient; the fused head makes logits and their
     gradient, the other float32 logits, probabilities and three more of their size.
     """
-    chunk = min(CHUNK, trained * shape.vocab)
+    chunk = min(CHUNK_ELEMENTS, trained * shape.vocab)
     per_logit = 2 * layout.itemsize if layout.fused_head else layout.itemsize + 20
     return trained * shape.hidden * (3 * layout.itemsize + 4) + chunk * per_logit

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from emailrl.plan.gpus import DEVICES, GIB, Device
 from emailrl.plan.memory import Memory, rollout_pass
+from emailrl.policy.layout import Keep
 from emailrl.settings import Settings
 
 SMALLEST_BATCH = 1024
@@ -99,7 +100,7 @@ def _candidates(settings: Settings, memory: Memory, longest: int) -> Iterator[tu
     batches = _halves(memory.micro_batch_tokens, max(longest, SMALLEST_BATCH))
     yield "MAX_TOKENS_PER_MICRO_BATCH", "training", memory.micro_batch_tokens, batches
     order = {"off": ["selective", "on"], "selective": ["on"]}.get(training.gradient_checkpointing, [])
-    if training.gradient_checkpointing == "auto" and memory.kept == "all" and memory.layout.layers != "fused":
+    if training.gradient_checkpointing == "auto" and memory.keep == Keep.ALL and memory.layout.layers != "fused":
         order = ["on"]  # auto recomputes nothing on a CPU
     yield "GRADIENT_CHECKPOINTING", "training", training.gradient_checkpointing, list(order)
     if agent.engine == "vllm" and not vllm.vllm_urls:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within
-from emailrl.plan.activations import KEPT, WORKSPACES, Kept, Layers, Layout, head_bytes, kept_bytes, work_bytes
+from emailrl.engines.budget import BLOCK, FREE_SHARE, GROWTH, PREFILL_TOKENS, blocks_of, blocks_within, merges
+from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.tokens import Tokens
+from emailrl.policy.layout import (
+    Keep,
+    choose_keep,
+    dtype_name,
+    micro_batch_cap,
+    numbers_for,
+    recomputes,
+    wants_fused,
+    why_not_packed,
+)
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 
@@ -18,14 +28,8 @@ CONTEXT: Final = int(0.6 * GIB)
 """What CUDA itself takes of a card."""
 PROCESS: Final = int(0.8 * GIB)
 """A Python process with torch and transformers on a CPU."""
-SHARE_FOR_KEPT: Final = 0.9
-"""``policy.fused.model``: of the free memory, what kept states may take with GRADIENT_CHECKPOINTING=auto."""
-MERGE_LIMIT: Final = 1_000_000_000
-"""``engines.weights``: models up to here are sampled from merged weights of their own."""
-CACHE_GROWTH: Final = 1.25
-"""``engines.budget``: the in-process engine's cache grows by half, so is 1 to 1.5 times as large as needed."""
-PREFILL: Final = {False: 1024, True: 8192}
-"""``engines.transformers_engine``: tokens of one pass over prompts, on a CPU and on a GPU."""
+CACHE_GROWTH: Final = (1 + GROWTH) / 2
+"""The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
 """What glibc's heap keeps on a CPU of blocks freed between those that stay, over the activations; measured with nano.
 MALLOC_MMAP_THRESHOLD_=65536 gives them back."""
@@ -45,7 +49,7 @@ class Memory:
     sampling: dict[str, int]
     training: dict[str, int]
     layout: Layout
-    kept: Kept
+    keep: Keep
     """What each layer keeps for the backward pass."""
     micro_batch_tokens: int
     cache_tokens: int | None = None
@@ -92,15 +96,15 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     training = {"vLLM": _vllm_while_training(settings, total)} if _vllm_here(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
-    kept = choose_kept(shape, settings, layout, batch, free)
-    activations = training_bytes(shape, layout, kept, batch, tokens)
+    keep = keep_of(shape, settings, layout, batch, free)
+    activations = training_bytes(shape, layout, keep, batch, tokens)
     return Memory(
         device_bytes=total,
         resident=resident,
         sampling=sampling,
         training=training | activations,
         layout=layout,
-        kept=kept,
+        keep=keep,
         micro_batch_tokens=batch,
         cache_tokens=room,
         cache_needs=needs,
@@ -112,17 +116,16 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
 def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
     """Which layers a policy trains by, as ``policy.load`` decides."""
     model, training = settings.model, settings.training
-    packs = training.packing and model.attn_implementation == "sdpa" and shape.plain_attention
+    packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
     plain = not settings.lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
     layers: Layers = "transformers"
     if model.backend == "unsloth":
         layers = "unsloth"
-    elif packs and plain and training.fused_layers and device.is_gpu:
+    elif plain and wants_fused(training, packs=packs, on_gpu=device.is_gpu):
         layers = "fused"
-    itemsize = 4 if model.dtype == "fp32" or (model.dtype == "auto" and not device.is_gpu) else 2
     return Layout(
         layers=layers,
-        itemsize=itemsize,
+        itemsize=4 if dtype_name(model.dtype, on_gpu=device.is_gpu) == "fp32" else 2,
         rank=settings.lora.lora_rank,
         targets=tuple(shape.lora_targets(settings.lora.target_modules)),
         dropout=settings.lora.lora_dropout > 0,
@@ -135,35 +138,30 @@ def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
 
 def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> int:
     """Tokens of the largest forward pass in training: the cap, the step where it is smaller, a sample where larger."""
-    cap = settings.training.max_tokens_per_micro_batch or (16384 if device.is_gpu else 2048)
+    cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu)
     rows = settings.training.max_rows_per_micro_batch
     if rows is not None:
         cap = min(cap, rows * tokens.per_trajectory)
     return max(min(cap, tokens.per_step), tokens.longest)
 
 
-def choose_kept(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Kept:
-    """What layers keep: as GRADIENT_CHECKPOINTING says; auto keeps the most that ``free`` bytes hold."""
-    wanted = settings.training.gradient_checkpointing
+def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Keep:
+    """What layers keep of a micro-batch of ``batch`` tokens, as the trainer chooses where ``free`` bytes are left."""
+    checkpointing = settings.training.gradient_checkpointing
     if layout.layers != "fused":
-        recomputes = wanted in ("on", "selective") or (wanted == "auto" and layout.on_gpu)
-        return "input" if recomputes or layout.layers == "unsloth" else "all"
-    if wanted != "auto":
-        fixed: dict[str, Kept] = {"on": "input", "selective": "attention", "off": "all"}
-        return fixed[wanted]
-    for kept in KEPT:
-        per_token = shape.layers * kept_bytes(shape, layout, kept) + work_bytes(shape, layout, kept)
-        if batch * per_token <= SHARE_FOR_KEPT * free:
-            return kept
-    return "input"
+        least = layout.layers == "unsloth" or recomputes(checkpointing, on_gpu=layout.on_gpu)
+        return Keep.INPUT if least else Keep.ALL
+    widths = {"hidden": shape.hidden, "queries": shape.queries, "keys": shape.keys, "ffn": shape.ffn}
+    numbers = {keep: batch * numbers_for(keep, layers=shape.layers, **widths) for keep in Keep}
+    return choose_keep(checkpointing, free, {keep: layout.itemsize * count for keep, count in numbers.items()})
 
 
-def training_bytes(shape: Shape, layout: Layout, kept: Kept, batch: int, tokens: Tokens) -> dict[str, int]:
+def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens: Tokens) -> dict[str, int]:
     """Bytes that the update adds: what layers keep of a micro-batch, and the layer or the head at work."""
     longest = tokens.longest
-    work = batch * work_bytes(shape, layout, kept, longest)
+    work = batch * work_bytes(shape, layout, keep, longest)
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
-    activations = batch * shape.layers * kept_bytes(shape, layout, kept, longest)
+    activations = batch * shape.layers * kept_bytes(shape, layout, keep, longest)
     heap = {} if layout.on_gpu else {"heap": int(HEAP * activations)}
     return {"activations": activations, "backward": max(work, head)} | heap
 
@@ -181,14 +179,14 @@ def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int
     if _transformers_here(settings):
         matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
         weights["sampler's copy"] = (
-            shape.layers * matrices * layout.itemsize if merges(shape, settings) else 4 * adapter
+            shape.layers * matrices * layout.itemsize if samples_merged(shape, settings) else 4 * adapter
         )
     return weights
 
 
-def merges(shape: Shape, settings: Settings) -> bool:
-    """Whether the in-process engine samples from merged weights of its own, as ``engines.weights`` decides."""
-    return shape.parameters <= MERGE_LIMIT and not settings.model.load_in_4bit
+def samples_merged(shape: Shape, settings: Settings) -> bool:
+    """Whether the in-process engine samples from merged weights of its own."""
+    return merges(shape.parameters, quantized=settings.model.load_in_4bit)
 
 
 def _sampling(
@@ -237,7 +235,7 @@ def context_of(layout: Layout) -> int:
 
 def rollout_pass(settings: Settings, layout: Layout) -> int:
     """Tokens of prompts that the in-process engine reads at once."""
-    return settings.agent.max_tokens_per_rollout_pass or PREFILL[layout.on_gpu]
+    return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
 
 
 def _vllm_while_training(settings: Settings, total: int) -> int:

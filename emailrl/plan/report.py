@@ -63,7 +63,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
         **{name: _gib(size) for name, size in peaks.items()},
         "worst_fits": plan.worst.fits,
         "layers": memory.layout.layers,
-        "kept": memory.kept,
+        "kept": memory.keep.name.lower(),
         "micro_batch_tokens": memory.micro_batch_tokens,
         "cache_bytes_per_token": plan.shape.cache_bytes(memory.layout.itemsize),
         "cache_tokens": memory.cache_tokens,

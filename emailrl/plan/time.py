@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from emailrl.plan.activations import Kept, Layout
+from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory, merges
+from emailrl.plan.memory import Memory, samples_merged
 from emailrl.plan.tokens import Tokens
+from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
+from emailrl.training.idle import updates_per_step
 from emailrl.training.mix import resolve
+from emailrl.training.passes import needs_old_logprobs, needs_reference
 
 Curve = tuple[tuple[int, float], ...]
 REACHED: Final[dict[str, Curve]] = {
@@ -73,7 +76,7 @@ def plan_seconds(
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
     spared = 1 - GAIN * prefix_share(settings, memory, tokens)
-    train = spared * training_flops(shape, layout, memory.kept, tokens) / speed
+    train = spared * training_flops(shape, layout, memory.keep, tokens) / speed
     if layout.layers == "fused":
         together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
         batches = math.ceil(tokens.trajectories / together)
@@ -108,7 +111,7 @@ def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
     return alike * (1 - 1 / together)
 
 
-def training_flops(shape: Shape, layout: Layout, kept: Kept, tokens: Tokens) -> float:
+def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> float:
     """Operations of one pass over a step, forward and backward, what is computed again included.
 
     A frozen weight costs 2 operations a token forward and 2 for the gradient of its input. Causal attention over T
@@ -118,14 +121,14 @@ def training_flops(shape: Shape, layout: Layout, kept: Kept, tokens: Tokens) -> 
     products, attentions = 4 * shape.layer_matrix, 3 * attention
     down = 2 * shape.hidden * shape.ffn
     if layout.layers != "fused":
-        again = 2 * shape.layer_matrix + attention if kept == "input" else 0
+        again = 2 * shape.layer_matrix + attention if keep == Keep.INPUT else 0
     else:
         again = {
-            "all": 0,
-            "hidden": 2 * down,
-            "attention": 2 * shape.layer_matrix - down,
-            "input": 2 * shape.layer_matrix - down + attention,
-        }[kept]
+            Keep.ALL: 0,
+            Keep.HIDDEN: 2 * down,
+            Keep.ATTENTION: 2 * shape.layer_matrix - down,
+            Keep.INPUT: 2 * shape.layer_matrix - down + attention,
+        }[keep]
     head = (4 if layout.fused_head else 6) * shape.hidden * shape.vocab * tokens.trainable_share
     return tokens.per_step * (shape.layers * (products + attentions + again) + head)
 
@@ -138,12 +141,10 @@ def forward_flops(shape: Shape, tokens: Tokens) -> float:
 
 
 def scoring_passes(settings: Settings) -> int:
-    """Passes without gradients before an update, as ``training.update`` makes them."""
-    algorithm = resolve(settings)
+    """Passes without gradients before the first update of a step."""
     beta = settings.algorithm.beta
-    on_policy = settings.training.num_mini_batches * settings.training.update_epochs == 1
-    old = algorithm.has_critic or (algorithm.kl_in == "reward" and beta > 0) or not on_policy
-    return (beta > 0) + old
+    old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=updates_per_step(settings))
+    return needs_reference(beta) + old
 
 
 def samplers_of(settings: Settings, num_gpus: int) -> int:
@@ -192,5 +193,5 @@ class Sampling:
         if not self.device.is_gpu:
             return ON_CPU_PER_LAYER
         if self.settings.agent.engine != "vllm":
-            return PER_LAYER["merged" if merges(self.shape, self.settings) else "beside"]
+            return PER_LAYER["merged" if samples_merged(self.shape, self.settings) else "beside"]
         return PER_LAYER["eager" if self.settings.vllm.vllm_enforce_eager else "vllm"]

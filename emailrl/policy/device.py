@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.layout import dtype_name
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -26,4 +27,4 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU."""
-    return DTYPES["bf16" if device.type == "cuda" else "fp32"] if name == "auto" else DTYPES[name]
+    return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]

@@ -20,6 +20,7 @@ from emailrl.policy.adapter import read_base
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.fresh import with_fresh_adapter
 from emailrl.policy.fused.model import enable_fused
+from emailrl.policy.layout import recomputes, wants_fused
 from emailrl.policy.logprobs import check_projection
 from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
@@ -158,15 +159,13 @@ def _prepare_training(model: Any, settings: Settings, device: torch.device) -> l
     unpacked = enable_packing(model) if training.packing else "PACKING=false"
     if training.packing and unpacked:
         notes.append(f"{settings.model.name} trains with padding, which is slower: {unpacked}")
-    if not unpacked and training.fused_layers and device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if wants_fused(training, packs=not unpacked, on_gpu=on_gpu):
         reason = enable_fused(model, training.gradient_checkpointing)
         if reason is None:
             return notes
         notes.append(f"{settings.model.name} trains with transformers' layers, which is slower: {reason}")
-    # Between keeping all and nothing transformers knows no middle.
-    if training.gradient_checkpointing in ("on", "selective") or (
-        training.gradient_checkpointing == "auto" and device.type == "cuda"
-    ):
+    if recomputes(training.gradient_checkpointing, on_gpu=on_gpu):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return notes
 

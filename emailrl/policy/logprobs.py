@@ -18,10 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from emailrl.errors import EmailRLError
 from emailrl.policy.fused.head import fused_logprobs
 from emailrl.policy.fused.model import fused_backbone
+from emailrl.policy.layout import CHUNK_ELEMENTS
 from emailrl.policy.packing import pack, packed_inputs, takes_packed
-
-CHUNK_ELEMENTS = 2**25
-"""Most logits held at once (128 MiB of float32); what takes more is projected in chunks, recomputed in the backward."""
 
 
 @dataclass(frozen=True, slots=True)

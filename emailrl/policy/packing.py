@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from emailrl.policy.layout import attends_fully, why_not_packed
 from emailrl.policy.segments import Segments
 from emailrl.policy.varlen import uses_flash, varlen_attention
 
@@ -123,15 +124,9 @@ def enable_packing(model: Any) -> str | None:
     samples or see too far, and a model loaded with another attention than SDPA keeps it.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    plain = layer_types == {"full_attention"} and (not windowed or hasattr(config, "layer_types"))
-    attention = base.config._attn_implementation
-    if attention != "sdpa":
-        return f"packing needs ATTN_IMPLEMENTATION=sdpa, not {attention}"
-    if not plain or not base._supports_attention_backend:
-        return "its attention is not plain causal attention in every layer"
+    fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
+    if reason := why_not_packed(base.config._attn_implementation, fully=fully):
+        return reason
     base.set_attn_implementation(PACKED)
     if _keeps_samples_apart(base):
         return None

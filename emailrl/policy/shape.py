@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.layout import attends_fully
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import check_hub
 
@@ -183,8 +184,6 @@ def read_shape(config: Path) -> Shape:
 
 def _shape_of(fields: Mapping[str, Any]) -> Shape:
     heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-    windows = set(fields.get("layer_types") or ["full_attention"]) != {"full_attention"}
-    windowed = fields.get("sliding_window") is not None and fields.get("use_sliding_window", True)
     family = str(fields["model_type"])
     shape = Shape(
         family=family,
@@ -198,7 +197,7 @@ def _shape_of(fields: Mapping[str, Any]) -> Shape:
         tied=bool(fields.get("tie_word_embeddings", False)),
         context=int(fields.get("max_position_embeddings") or 32768),
         biases=family == "qwen2" or bool(fields.get("attention_bias")),
-        plain_attention=not (windows or (windowed and "layer_types" not in fields)),
+        plain_attention=attends_fully(fields),
         activation=str(fields.get("hidden_act", "silu")),
     )
     sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}

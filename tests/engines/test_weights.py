@@ -125,7 +125,7 @@ def test_both_kinds_sample_the_same(trainer: PeftModel, tmp_path: Path, monkeypa
     requests = [Request(str(i), SamplingParams(8), [5, 9, 11 + i], seed=i) for i in range(4)]
     merged = TransformersEngine(copy.deepcopy(trainer), [1], max_rows=4)
     merged.load_adapter(path, "v1")
-    monkeypatch.setattr(weights, "MERGE_LIMIT", 0)
+    monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", 0)
     shared = TransformersEngine(trainer, [1], max_rows=4)
     shared.load_adapter(path, "v1")
     assert isinstance(shared._weights, weights.SharedWeights)
@@ -169,7 +169,7 @@ def test_an_adapter_that_fails_leaves_the_version_before_it(
     trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
     first = save(trainer, tmp_path / "1")
-    monkeypatch.setattr(weights, "MERGE_LIMIT", 0 if kind is weights.SharedWeights else 10**9)
+    monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", 0 if kind is weights.SharedWeights else 10**9)
     engine = TransformersEngine(trainer, [1], max_rows=4)
     request = [Request("a", SamplingParams(8), [5, 9, 11])]
     engine.load_adapter(first, "v1")

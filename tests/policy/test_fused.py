@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from emailrl.policy.fused import elementwise, model
 from emailrl.policy.fused.head import fused_logprobs
-from emailrl.policy.fused.layer import Keep
 from emailrl.policy.fused.model import FusedBackbone, enable_fused, why_not_fused
+from emailrl.policy.layout import Keep
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import enable_packing
 from tests.policy.test_packing import batch, random_model

@@ -13,8 +13,8 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from emailrl.policy import packing
-from emailrl.policy.fused.layer import Keep
 from emailrl.policy.fused.model import enable_fused
+from emailrl.policy.layout import Keep
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import enable_packing, pack, shares_prefixes
 from emailrl.policy.segments import Segments, SharedKeys

@@ -71,7 +71,7 @@ def test_the_engine_samples_from_the_adapter_of_a_patched_policy(
 ) -> None:
     """Merged weights, and (limit 0) the adapter beside the base, as for large models."""
     policy, _ = patched
-    monkeypatch.setattr("emailrl.engines.weights.MERGE_LIMIT", limit)
+    monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", limit)
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
     policy.save_adapter(tmp_path)
     engine = build_engine(settings_for(tiny_model, backend="unsloth"), policy)

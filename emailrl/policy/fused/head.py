@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from emailrl.policy.fused.elementwise import fused, log_softmax_at
-
-CHUNK_ELEMENTS = 2**25
-"""Logits held at once: 64 MiB in bf16, and as much for their gradient."""
+from emailrl.policy.layout import CHUNK_ELEMENTS
 
 
 class _Head(torch.autograd.Function):

@@ -6,7 +6,6 @@ What the forward pass keeps for the backward is a choice of ``Keep``; whatever w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -25,22 +24,9 @@ from emailrl.policy.fused.elementwise import (
     swiglu_backward_,
 )
 from emailrl.policy.fused.projections import Parameters, Projections, adapter_of
+from emailrl.policy.layout import Keep
 from emailrl.policy.segments import Segments
 from emailrl.policy.varlen import varlen_backward, varlen_forward
-
-
-class Keep(IntEnum):
-    """How much of a layer the forward pass keeps, from least memory to least time."""
-
-    INPUT = 0
-    """Only what came in: everything else is computed again."""
-    ATTENTION = 1
-    """Also attention's result: attention itself, the slowest part of long samples, is not run again."""
-    HIDDEN = 2
-    """Also queries, keys, values and the state between attention and MLP: only gate and up are computed again."""
-    ALL = 3
-    """Also gate and up: no matrix product is repeated."""
-
 
 QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
 """Where the projections stand in ``LayerWeights.modules``."""

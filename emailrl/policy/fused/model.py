@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from emailrl.policy.fused.layer import FusedLayer, Keep, LayerWeights
+from emailrl.policy.fused.layer import FusedLayer, LayerWeights
 from emailrl.policy.fused.projections import adapter_of, linear_of
+from emailrl.policy.layout import Checkpointing, Keep, choose_keep, numbers_for
 from emailrl.policy.packing import PackedRow
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 """The decoder layers of transformers that are built as ``FusedLayer`` computes."""
-
-Checkpointing = Literal["auto", "off", "selective", "on"]
-_KEEP = {"on": Keep.INPUT, "selective": Keep.ATTENTION, "off": Keep.ALL}
-_SHARE = 0.9
-"""Of the free memory that kept states may take; the rest is for fragmentation and the loss."""
 
 
 class FusedBackbone:
@@ -44,32 +41,19 @@ class FusedBackbone:
 
     def keep_for(self, num_tokens: int, device: torch.device) -> Keep:
         """What each layer keeps of a row of ``num_tokens``: as set, or with ``auto`` the most that memory holds."""
-        if self.checkpointing != "auto":
-            return _KEEP[self.checkpointing]
-        if device.type != "cuda":
-            return Keep.ALL
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        for keep in sorted(Keep, reverse=True):
-            if self.bytes_for(num_tokens, keep) <= _SHARE * free:
-                return keep
-        return Keep.INPUT
+        free = math.inf
+        if self.checkpointing == "auto" and device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return choose_keep(self.checkpointing, free, {keep: self.bytes_for(num_tokens, keep) for keep in Keep})
 
     def bytes_for(self, num_tokens: int, keep: Keep) -> int:
         """Bytes of what the layers keep for the backward of ``num_tokens``, and of one layer at work."""
         first = self.layers[0]
         sizes = [linear_of(module).weight.shape for module in first.modules]
-        hidden, (queries, keys, ffn) = sizes[0][1], (sizes[0][0], sizes[1][0], sizes[4][0])
-        kept = hidden
-        if keep >= Keep.ATTENTION:
-            kept += queries
-        if keep >= Keep.HIDDEN:
-            kept += hidden + queries + 2 * keys
-        if keep >= Keep.ALL:
-            kept += 2 * ffn
-        at_work = 4 * ffn + 4 * (queries + hidden) + 4 * keys
+        widths = {"hidden": sizes[0][1], "queries": sizes[0][0], "keys": sizes[1][0], "ffn": sizes[4][0]}
         itemsize = linear_of(first.modules[0]).weight.dtype.itemsize
-        return num_tokens * itemsize * (kept * len(self.layers) + at_work)
+        return num_tokens * itemsize * numbers_for(keep, layers=len(self.layers), **widths)
 
 
 def why_not_fused(backbone: Any) -> str | None:

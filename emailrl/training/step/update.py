@@ -21,6 +21,7 @@ from emailrl.policy.value_head import make_value_head
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
+from emailrl.training.passes import needs_old_logprobs, needs_reference
 from emailrl.training.step.batches import MicroBatch, mini_batches
 from emailrl.training.step.objective import Denominators, Objective
 from emailrl.training.step.prepared import Prepared, halves_of
@@ -147,9 +148,8 @@ class Updater:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
         training = self.settings.training
         minis = list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}"))
-        on_policy = len(minis) * training.update_epochs == 1
-        charged = self.algorithm.kl_in == "reward" and bool(self.kl.coef)
-        score = bool(self.critic) or charged or not on_policy
+        updates = len(minis) * training.update_epochs
+        score = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
         self.policy.model.eval()
         rounds = []
         for mini in minis:
@@ -172,7 +172,7 @@ class Updater:
         return rounds, metrics
 
     def _score(self, batch: MicroBatch, rows: list[TrainingSample], *, score: bool) -> Prepared:
-        ref = self.scorer.reference(batch) if self.kl.coef else None
+        ref = self.scorer.reference(batch) if needs_reference(self.kl.coef) else None
         scored = self.scorer.score(batch) if score else None
         return Prepared(
             batch,
