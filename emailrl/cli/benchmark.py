@@ -43,7 +43,8 @@ def benchmark(
         typer.Option("--checkpoint", help="best, latest, a checkpoint's or an exported adapter's folder; repeatable."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A bare model (nano, folder, hub name); may be repeated.")
+        list[str] | None,
+        typer.Option("--model", help="A bare model (nano, smol-base, folder, hub name); may be repeated."),
     ] = None,
     engine: Engine = None,
     environment: Environment = None,

@@ -78,7 +78,7 @@ def _parameter(leaf: Leaf) -> inspect.Parameter:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]
-Model = Annotated[str | None, typer.Option("--model", help="nano (packaged), a local folder or a hub name.")]
+Model = Annotated[str | None, typer.Option("--model", help="nano, smol-base, a local folder or a hub name.")]
 Db = Annotated[Path | None, path_option("--db", help="The mail database.")]
 Questions = Annotated[Path | None, path_option("--questions", help="A local question file (JSONL).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]

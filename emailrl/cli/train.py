@@ -72,7 +72,7 @@ def train(
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
     check_inputs(settings)
     if resume is None:
-        resolve_model(settings.model.name)
+        resolve_model(settings.model.name, settings.model.smol_base)
     say_loading()
     from emailrl.training.loop import train as run_training
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from emailrl.checkpoints import Metadata
 from emailrl.engines.vllm_arguments import LORA_RANKS
+from emailrl.policy.resolve import PACKAGED
 
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
@@ -89,9 +90,10 @@ def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
     if not merged:
         imports += "\nfrom peft import PeftModel"
         base = json.dumps(metadata.base_model)
-        if metadata.base_model == "nano":
+        if metadata.base_model in PACKAGED:
             imports += "\nfrom emailrl.policy.resolve import resolve_model"
-            base, note = 'resolve_model("nano")', "The base model nano is packaged with emailrl.\n\n"
+            note = f"The base model {metadata.base_model} comes with emailrl.\n\n"
+            base = f"resolve_model({base})"
         load = (
             f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
             f"model = PeftModel.from_pretrained(base, {here})"
@@ -122,8 +124,8 @@ def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
         rank = int(metadata.lora.get("rank") or 16)
         limit = next((size for size in LORA_RANKS if size >= rank), rank)
         base = shlex.quote(metadata.base_model)
-        if base == "nano":
-            base = "$(python -c 'from emailrl.policy.resolve import NANO_DIR; print(NANO_DIR)')"
+        if metadata.base_model in PACKAGED:
+            base = f"$(python -c 'from emailrl.policy.resolve import resolve_model; print(resolve_model(\"{base}\"))')"
         adapter = f"--enable-lora --max-lora-rank {limit} --lora-modules mail-agent={here}"
         command = f"vllm serve {base} \\\n  {adapter} \\\n  {tools}"
     temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")

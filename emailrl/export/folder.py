@@ -89,7 +89,7 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
 
     name = checkpoint.metadata.base_model
     try:
-        base = resolve_model(name)
+        base = _base_of(checkpoint)
     except EmailRLError:
         base = name  # a folder that is gone from this machine; its adapter can leave all the same
     read_plain_lora(checkpoint.path, empty_model(load_config(name, base)) if isinstance(base, Path) else None)
@@ -97,6 +97,12 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
         shutil.copyfile(checkpoint.path / file, folder / file)
     if isinstance(base, Path) and (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+
+
+def _base_of(checkpoint: Checkpoint) -> str | Path:
+    """Where the base lies that the checkpoint's run was given."""
+    given = (checkpoint.metadata.settings.get("model") or {}).get("smol_base")
+    return resolve_model(checkpoint.metadata.base_model, Path(given) if given else None)
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
@@ -112,7 +118,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
-    path = resolve_model(name)
+    path = _base_of(checkpoint)
     try:
         base = AutoModelForCausalLM.from_pretrained(
             path,

@@ -40,7 +40,7 @@ class Policy:
     """A transformers model, or the PEFT model around it."""
     tokenizer: PreTrainedTokenizerBase
     base_model: str
-    """As the user named it (`nano`, a folder, a hub name); written into adapters and metadata."""
+    """As the user named it (`nano`, `smol-base`, a folder, a hub name); written into adapters and metadata."""
     path: str | Path
     """Where the base came from."""
     device: torch.device
@@ -115,7 +115,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         model, tokenizer, path = load_unsloth(settings)
         device = next(model.parameters()).device
     else:
-        path = resolve_model(settings.model.name)
+        path = resolve_model(settings.model.name, settings.model.smol_base)
         device = choose_device(settings.model.device)
         check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
         model, tokenizer = _load_base(settings, path, device)

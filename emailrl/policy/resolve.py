@@ -1,4 +1,4 @@
-"""From a model's name to where it is: the packaged policy, a folder, or the hub."""
+"""From a model's name to where it is: a packaged policy, a folder, or the hub."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.smol_base import SMOL, SMOL_BASE, smol_folder
 from emailrl.settings import Settings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
+PACKAGED = (NANO, SMOL, SMOL_BASE)
+"""Names that mean the same model wherever emailrl is installed."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_HINT = "Use nano (packaged), a folder that holds a model, or a hub name such as Qwen/Qwen3-0.6B."
+_HINT = "Use nano or smol-base, a folder that holds a model, or a hub name such as Qwen/Qwen3-0.6B."
 
 
-def resolve_model(name: str) -> str | Path:
-    """Find the model: ``nano`` and folders give a Path, a hub name comes back as it is (nothing is downloaded here).
+def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
+    """Find the model: packaged names and folders give a Path, a hub name comes back as it is.
 
-    Raises UsageError for a name that cannot be a model, with the nearest that can.
+    Only ``smol`` and ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is
+    converted, once. Raises UsageError for a name that cannot be a model, with the nearest that can.
     """
     if name == NANO:
         if not (NANO_DIR / "config.json").is_file():
             raise EmailRLError("The packaged policy nano is missing.", "Install emailrl again, or use another --model.")
         return NANO_DIR
+    if name in (SMOL, SMOL_BASE):
+        return smol_folder(name, smol_base)
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
         # transformers would put an adapter beside a config.json on the model by itself, unchecked.
@@ -37,14 +43,14 @@ def resolve_model(name: str) -> str | Path:
         return folder.resolve()
     if not _HUB_NAME.fullmatch(name):
         raise UsageError(f"No such model: {name} is neither a folder nor a hub name.", _HINT)
-    if "/" not in name and difflib.get_close_matches(name.lower(), [NANO], cutoff=0.7):
-        raise UsageError(f"Unknown model '{name}'.", f"Did you mean {NANO}? {_HINT}")
+    if "/" not in name and (close := difflib.get_close_matches(name.lower(), PACKAGED, n=1, cutoff=0.7)):
+        raise UsageError(f"Unknown model '{name}'.", f"Did you mean {close[0]}? {_HINT}")
     return name
 
 
 def base_name(name: str) -> str:
-    """Name a base model so that others find it: ``nano`` and hub names as they are, a folder by its absolute path."""
-    if name == NANO:
+    """Name a base model so that others find it: packaged and hub names as they are, a folder by its absolute path."""
+    if name in PACKAGED:
         return name
     folder = Path(os.path.expanduser(name))
     return str(folder.resolve()) if folder.is_dir() else name

@@ -16,6 +16,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import attends_fully
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import check_hub
+from emailrl.policy.smol_base import SMOL, SMOL_BASE
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
@@ -146,15 +147,19 @@ KNOWN: Final[dict[str, Shape]] = {
     "qwen2.5-72b": _qwen("qwen2", 8192, 29568, 80, 64, 8, tied=False, vocab=152064, **_QWEN25),
 }
 """Published configurations, for names whose config is not on this machine."""
+SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
+"""What `smol` and `smol-base` are, wherever their weights come from: to plan them converts nothing."""
 _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct|base|thinking))?(?:-\d{4})?")
 
 
 def find_shape(name: str) -> Shape:
-    """The shape of the model named: ``nano``, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
+    """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
 
     Raises UsageError for a name that cannot be a model, EmailRLError for a config that is no dense decoder or cannot be
     had.
     """
+    if name in (SMOL, SMOL_BASE):
+        return SMOLLM2_135M
     path = resolve_model(name)
     if isinstance(path, Path):
         return read_shape(path / "config.json")

@@ -60,7 +60,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     Raises EmailRLError where it cannot be had, or is of another family than ``FAMILIES``; and as ``check_unsloth``.
     """
     check_unsloth(settings)
-    path = resolve_model(settings.model.name)
+    path = resolve_model(settings.model.name, settings.model.smol_base)
     dtype = choose_dtype(settings.model.dtype, torch.device("cuda"))
     check_fits(settings.model, path, torch.device("cuda"), dtype)
     config = load_config(settings.model.name, path)

