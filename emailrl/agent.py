@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -76,7 +75,7 @@ class EmailAgent:
         policy = self._policy(adapter.base_model if adapter else model, tokenizer)
         self.settings = with_token_limit(self.settings, policy.model)
         self._engine = _engine(self.settings, policy, adapter)
-        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas(self.settings.agent.search_order))
+        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas(self.settings.agent))
 
     def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
         """Search ``inbox`` for the answer to ``question``.
@@ -95,7 +94,8 @@ class EmailAgent:
         scenario = Scenario("question", question, "", [], inbox.lower(), today)
         sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
         db = self.settings.store.db
-        with closing(open_mailbox(db, inbox, until=query_date, order=agent.search_order)) as mailbox:
+        order, without_keywords = agent.search_order, agent.search_without_keywords
+        with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
             if not mailbox.known:
                 raise _unknown_inbox(mailbox.db, inbox)
             environment = mail_agent(scenario, mailbox, self.settings)

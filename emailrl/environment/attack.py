@@ -75,7 +75,7 @@ class AttackedMailbox(Mailbox):
     """The mailbox of a question, with its order in source mails and in the first mail of every search."""
 
     def __init__(self, mailbox: Mailbox, scenario: Scenario) -> None:
-        super().__init__(mailbox.db, mailbox.inbox, mailbox.until, mailbox.order)
+        super().__init__(mailbox.db, mailbox.inbox, mailbox.until, mailbox.order, mailbox.without_keywords)
         self._order = order_of(scenario).text
         self._attacked = set(scenario.message_ids)
 

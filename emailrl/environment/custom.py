@@ -21,7 +21,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.settings import AgentSettings, Settings
     from emailrl.store import Mailbox
 
 MAIL: Final = "mail"
@@ -35,10 +35,13 @@ class Task:
     tools: list[dict[str, Any]]
 
 
-def load_task(name: str, search_order: str = "newest") -> Task:
-    """The task that a name stands for: ``mail``, or a Python path; raises UsageError where it cannot be loaded."""
+def load_task(name: str, agent: AgentSettings | None = None) -> Task:
+    """The task that a name stands for: ``mail``, or a Python path; raises UsageError where it cannot be loaded.
+
+    The mail tools are described as ``agent`` has them, see ``tool_schemas``.
+    """
     if name == MAIL:
-        return Task(mail_agent, tool_schemas(search_order))
+        return Task(mail_agent, tool_schemas(agent))
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
@@ -47,7 +50,7 @@ def load_task(name: str, search_order: str = "newest") -> Task:
         return CustomEnvironment(part, scenario, mailbox, settings)
 
     tools = _tools(part)
-    return Task(make, tool_schemas(search_order) if tools is None else tools)
+    return Task(make, tool_schemas(agent) if tools is None else tools)
 
 
 def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> MailEnvironment:

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from emailrl.errors import ToolError
 
 if TYPE_CHECKING:
+    from emailrl.settings import AgentSettings
     from emailrl.store import Mailbox
 
 MAX_RESULTS = 10
+WITHOUT_KEYWORDS = " May be empty where an address or a date is given."
+"""What the description of keywords adds where mailboxes are searched without them too."""
 EMAIL_NOT_FOUND = {"error": "Email not found"}
 
 
@@ -44,8 +47,6 @@ def search_emails(
         sent_before: Only emails sent before this date, YYYY-MM-DD.
         max_results: Most emails to return, at most 10.
     """
-    if not keywords:
-        raise ToolError("No keywords provided for search.")
     if max_results > MAX_RESULTS:
         raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
     hits = mailbox.search(keywords, from_addr, to_addr, sent_after, sent_before, max_results)
@@ -78,15 +79,17 @@ TOOLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def tool_schemas(order: str = "newest") -> list[dict[str, Any]]:
+def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     """OpenAI function schemas of the tools, in a fixed order; a fresh copy each call.
 
-    ``order`` is how the mailbox sorts what a search finds: ``newest`` or ``relevance``.
+    They say how ``agent`` (None: the defaults) has mailboxes searched: in which order, and whether without keywords.
     """
     schemas = [_schema(tool) for tool in TOOLS.values()]
-    if order == "relevance":
-        search = schemas[0]["function"]
+    search = schemas[0]["function"]
+    if agent is not None and agent.search_order == "relevance":
         search["description"] = search["description"].replace("newest first", "most relevant first")
+    if agent is None or agent.search_without_keywords:
+        search["parameters"]["properties"]["keywords"]["description"] += WITHOUT_KEYWORDS
     return schemas
 
 

@@ -140,10 +140,15 @@ class Collector:
     def _environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         from emailrl.store import open_mailbox
 
-        order = self.settings.agent.search_order
-        mailbox = opened.enter_context(
-            closing(open_mailbox(self.db, scenario.inbox_address, until=scenario.query_date, order=order))
+        agent = self.settings.agent
+        mailbox = open_mailbox(
+            self.db,
+            scenario.inbox_address,
+            until=scenario.query_date,
+            order=agent.search_order,
+            without_keywords=agent.search_without_keywords,
         )
+        opened.enter_context(closing(mailbox))
         return self.make_environment(scenario, mailbox, self.settings)
 
 
@@ -165,7 +170,7 @@ def build_collector(
     from emailrl.rewards.build import build_scorer
 
     agent = settings.agent
-    task = load_task(MAIL if make_environment else agent.environment, agent.search_order)
+    task = load_task(MAIL if make_environment else agent.environment, agent)
     return Collector(
         engine,
         ChatRenderer(policy.tokenizer, task.tools),
@@ -185,7 +190,7 @@ def build_chat_collector(settings: Settings, *, scorer: Scores | None = None) ->
     from emailrl.engines import build_chat_engine
     from emailrl.rewards.build import build_scorer
 
-    task = load_task(settings.agent.environment, settings.agent.search_order)
+    task = load_task(settings.agent.environment, settings.agent)
     scorer = scorer or build_scorer(settings)
     engine = build_chat_engine(settings, task.tools)
     return Collector(engine, None, settings, scorer, settings.store.db, make_environment=task.make)

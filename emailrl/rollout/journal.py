@@ -45,6 +45,7 @@ def playing_conditions(settings: Settings, scenarios: Sequence[Scenario], *, tem
         "environment": agent.environment,
         "question_template": agent.question_template,
         "search_order": agent.search_order,
+        "search_without_keywords": agent.search_without_keywords,
         "max_turns": agent.max_turns,
         "max_tokens": agent.max_tokens,
         "max_model_len": settings.model.max_model_len,

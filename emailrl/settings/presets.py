@@ -29,6 +29,7 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "num_generations": 6,
             "eval_steps": 30,
             "max_turns": 4,
+            "search_without_keywords": False,
         },
         "guide": {
             "train_dataset_size": 4000,

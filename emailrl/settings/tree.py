@@ -152,6 +152,8 @@ class AgentSettings(Section):
     """Temperature of evaluation and benchmark; 0 is greedy."""
     search_order: Literal["newest", "relevance"] = "newest"
     """Which mails search_emails returns first, and so which ten; relevance is BM25, the subject counting five times."""
+    search_without_keywords: bool = True
+    """Let search_emails do without keywords where a sender, a recipient or a date is given; off in ART-E."""
     rollout_concurrency: Positive = 10
     """Most remote completions in flight at once; with vLLM servers only where it is set (else MAX_BATCH_TRAJECTORIES a
     server)."""

@@ -97,7 +97,7 @@ def own_examples(settings: Settings, tokenizer_path: Path) -> Iterator[Example]:
     from emailrl.environment.tools import tool_schemas
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
-    renderer: ChatRenderer = ChatRenderer(tokenizer, tool_schemas())
+    renderer: ChatRenderer = ChatRenderer(tokenizer, tool_schemas(settings.agent))
     samples = [sample for messages in own_conversations(settings) for sample in samples_of(messages, renderer)]
     examples = [(np.array(s.token_ids, dtype=np.uint32), np.array(s.loss_mask, dtype=bool)) for s in samples]
     rng = random.Random(f"{settings.training.seed}/own")

@@ -21,12 +21,12 @@ def check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} holds characters that are no text.") from None
 
 
-def text_match(keywords: object) -> str:
-    """The FTS5 expression of keywords, each quoted, side by side: an implicit AND, as in ART-E."""
+def text_match(keywords: object) -> str | None:
+    """The FTS5 expression of keywords, each quoted, side by side: an implicit AND, as in ART-E; None without any."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
-        raise ToolError("No keywords provided for search.")
+        return None
     if len(keywords) > MAX_KEYWORDS:
         raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
     quoted = []

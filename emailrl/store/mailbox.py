@@ -3,7 +3,7 @@
 A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
 ``emailrl.store.parties``); dates become bounds of row ids, which count from the newest mail; and the scan stops at
 the last hit asked for. Result sets and snippets are those of ART-E's query, newest first. By relevance, every mail that
-matches is weighed by FTS5's BM25 instead, and the best are kept.
+matches is weighed by FTS5's BM25 instead, and the best are kept. Without keywords the MATCH names people alone.
 """
 
 from __future__ import annotations
@@ -88,20 +88,36 @@ class _Readers(threading.local):
 _readers = _Readers()
 
 
-def open_mailbox(db: Path | str, inbox: str, until: str | None = None, *, order: Order = "newest") -> Mailbox:
+def open_mailbox(
+    db: Path | str,
+    inbox: str,
+    until: str | None = None,
+    *,
+    order: Order = "newest",
+    without_keywords: bool = True,
+) -> Mailbox:
     """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
 
     ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. ``order`` is that of every
-    search. Raises ``UsageError`` where ``db`` is no mail database, ``ToolError`` for any other bad argument.
+    search; ``without_keywords`` lets one that names an address or a date do without keywords. Raises ``UsageError``
+    where ``db`` is no mail database, ``ToolError`` for any other bad argument.
     """
-    return Mailbox(Path(db), inbox, until, order)
+    return Mailbox(Path(db), inbox, until, order, without_keywords)
 
 
 class Mailbox:
     """The mails that one address sent or received, up to a date."""
 
-    def __init__(self, db: Path, inbox: str, until: str | None = None, order: Order = "newest") -> None:
+    def __init__(
+        self,
+        db: Path,
+        inbox: str,
+        until: str | None = None,
+        order: Order = "newest",
+        without_keywords: bool = True,
+    ) -> None:
         self.db = db
+        self.without_keywords = without_keywords
         if order not in ("newest", "relevance"):
             raise ToolError("order must be newest or relevance.")
         self.order = order
@@ -131,11 +147,15 @@ class Mailbox:
         """The newest mails (or the most relevant, see ``order``) whose subject or body hold every keyword.
 
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
-        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Raises ``ToolError`` for any bad argument.
+        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Where one of these is given, ``keywords`` may be empty
+        (``without_keywords``): every mail then counts, newest first, and a snippet is the subject and how the body
+        begins. Raises ``ToolError`` for any bad argument.
         """
         text, limit = text_match(keywords), check_count(max_results)
         sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
         after, before = check_day("sent_after", sent_after), check_day("sent_before", sent_before)
+        if text is None and not (self.without_keywords and (sender or recipient or after or before)):
+            raise ToolError("No keywords provided for search.")
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
@@ -143,13 +163,16 @@ class Mailbox:
         if self._member is None or None in others:  # an address that no mail of the database names
             return []
         parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
-        match = " AND ".join([text, *parties])
         by_id = self._open().ids_follow_dates
         bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
+        people = (sender, sender, recipient, recipient)
+        if text is None:
+            rows = self._rows(_UNSEARCHED[by_id], (" AND ".join(parties), *people, *bounds, limit))
+            return [SearchHit(message_id, _beginning(subject, body)) for message_id, subject, body in rows]
+        match = " AND ".join([text, *parties])
         if by_id and self.order == "newest" and not others:
             rows = self._rows(_NEWEST, (match, *bounds, limit))
         else:
-            people = (sender, sender, recipient, recipient)
             rows = self._rows(_SEARCHES[self.order, by_id], (match, *people, *bounds, limit, text))
         return [SearchHit(*row) for row in rows]
 
@@ -203,6 +226,13 @@ class Mailbox:
         return rows[0][0] if rows else _FIRST_ID
 
 
+def _beginning(subject: str, body: str) -> str:
+    """What a mail program's list shows of a mail: its subject and the first words of its body."""
+    words = body.split()
+    begins = " ".join([*words[:SNIPPET_WORDS], *(["..."] if len(words) > SNIPPET_WORDS else [])])
+    return " ... ".join(filter(None, (subject, begins)))
+
+
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; mails without a date count as the empty text, below both."""
 
@@ -215,13 +245,14 @@ _NEWEST = f"""
 
 # A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
 # keywords alone.
+_HITS = """
+    SELECT {columns} FROM emails_fts CROSS JOIN emails m
+    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
+    AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
+    AND {bounds} ORDER BY {first} LIMIT ?"""
 _SEARCH = f"""
     SELECT e.message_id, {_SNIPPET}
-    FROM (
-        SELECT m.id, {{score}} AS score FROM emails_fts CROSS JOIN emails m
-        WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
-        AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
-        AND {{bounds}} ORDER BY {{first}} LIMIT ?
+    FROM ({_HITS.format(columns="m.id, {score} AS score", bounds="{bounds}", first="{first}")}
     ) hits CROSS JOIN emails_fts CROSS JOIN emails e
     WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
     ORDER BY {{then}}"""
@@ -239,5 +270,11 @@ _SEARCHES: dict[tuple[Order, bool], str] = {
     ),
 }
 """By order, and whether ids follow dates."""
+_BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
+_UNSEARCHED = {
+    True: _HITS.format(columns=_BEGINNING, bounds=_BY_ID, first="emails_fts.rowid"),
+    False: _HITS.format(columns=_BEGINNING, bounds=_BY_DATE, first="m.date DESC, m.id"),
+}
+"""Without keywords: by whether ids follow dates."""
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

@@ -16,6 +16,7 @@ from emailrl.environment import MailEnvironment
 from emailrl.environment.attack import KINDS, AttackedMailbox, Order, order_of, under_attack
 from emailrl.environment.custom import mail_agent
 from emailrl.settings import Settings
+from emailrl.store import open_mailbox
 from emailrl.trajectory import Message, Scenario, Trajectory, Turn
 
 Play = Callable[..., MailEnvironment]
@@ -61,6 +62,8 @@ def test_source_mails_and_the_first_hit_carry_the_order_and_the_database_none(
     assert attacked.read("<5@x>") == plain.read("<5@x>")  # neither
     assert attacked.read("<3@x>") is None and attacked.read("<4@x>") is None  # another's, and a later one
     assert attacked.search(["nothingofthekind"]) == []
+    strict = AttackedMailbox(open_mailbox(db, plain.inbox, plain.until, without_keywords=False), scenario)
+    assert not strict.without_keywords and attacked.without_keywords
     assert hashlib.sha256(db.read_bytes()).hexdigest() == before
 
 

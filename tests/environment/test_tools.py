@@ -10,6 +10,7 @@ from mail_calls import INBOX
 
 from emailrl.environment.tools import TOOLS, call_tool, check_arguments, to_json, tool_schemas
 from emailrl.errors import ToolError
+from emailrl.settings import AgentSettings
 from emailrl.store import Mailbox, open_mailbox
 
 
@@ -45,7 +46,8 @@ def test_types_come_from_the_signatures() -> None:
     assert search["keywords"] == {
         "type": "array",
         "items": {"type": "string"},
-        "description": "Words or phrases that must all occur in the subject or body.",
+        "description": "Words or phrases that must all occur in the subject or body. "
+        "May be empty where an address or a date is given.",
     }
     assert search["from_addr"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert search["from_addr"]["default"] is None
@@ -73,9 +75,21 @@ def test_every_parameter_is_described() -> None:
 
 
 def test_the_search_tool_says_in_which_order_it_answers() -> None:
-    newest, relevance = (tool_schemas(order)[0]["function"]["description"] for order in ("newest", "relevance"))
+    newest, relevance = (
+        tool_schemas(AgentSettings(search_order=order))[0]["function"]["description"]
+        for order in ("newest", "relevance")
+    )
     assert tool_schemas()[0]["function"]["description"] == newest and newest.endswith("keywords, newest first.")
     assert relevance == newest.replace("newest first", "most relevant first")
+
+
+def test_the_search_tool_says_whether_it_needs_keywords() -> None:
+    def described(without_keywords: bool) -> str:
+        search = tool_schemas(AgentSettings(search_without_keywords=without_keywords))[0]["function"]
+        return search["parameters"]["properties"]["keywords"]["description"]
+
+    assert described(False) == "Words or phrases that must all occur in the subject or body."
+    assert described(True) == described(False) + " May be empty where an address or a date is given."
 
 
 def test_schemas_are_fresh_copies() -> None:
@@ -113,6 +127,14 @@ def test_search_limits_and_refusals(mailbox: Mailbox) -> None:
     with pytest.raises(ToolError):
         call_tool(mailbox, "search_emails", {"keywords": ["pump"], "sent_after": "May 3"})
     assert len(call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 10})) == 2
+
+
+def test_a_search_by_sender_and_dates_needs_no_keywords(mailbox: Mailbox) -> None:
+    found = call_tool(mailbox, "search_emails", {"keywords": [], "from_addr": "otto@corvane.test"})
+    assert found == [{"message_id": "<1@x>", "snippet": "Pump order ... The pump order is due on May 20."}]
+    dates = {"sent_after": "2002-05-03", "sent_before": "2002-05-05"}
+    found = call_tool(mailbox, "search_emails", {"keywords": [], **dates})
+    assert [hit["message_id"] for hit in found] == ["<2@x>"]
 
 
 def test_search_is_newest_first_in_the_inbox_before_the_query_date(mailbox: Mailbox) -> None:

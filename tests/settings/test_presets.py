@@ -43,6 +43,7 @@ Load = Callable[..., Settings]
                 "training.num_generations": 6,
                 "evaluation.eval_steps": 30,
                 "agent.max_turns": 4,
+                "agent.search_without_keywords": False,
             },
         ),
         (

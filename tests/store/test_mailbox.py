@@ -48,6 +48,40 @@ def test_keywords_without_a_letter_are_left_out(db: Path) -> None:
     assert box.search(["!!!", ""]) == []
 
 
+def test_without_keywords_a_filter_is_enough(db: Path) -> None:
+    box = open_mailbox(db, "bob@x.org")
+    assert ids(box.search([], from_addr="ann@x.org")) == ["<4@x>", "<3@x>", "<1@x>", "<6@x>"]
+    assert ids(box.search([], to_addr="cy@x.org")) == ["<4@x>", "<2@x>"]
+    assert ids(box.search([], sent_after="2001-05-02", sent_before="2001-05-04", max_results=1)) == ["<3@x>"]
+    assert ids(box.search((), to_addr="cy@x.org", from_addr="bob@x.org")) == ["<2@x>"]
+    assert box.search([], from_addr="dee@x.org") == []
+    early = open_mailbox(db, "bob@x.org", until="2001-05-03", order="relevance")
+    assert ids(early.search([], from_addr="ann@x.org")) == ["<1@x>"], "no mail is more relevant than another"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"from_addr": " "}, {"sent_after": ""}, {"max_results": 3}], ids=repr)
+def test_neither_keywords_nor_a_filter_is_refused(db: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ToolError, match=r"^No keywords provided for search\.$"):
+        open_mailbox(db, "bob@x.org", until="2001-05-03").search([], **arguments)
+
+
+def test_a_mailbox_can_insist_on_keywords(db: Path) -> None:
+    with pytest.raises(ToolError, match=r"^No keywords provided for search\.$"):
+        open_mailbox(db, "bob@x.org", without_keywords=False).search([], from_addr="ann@x.org")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_without_keywords_the_snippet_is_how_a_mail_begins(tmp_path: Path, email: Any, in_order: bool) -> None:
+    words = " ".join(f"w{number}" for number in range(15))
+    mails = [email(1, subject="Long", body=f"{words} w15"), email(2, subject="Whole", body=f"\n{words}\n", day=None)]
+    build_database(mails, tmp_path / "mail.db")
+    if not in_order:
+        with closing(sqlite3.connect(tmp_path / "mail.db")) as connection, connection:
+            connection.execute("DELETE FROM meta WHERE key = 'ids_follow_dates'")
+    hits = open_mailbox(tmp_path / "mail.db", "bob@x.org").search([], from_addr="ann@x.org")
+    assert [hit.snippet for hit in hits] == [f"Long ... {words} ...", f"Whole ... {words}"]
+
+
 def test_snippets_mark_the_keywords_alone(db: Path) -> None:
     (hit,) = open_mailbox(db, "bob@x.org").search(["final", "gas"], from_addr="ann@x.org")
     assert hit == SearchHit("<3@x>", "The <b>gas</b> budget is <b>final</b>.")

@@ -19,7 +19,7 @@ from emailrl.settings import load_settings
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
-from emailrl.trajectory import Scenario
+from emailrl.trajectory import Message, Scenario, StopReason, ToolCall
 
 Make = Callable[..., RawEmail]
 
@@ -117,3 +117,17 @@ def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> Non
             hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
         found[order] = [hit["message_id"] for hit in hits]
     assert found == {"newest": ["<2@x>", "<1@x>"], "relevance": ["<1@x>", "<2@x>"]}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, email: Make, allowed: bool) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    settings = load_settings({"search_without_keywords": allowed})
+    collector = Collector(None, None, settings, None, db, run_id="run", make_environment=mail_agent)  # type: ignore[arg-type]
+    with ExitStack() as opened:
+        environment = collector._environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+        environment.start()
+        search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
+        reason = environment.step(Message("assistant", "", [search])).stop_reason
+    assert reason == (None if allowed else StopReason.BAD_TOOL_CALL_ARGS)
