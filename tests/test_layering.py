@@ -38,8 +38,6 @@ LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoi
 
 UNSOLVED = {
     ("emailrl.sft.warm_start", "emailrl.sft.own_expert"),
-    ("emailrl.store.sources.message", "emailrl.store.sources.archive"),
-    ("emailrl.store.sources.message", "emailrl.store.sources.mime"),
     ("emailrl.training.idle", "emailrl.training.algorithms"),
     ("emailrl.training.mix", "emailrl.training.algorithms"),
 }

@@ -68,7 +68,7 @@ def cut_matrices(folder: Path) -> Path:
 def make_database(db: Path) -> Path:
     """Build a database of three mails in Ann's inbox."""
     from emailrl.store.build import build_database
-    from emailrl.store.sources.message import RawEmail
+    from emailrl.store.sources.raw_email import RawEmail
 
     bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
     mails = [

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
 
 from emailrl.settings import StoreSettings
-from emailrl.store.sources.message import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.store.sources.raw_email import MADE_UP, RawEmail, Skipped, made_up_id
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000

@@ -111,7 +111,7 @@ def test_listing_names_every_message_skipped_or_mended(several: Path, tmp_path: 
 
 def test_the_sizes_agree() -> None:
     from emailrl.settings import StoreSettings
-    from emailrl.store.sources.message import Reading
+    from emailrl.store.sources.raw_email import Reading
 
     assert StoreSettings().max_message_bytes == Reading().max_message_bytes == 104_857_600
 

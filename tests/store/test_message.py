@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.store.sources.message import RawEmail, Skipped, parse_date, parse_message
+from emailrl.store.sources import RawEmail, Skipped, parse_message
+from emailrl.store.sources.dates import parse_date
 from emailrl.store.sources.mime import parse_mime
 
 PLAIN = b"""Message-ID: <1.2.JavaMail.ann@x>

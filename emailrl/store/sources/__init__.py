@@ -1,6 +1,7 @@
 """Where mail comes from: a source yields ``RawEmail``, or ``Skipped`` with the reason, for every message it sees."""
 
 from emailrl.store.sources.detect import Source, open_source
-from emailrl.store.sources.message import RawEmail, Skipped, parse_message
+from emailrl.store.sources.message import parse_message
+from emailrl.store.sources.raw_email import RawEmail, Skipped
 
 __all__ = ["RawEmail", "Skipped", "Source", "open_source", "parse_message"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from emailrl.store.sources.mbox import is_mbox, messages_of
-from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.raw_email import Reading, Skipped
 from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
 
 BLOCK = 512

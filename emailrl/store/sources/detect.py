@@ -12,8 +12,8 @@ from emailrl.errors import UsageError
 from emailrl.store.sources.files import START_BYTES, open_file
 from emailrl.store.sources.folder import FolderShare, read_folder
 from emailrl.store.sources.hub import DATASET, is_dataset_folder, read_dataset_folder, read_hub
-from emailrl.store.sources.message import RawEmail, Reading, Skipped
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
+from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.streams import start_of
 
 _KINDS = (

@@ -10,9 +10,9 @@ from typing import IO, NamedTuple
 
 from emailrl.store.sources.archive import BLOCK, is_tar_header, read_archive
 from emailrl.store.sources.mbox import MBOX_STARTS, is_mbox, read_mbox
-from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.parallel import Item
 from emailrl.store.sources.parquet import MAGIC, is_mail_parquet, read_parquet
+from emailrl.store.sources.raw_email import Reading, Skipped
 from emailrl.store.sources.rows import is_mail_line, read_lines
 from emailrl.store.sources.streams import BROKEN, COMPRESSED, decompressed, start_of
 from emailrl.store.sources.table import is_mail_table, read_table

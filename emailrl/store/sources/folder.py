@@ -8,8 +8,8 @@ from pathlib import Path
 
 from emailrl.store.sources.archive import BLOCK
 from emailrl.store.sources.files import may_hold_many, open_file, under
-from emailrl.store.sources.message import Reading, Skipped
 from emailrl.store.sources.parallel import Item
+from emailrl.store.sources.raw_email import Reading, Skipped
 
 
 class FolderShare:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.store.sources.message import RawEmail, Skipped
+from emailrl.store.sources.raw_email import RawEmail, Skipped
 from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 DATASET = "corbt/enron-emails"

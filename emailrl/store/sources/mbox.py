@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from emailrl.store.sources.message import Reading, Skipped
+from emailrl.store.sources.raw_email import Reading, Skipped
 from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
 
 _READ_BYTES = 1 << 20

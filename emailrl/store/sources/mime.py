@@ -9,8 +9,8 @@ from emailrl.store.sources.addresses import MAX_ADDRESS_CHARS, addresses_of
 from emailrl.store.sources.charsets import decode
 from emailrl.store.sources.headers import Fields, header_text, read_headers
 from emailrl.store.sources.markup import enriched_to_text, html_to_text
-from emailrl.store.sources.message import PEOPLE, RawEmail, Skipped, assemble
 from emailrl.store.sources.parts import Group, Part, part_of, shown_parts
+from emailrl.store.sources.raw_email import PEOPLE, RawEmail, Skipped, assemble
 
 _META_CHARSET = re.compile(rb"<meta[^>]{1,200}?charset\s{0,9}=\s{0,9}[\"']?([\w.:-]+)", re.IGNORECASE)
 _META_BYTES = 4096

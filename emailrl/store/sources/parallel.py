@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from emailrl.errors import EmailRLError
 from emailrl.store.parties import clean_text
-from emailrl.store.sources.message import RawEmail, Skipped, parse_message
+from emailrl.store.sources.message import parse_message
+from emailrl.store.sources.raw_email import RawEmail, Skipped
 from emailrl.store.sources.rows import JsonLine, parse_line
 from emailrl.store.sources.table import TableMail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from emailrl.store.sources.message import RawEmail, Reading, Skipped
+from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.rows import COLUMNS, has_mail_columns, row_to_email
 from emailrl.store.sources.streams import broken_off
 

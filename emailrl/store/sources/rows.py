@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from emailrl.store.parties import clean_text
 from emailrl.store.sources.dates import parse_date
-from emailrl.store.sources.message import RawEmail, Reading, Skipped, made_up_id
+from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped, made_up_id
 from emailrl.store.sources.streams import BROKEN, broken_off
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
