@@ -12,20 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.inputs import check_inputs
-from emailrl.cli.options import (
-    AllowSharedInbox,
-    Db,
-    Engine,
-    Environment,
-    Json,
-    Limit,
-    Overwrite,
-    Questions,
-    Resume,
-    Reward,
-    Trust,
-    path_option,
-)
+from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import results_table, title_of
@@ -37,7 +24,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+@setting_options(
+    "engine environment reward test_set_size bench_sequential bench_samples eval_temperature",
+    "questions db allow_shared_inbox",
+)
 def benchmark(
+    *,
     checkpoint: Annotated[
         list[str] | None,
         typer.Option("--checkpoint", help="best, latest, a checkpoint's or an exported adapter's folder; repeatable."),
@@ -46,26 +38,11 @@ def benchmark(
         list[str] | None,
         typer.Option("--model", help="A bare model (nano, smol-base, folder, hub name); may be repeated."),
     ] = None,
-    engine: Engine = None,
-    environment: Environment = None,
-    reward: Reward = None,
-    limit: Limit = None,
+    overrides: Overrides,
     attack: Annotated[
         bool, typer.Option("--attack", help="Play every question again, with mails that give the agent orders.")
     ] = False,
-    sequential: Annotated[
-        bool | None, typer.Option("--sequential", help="One question at a time: latencies without a crowd.")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Samples of each question; above 1 needs --temperature.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, help="Sampling temperature; 0 is greedy.")
-    ] = None,
     out: Annotated[Path | None, path_option("--out", help="Folder for results.json, CSVs and trajectories.")] = None,
-    questions: Questions = None,
-    db: Db = None,
-    allow_shared_inbox: AllowSharedInbox = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust: Trust = False,
@@ -104,21 +81,8 @@ def benchmark(
     from emailrl.scenarios.load import load_scenario_set
     from emailrl.settings import load_settings
 
-    settings = load_settings(
-        {
-            "engine": engine,
-            "environment": environment,
-            "reward": reward,
-            "db": db,
-            "test_set_size": limit,
-            "bench_sequential": sequential,
-            "bench_samples": samples,
-            "eval_temperature": temperature,
-            "allow_shared_inbox": allow_shared_inbox,
-        },
-        trust=trust,
-    )
-    check_inputs(settings, questions)
+    settings = load_settings(overrides, trust=trust)
+    check_inputs(settings)
     root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
@@ -128,7 +92,7 @@ def benchmark(
     if unnamed and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
     chosen = load_scenario_set(
-        questions, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
+        None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if not is_chat(settings):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emailrl.cli.options import Json, Mode, OutputDir, Trust
+from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.errors import UsageError
 from emailrl.plain import one_line
@@ -35,7 +35,8 @@ def checkpoints_command() -> None:
 
 
 @checkpoints.command("list", short_help="List the checkpoints of a run, or of all.")
-def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = None, json: Json = False) -> None:
+@setting_options("output_dir mode")
+def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -> None:
     """List the checkpoints of a run, or of every run whose folder begins with OUTPUT_DIR.
 
     Examples:
@@ -47,9 +48,9 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
     from emailrl.checkpoints import list_checkpoints
     from emailrl.settings import load_settings
 
-    root = load_settings({"output_dir": output_dir}, looks_only=True).output.output_dir
-    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in list_checkpoints(each)]
-    _say_what_is_not_whole(run, root, mode)
+    root = load_settings(overrides, looks_only=True).output.output_dir
+    found = [checkpoint for each in _runs(run, root, overrides["mode"]) for checkpoint in list_checkpoints(each)]
+    _say_what_is_not_whole(run, root, overrides["mode"])
     if json:
         print_json([_summary(checkpoint) for checkpoint in found])
     else:
@@ -57,10 +58,11 @@ def list_command(run: Run = None, output_dir: OutputDir = None, mode: Mode = Non
 
 
 @checkpoints.command("show", short_help="Show a checkpoint's metadata; check its files.")
+@setting_options("output_dir mode")
 def show_command(
+    overrides: Overrides,
+    *,
     which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
-    output_dir: OutputDir = None,
-    mode: Mode = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All settings, defaults too.")] = False,
     json: Json = False,
 ) -> None:
@@ -82,8 +84,8 @@ def show_command(
     from emailrl.checkpoints import find_checkpoint
     from emailrl.settings import load_settings
 
-    settings = load_settings({"output_dir": output_dir}, looks_only=True)
-    found = find_checkpoint(which, settings.output.output_dir, mode)
+    settings = load_settings(overrides, looks_only=True)
+    found = find_checkpoint(which, settings.output.output_dir, overrides["mode"])
     if json:
         print_json({"path": found.path, "metadata": found.metadata})
         return
@@ -109,12 +111,13 @@ def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 @checkpoints.command("prune", short_help="Remove the oldest checkpoints of each run.")
+@setting_options("output_dir mode")
 def prune_command(
+    *,
     run: Run = None,
     keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep so many; none: SAVE_TOTAL_LIMIT.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    output_dir: OutputDir = None,
-    mode: Mode = None,
+    overrides: Overrides,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -129,9 +132,9 @@ def prune_command(
     from emailrl.checkpoints import prunable, prune
     from emailrl.settings import load_settings
 
-    output = load_settings({"output_dir": output_dir}, trust=trust).output
+    output = load_settings(overrides, trust=trust).output
     limit = output.save_total_limit if keep is None else keep
-    runs = _runs(run, output.output_dir, mode)
+    runs = _runs(run, output.output_dir, overrides["mode"])
     paths = [path for each in runs for path in prunable(each, limit)]
     console = progress_console()
     for path in paths:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Db, Json, Limit, Overwrite, Trust
+from emailrl.cli.options import Json, Limit, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, say
 from emailrl.plain import one_line
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 NUM_SHOWN = 5
 """Inboxes that the summary names."""
 
-Where = Annotated[
-    str | None,
-    typer.Option("--source", help="hf (the Enron mails of ART-E), demo, or a path; its content tells its kind."),
-]
 Append = Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")]
 AllowTruncated = Annotated[
     bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
@@ -47,9 +43,10 @@ Listed = Annotated[
 ]
 
 
+@setting_options("source db")
 def gen_db(
-    source: Where = None,
-    db: Db = None,
+    overrides: Overrides,
+    *,
     limit: Limit = None,
     append: Append = False,
     overwrite: Overwrite = False,
@@ -76,9 +73,9 @@ def gen_db(
     """
     from emailrl.settings import load_settings
 
-    everything = load_settings({"db": db, "source": source}, trust=trust, builds_db=True)
+    everything = load_settings(overrides, trust=trust, builds_db=True)
     settings = everything.store
-    if source is None and not (overwrite or append) and settings.db.is_file():
+    if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)
         line = f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew."
         print(one_line(line), file=sys.stderr)

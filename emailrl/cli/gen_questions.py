@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.options import AllowSharedInbox, Db, Json, Limit, Overwrite, Seed, Trust, path_option
+from emailrl.cli.options import Json, Limit, Overrides, Overwrite, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console
 from emailrl.errors import UsageError
 
@@ -20,19 +20,17 @@ ASK_ABOVE = 1.0
 """Dollars from which a run is confirmed first; also where the price is not known."""
 
 
+@setting_options("db seed allow_shared_inbox generator_model generator_base_url")
 def gen_questions(
-    db: Db = None,
+    *,
     out: Annotated[Path | None, path_option("--out", help="JSONL to write; default: beside the database.")] = None,
     generator: Annotated[
         Literal["template", "llm"], typer.Option(help="template: no model, provable answers; llm: a model writes them.")
     ] = "template",
     inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; may be repeated.")] = None,
+    overrides: Overrides,
     limit: Limit = None,
-    seed: Seed = None,
     overwrite: Overwrite = False,
-    allow_shared_inbox: AllowSharedInbox = None,
-    generator_model: Annotated[str | None, typer.Option(help="llm: the model's name at its server.")] = None,
-    generator_base_url: Annotated[str | None, typer.Option(help="llm: an OpenAI-compatible server.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="llm: estimate tokens and cost, send nothing.")] = False,
     max_cost: Annotated[float | None, typer.Option(min=0, help="llm: spend no more dollars than this.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: do not ask before spending.")] = False,
@@ -65,12 +63,10 @@ def gen_questions(
     from emailrl.scenarios.splits import shared_inboxes
     from emailrl.settings import load_settings
 
-    if generator == "template" and (dry_run or yes or max_cost is not None or generator_model or generator_base_url):
+    asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
+    if generator == "template" and any(asks):
         raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
-    settings = load_settings({
-        "db": db, "seed": seed, "allow_shared_inbox": allow_shared_inbox, "generator_model": generator_model,
-        "generator_base_url": generator_base_url,
-    }, trust=trust, builds_db=True)  # fmt: skip
+    settings = load_settings(overrides, trust=trust, builds_db=True)
     database = settings.store.db
     if inbox:
         _check_inboxes(database, inbox)

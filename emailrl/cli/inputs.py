@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 
-def check_inputs(settings: Settings, questions: Path | None = None) -> None:
-    """Raise EmailRLError for a database, UsageError for a file of questions that is not there.
-
-    ``questions`` is what is read in place of the settings' own.
-    """
+def check_inputs(settings: Settings) -> None:
+    """Raise EmailRLError for a database, UsageError for a file of questions that is not there."""
     from emailrl.scenarios.load import check_exists
     from emailrl.store.connection import no_database
 
     if not settings.store.db.is_file():
         raise no_database(settings.store.db)
-    check_exists(questions or settings.data.questions)
+    check_exists(settings.data.questions)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Verbose
+from emailrl.cli.options import Overrides, setting_options
 from emailrl.cli.output import progress_console, result_console
 from emailrl.errors import EmailRLError
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Trajectory
 
 
+@setting_options("verbose")
 def inspect_trajectory(
+    *,
     path: Annotated[
         Path | None, typer.Argument(help="A trajectory file or a run's folder; none: the newest under OUTPUT_DIR.")
     ] = None,
     index: Annotated[int, typer.Option("--index", help="Which of the file: 0 the first, -1 the last.")] = -1,
-    verbose: Verbose = None,
+    overrides: Overrides,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
 ) -> None:
     """Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
@@ -41,7 +43,7 @@ def inspect_trajectory(
     from emailrl.plain import plain_line
     from emailrl.settings import load_settings
 
-    settings = load_settings({"verbose": verbose}, looks_only=True)
+    settings = load_settings(overrides, looks_only=True)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
         for file, position, trajectory in locate.follow(roots):

@@ -66,10 +66,12 @@ def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[...
 def _parameter(leaf: Leaf) -> inspect.Parameter:
     """The parameter that makes Typer offer a setting."""
     help = leaf.summary.replace("`", "")
+    kind: Any
+    (kind,) = leaf.kinds - {None}
     if leaf.is_path:
-        kind, option = Path, path_option(*leaf.flags, help=help)
+        option = path_option(*leaf.flags, help=help)
     else:
-        (kind,) = leaf.kinds - {None}
+        kind = list[str] if kind is list else kind
         choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
         option = typer.Option(*leaf.flags, help=help, metavar=choices, min=leaf.minimum, max=leaf.maximum)
     return inspect.Parameter(
@@ -82,23 +84,12 @@ Model = Annotated[str | None, typer.Option("--model", help="nano, smol-base, a l
 Db = Annotated[Path | None, path_option("--db", help="The mail database.")]
 Questions = Annotated[Path | None, path_option("--questions", help="A local question file (JSONL).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="auto, transformers, vllm or openai.")]
-Environment = Annotated[str | None, typer.Option("--environment", help="mail, module:attribute or path.py:attribute.")]
-Reward = Annotated[
-    str | None,
-    typer.Option("--reward", help="art_e, simple, heuristic, module:attribute, path.py:attribute or http(s)://…"),
-]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]
 OutputDir = Annotated[Path | None, path_option("--output-dir", help="Root of the runs; the mode is appended.")]
 Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest or a checkpoint's folder.")]
-Mode = Annotated[str | None, typer.Option("--mode", help="simple, rollout or masked.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-AllowSharedInbox = Annotated[
-    bool | None, typer.Option("--allow-shared-inbox", help="Accept an inbox in several splits; every table says so.")
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Play only what an earlier start of the same left unplayed.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Trust what this folder's files set, from now on (docs/security.md).")
 ]
-Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Say more.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Engine, Json, Mode, Model, Preset, Trust
+from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
@@ -16,18 +16,14 @@ if TYPE_CHECKING:
     from emailrl.plan import Plan
 
 
+@setting_options(
+    "mode algorithm backend model_name engine",
+    "max_steps per_device_train_batch_size num_generations max_turns max_tokens",
+)
 def plan(
-    mode: Mode = None,
+    overrides: Overrides,
+    *,
     preset: Preset = None,
-    algorithm: Annotated[str | None, typer.Option(help="As for train.")] = None,
-    backend: Annotated[str | None, typer.Option(help="transformers or unsloth.")] = None,
-    model: Model = None,
-    engine: Engine = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps at most (MAX_STEPS).")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Questions a step.")] = None,
-    num_generations: Annotated[int | None, typer.Option(min=1, help="Rollouts a question.")] = None,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a rollout.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one generation.")] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -73,22 +69,7 @@ def plan(
     from emailrl.plan.report import plan_json
     from emailrl.settings import load_settings
 
-    settings = load_settings(
-        {
-            "mode": mode,
-            "algorithm": algorithm,
-            "backend": backend,
-            "model_name": model,
-            "engine": engine,
-            "max_steps": max_steps,
-            "per_device_train_batch_size": batch_size,
-            "num_generations": num_generations,
-            "max_turns": max_turns,
-            "max_tokens": max_tokens,
-        },
-        preset,
-        trust=trust,
-    )
+    settings = load_settings(overrides, preset, trust=trust)
     measured = None if run is None else measure_run(run)
     if measured is not None:
         settings = base_of(settings, measured)

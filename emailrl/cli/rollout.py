@@ -10,21 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.inputs import check_inputs
-from emailrl.cli.options import (
-    Checkpoint,
-    Db,
-    Engine,
-    Environment,
-    Json,
-    Model,
-    Overwrite,
-    Questions,
-    Resume,
-    Reward,
-    Seed,
-    Trust,
-    path_option,
-)
+from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, progress_console, say_loading
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
@@ -41,22 +27,17 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Scenario, Trajectory
 
 
+@setting_options("model_name engine reward environment questions db temperature seed")
 def rollout(
-    model: Model = None,
+    *,
     checkpoint: Checkpoint = None,
-    engine: Engine = None,
-    reward: Reward = None,
-    environment: Environment = None,
+    overrides: Overrides,
     num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     out: Annotated[
         Path | None, path_option("--out", help="JSONL to write; none: the next in outputs/rollouts/.")
     ] = None,
-    questions: Questions = None,
-    db: Db = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default TEMPERATURE.")] = None,
-    seed: Seed = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust: Trust = False,
@@ -79,14 +60,11 @@ def rollout(
     from emailrl.rollout.journal import Journal
     from emailrl.settings import load_settings
 
-    settings = load_settings({
-        "model_name": model, "engine": engine, "reward": reward, "environment": environment, "db": db,
-        "questions": questions, "temperature": temperature, "seed": seed,
-    }, trust=trust)  # fmt: skip
+    settings = load_settings(overrides, trust=trust)
     check_inputs(settings)
     adapter = None
     if checkpoint is not None:
-        settings, adapter = _with_adapter(settings, checkpoint, model)
+        settings, adapter = _with_adapter(settings, checkpoint, overrides["model_name"])
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")

@@ -65,7 +65,9 @@ class Leaf:
     @property
     def summary(self) -> str:
         """The first sentence of the description."""
-        return " ".join(self.description.split()).partition(". ")[0].rstrip(".") + "."
+        text = " ".join(self.description.split())
+        first, more, _ = text.partition(". ")
+        return f"{first}." if more else text
 
     @property
     def secret(self) -> bool:

@@ -46,6 +46,6 @@ class BenchmarkSettings(Section):
     bench_samples: Annotated[Positive, Flag("--samples")] = 1
     """Samples of each test question: above 1, pass@k and the majority's answer are measured too."""
     bench_sequential: Annotated[bool, Flag("--sequential")] = False
-    """One question at a time."""
+    """One question at a time: latency unaffected by batching."""
     show_trajectory_details: bool = False
     """Print every trajectory of a benchmark."""

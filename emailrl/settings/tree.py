@@ -113,9 +113,9 @@ class GenerationSettings(Section):
     """The model that `gen-questions --generator llm` asks; mail is sent to its server."""
 
     generator_model: str = "openai/gpt-4.1"
-    """The model's name at its server (ART-E's questions were made by GPT-4.1)."""
+    """The llm's name at its server (ART-E's questions were made by GPT-4.1)."""
     generator_base_url: Annotated[str, Address("mails", "generator_api_key")] = "https://openrouter.ai/api/v1"
-    """Any OpenAI-compatible server."""
+    """The llm's server: any OpenAI-compatible one."""
     generator_api_key: SecretStr | None = None
     """The server's key; at OpenRouter, OPENROUTER_API_KEY serves where this is not set."""
     generator_input_price: Annotated[float, Field(ge=0)] | None = None
@@ -148,7 +148,7 @@ class AgentSettings(Section):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
     """Sampling from the k likeliest tokens; 0 is off."""
-    eval_temperature: Temperature = 0.0
+    eval_temperature: Annotated[Temperature, Flag("--temperature")] = 0.0
     """Temperature of evaluation and benchmark; 0 is greedy."""
     search_order: Literal["newest", "relevance"] = "newest"
     """Which mails search_emails returns first, and so which ten; relevance is BM25, the subject counting five times."""
