@@ -66,7 +66,7 @@ def test_bounds_and_types_are_the_settings_own(run) -> None:
 
 def test_help_has_the_first_sentence_the_choices_and_the_bounds(run) -> None:
     text = " ".join(run("--help")[1].split())
-    assert "--model <str> The base model: nano (packaged), a local folder, or a hub name. --mode" in text
+    assert "--db <path> The mail database. --beta" in text
     assert "--mode <simple|rollout|masked> simple trains" in text
     assert "when an evaluation reaches it. [0<=x<=1]" in text
     assert "--tensorboard Also write TensorBoard events" in text and "--no-tensorboard" not in text
