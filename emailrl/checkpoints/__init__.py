@@ -14,6 +14,7 @@ so whatever carries its name is whole. Replacing one takes two renames, and both
 
 from emailrl.checkpoints.finding import (
     MODES,
+    SFT,
     checkpoint_of,
     created_after,
     find_checkpoint,
@@ -37,6 +38,7 @@ from emailrl.checkpoints.writing import prunable, prune, recover, remove_checkpo
 __all__ = [
     "METADATA",
     "MODES",
+    "SFT",
     "Checkpoint",
     "Metadata",
     "checkpoint_of",

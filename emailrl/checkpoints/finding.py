@@ -12,11 +12,13 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import run_root
 
 MODES = ("masked", "rollout", "simple")
+SFT = "sft"
+"""What stands in a mode's place for a run of supervised fine-tuning."""
 
 
 def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
     """The folders under OUTPUT_DIR named as runs are, by number, of one mode or of all; some may hold no checkpoint."""
-    roots = {run_root(output_dir, each) for each in ([mode] if mode else MODES)} | {output_dir}
+    roots = {run_root(output_dir, each) for each in ([mode] if mode else (*MODES, SFT))} | {output_dir}
     found = {
         entry
         for root in roots
@@ -76,7 +78,7 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
     """A run's ``best`` or ``latest`` checkpoint, its hashes unchecked; UsageError where the run holds none."""
     checkpoints = list_checkpoints(run)
     if which == "best":
-        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind == "best"]
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind in ("best", SFT)]
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
         raise UsageError(f"{run} holds no {name}.", "Use latest, or a checkpoint's path.")

@@ -17,7 +17,7 @@ from emailrl.errors import EmailRLError, UsageError
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
 MOST_METADATA_BYTES = 16 << 20
-_KIND_ORDER = {"best": 0, "checkpoint": 1, "final": 2}
+_KIND_ORDER = {"best": 0, "sft": 0, "checkpoint": 1, "final": 2}
 _REMEDY = "Use another checkpoint: emailrl checkpoints list."
 _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 
@@ -28,7 +28,7 @@ class Metadata:
 
     run_id: str
     kind: str
-    """``checkpoint``, ``best`` or ``final``."""
+    """``checkpoint``, ``best``, ``final``, or ``sft`` for what supervised fine-tuning came to."""
     step: int
     mode: str
     algorithm: str

@@ -24,7 +24,7 @@ from emailrl.errors import EmailRLError
 COMMANDS: Final = {
     "gen-db": "Build the searchable mail database from a mailbox.",
     "gen-questions": "Make questions with known answers from a database.",
-    "warm-start": "Teach a policy the form of the work from experts.",
+    "sft": "Fine-tune a policy on what experts or trajectories say.",
     "rollout": "Play questions with a policy and record all of it.",
     "train": "Train a policy's LoRA adapter on its own rollouts.",
     "benchmark": "Measure policies on the test questions.",

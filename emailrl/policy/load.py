@@ -26,7 +26,7 @@ from emailrl.policy.packing import enable_packing, takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits, load_config
-from emailrl.policy.tensors import write_tensors
+from emailrl.policy.tensors import write_tensors, writing_tensors
 from emailrl.policy.unsloth_backend import load_unsloth, prepare_unsloth
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
@@ -101,14 +101,29 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
         share_files(directory)
 
+    def save_model(self, directory: Path) -> None:
+        """Write the weights themselves and the tokenizer's files into ``directory``, as a folder for ``--model``."""
+        if self.lora:
+            raise EmailRLError("This policy trains an adapter.", "Save that: save_adapter.")
+        directory.mkdir(parents=True, exist_ok=True)
+        with writing_tensors(directory):
+            self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        share_files(directory)
 
-def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: bool = False) -> Policy:
+
+def load_policy(
+    settings: Settings, *, adapter: Path | None = None, trainable: bool = False, full: bool = False
+) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
     Neither ``adapter`` nor ``trainable`` gives the bare base. A fresh adapter follows from ``settings.training.seed``
-    alone, and changes nothing until it is trained (B = 0). Raises UsageError for an unknown model or an adapter of
-    another base, EmailRLError where the model cannot be had or does not fit.
+    alone, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights instead of an
+    adapter. Raises UsageError for an unknown model or an adapter of another base, EmailRLError where the model cannot
+    be had or does not fit.
     """
+    if full and (settings.model.backend == "unsloth" or settings.model.load_in_4bit):
+        raise UsageError("All weights are trained by BACKEND=transformers, without LOAD_IN_4BIT.", "Train an adapter.")
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
     if settings.model.backend == "unsloth":
@@ -122,7 +137,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     if adapter is not None:
         read_plain_lora(adapter, model)
         model = _with_adapter(model, adapter, trainable)
-    elif trainable:
+    elif trainable and not full:
         model = with_fresh_adapter(model, settings)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -135,7 +150,7 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
         if settings.model.backend == "unsloth":
             model = prepare_unsloth(model, settings)
         else:
-            notes = _prepare_training(model, settings, device)
+            notes = train_whole(model, settings) if full else _prepare_training(model, settings, device)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -150,17 +165,36 @@ def load_policy(settings: Settings, *, adapter: Path | None = None, trainable: b
     )
 
 
+def train_whole(model: Any, settings: Settings) -> list[str]:
+    """Make every weight of ``model`` trainable, its batches packed where they can be; returns why not, where not.
+
+    What is recomputed in the backward pass is as GRADIENT_CHECKPOINTING says; auto leaves it to whoever trains.
+    """
+    model.requires_grad_(True)
+    _, notes = _pack(model, settings)
+    if settings.training.gradient_checkpointing in ("on", "selective"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return notes
+
+
+def _pack(model: Any, settings: Settings) -> tuple[bool, list[str]]:
+    """Let the model take packed rows where PACKING says so and it can; whether it does, and why not."""
+    if not settings.training.packing:
+        return False, []
+    unpacked = enable_packing(model)
+    notes = [f"{settings.model.name} trains with padding, which is slower: {unpacked}"] if unpacked else []
+    return not unpacked, notes
+
+
 def _prepare_training(model: Any, settings: Settings, device: torch.device) -> list[str]:
     """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
 
     Returns what of PACKING and FUSED_LAYERS could not be had, and why.
     """
-    training, notes = settings.training, []
-    unpacked = enable_packing(model) if training.packing else "PACKING=false"
-    if training.packing and unpacked:
-        notes.append(f"{settings.model.name} trains with padding, which is slower: {unpacked}")
+    training = settings.training
+    packed, notes = _pack(model, settings)
     on_gpu = device.type == "cuda"
-    if wants_fused(training, packs=not unpacked, on_gpu=on_gpu):
+    if wants_fused(training, packs=packed, on_gpu=on_gpu):
         reason = enable_fused(model, training.gradient_checkpointing)
         if reason is None:
             return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -69,6 +70,40 @@ class TrainingSettings(Section):
     gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"
     """Recompute activations in the backward pass: on is least memory, off least time, selective keeps attention only;
     auto recomputes what does not fit the GPU, and nothing on a CPU. true and false mean on and off."""
+
+
+def _listed(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class SftSettings(Section):
+    """`emailrl sft`: what is imitated, and how long."""
+
+    experts: Literal["auto", "questions", "demo", "none"] = "auto"
+    """Where scripted experts play: on the training questions, on demo worlds, or nowhere; auto is the questions where a
+    file of them is named, else nowhere beside trajectories, else demo worlds."""
+    trajectories: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = ()
+    """Files of trajectories to imitate (`rollout`, `benchmark`), separated by commas: one of each question."""
+    best_of: Positive | None = None
+    """Look at the first so many trajectories of a question and imitate the one of the highest reward; None looks at
+    all."""
+    min_reward: float | None = None
+    """Trajectories with less reward are not imitated."""
+    full_finetuning: Annotated[bool, Flag("--full/--lora")] = False
+    """Train all weights of the model, or (lora, the default) an adapter."""
+    from_scratch: bool = False
+    """Train a new model of 5 million parameters, and its tokenizer, on demo worlds."""
+    sft_steps: Annotated[Positive, Flag("--steps")] = 300
+    """Most optimizer steps."""
+    sft_batch_size: Annotated[Positive, Flag("--batch-size")] = 32
+    """Conversations a step."""
+    sft_learning_rate: Annotated[Annotated[float, Field(gt=0)] | None, Flag("--learning-rate")] = None
+    """Peak learning rate, reached after 5 % of the steps; None is 2e-4 for an adapter, 5e-5 for all weights, 2e-3 from
+    scratch."""
+    sft_eval_steps: Annotated[Positive, Flag("--eval-steps")] = 20
+    """Steps from one validation loss, and checkpoint, to the next."""
+    sft_patience: Annotated[Positive, Flag("--patience")] = 3
+    """Validation losses in a row that are no lower than the lowest before training stops."""
 
 
 class AlgorithmSettings(Section):

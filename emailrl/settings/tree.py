@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, Temperature, Written
-from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
+from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 
 
@@ -92,7 +92,7 @@ class DataSettings(Section):
     answer_field: str = "answer"
     """Where a question set holds the reference answer."""
     output_field: str | None = None
-    """Where it holds the answer that `warm-start --questions` teaches; None teaches the reference answer."""
+    """Where it holds the answer that `sft --questions` teaches; None teaches the reference answer."""
     train_split: Annotated[str, AfterValidator(_no_held_out_split)] = "train"
     """The split to train on; with another name than train, rows of train are left out."""
     train_dataset_size: Annotated[
@@ -245,6 +245,7 @@ class Settings(Section):
     vllm: VllmSettings = VllmSettings()
     rewards: RewardSettings = RewardSettings()
     reward_weights: RewardWeightSettings = RewardWeightSettings()
+    sft: SftSettings = SftSettings()
     training: TrainingSettings = TrainingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

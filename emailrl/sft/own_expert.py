@@ -9,24 +9,16 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import random
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emailrl.environment.custom import mail_agent
-from emailrl.errors import UsageError
-from emailrl.scenarios import load_scenario_set
+from emailrl.scenarios import Split, load_scenario_set
 from emailrl.settings import Settings
-from emailrl.sft.imitation import Example
-from emailrl.sft.warm_start import converse, samples_of
+from emailrl.sft.examples import converse
 from emailrl.store import Mailbox, open_mailbox
 from emailrl.trajectory import Message, Scenario
-
-if TYPE_CHECKING:
-    from emailrl.engines.renderer import ChatRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -68,46 +60,23 @@ def find_keywords(scenario: Scenario, mailbox: Mailbox) -> list[str] | None:
     return None
 
 
-def own_conversations(settings: Settings) -> list[list[Message]]:
-    """What experts do on the training questions; ``output_field`` holds the answer they give.
+def conversations(settings: Settings, *, split: Split, seed: int) -> Iterator[tuple[Scenario, list[Message]]]:
+    """What experts do on the questions of a split; ``output_field`` holds the answer they give.
 
-    Raises UsageError where no question can be taught: MAX_TURNS below 3, or no source mail to be found.
+    Questions that cannot be taught are left out: MAX_TURNS below 3, or no source mail to be found.
     """
     data = settings.data
+    limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    chosen = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=settings.training.seed, data=taught)
-    found = []
+    chosen = load_scenario_set(None, split, limit=limit, seed=seed, data=taught)
+    played = 0
     for scenario in chosen.scenarios:
         with closing(open_mailbox(settings.store.db, scenario.inbox_address, until=scenario.query_date)) as mailbox:
             keywords = find_keywords(scenario, mailbox)
             if keywords is not None and settings.agent.max_turns >= 3:
-                found.append(converse(mail_agent(scenario, mailbox, settings), OwnExpert(scenario, keywords)))
-    if not found:
-        raise UsageError(f"None of the questions in {chosen.source} can be taught.", "Check --db and MAX_TURNS (3).")
-    logger.info("experts play %d of %d questions", len(found), len(chosen.scenarios))
-    return found
-
-
-def own_examples(settings: Settings, tokenizer_path: Path) -> Iterator[Example]:
-    """Examples without end: the conversations again and again, each time in another order."""
-    import numpy as np
-    from transformers import AutoTokenizer
-
-    from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment.tools import tool_schemas
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
-    renderer: ChatRenderer = ChatRenderer(tokenizer, tool_schemas(settings.agent))
-    samples = [sample for messages in own_conversations(settings) for sample in samples_of(messages, renderer)]
-    examples = [(np.array(s.token_ids, dtype=np.uint32), np.array(s.loss_mask, dtype=bool)) for s in samples]
-    rng = random.Random(f"{settings.training.seed}/own")
-
-    def again() -> Iterator[Example]:
-        while True:
-            rng.shuffle(examples)
-            yield from examples
-
-    return again()
+                played += 1
+                yield scenario, converse(mail_agent(scenario, mailbox, settings), OwnExpert(scenario, keywords))
+    logger.info("experts play %d of %d questions", played, len(chosen.scenarios))
 
 
 def _call(name: str, arguments: dict[str, object]) -> str:

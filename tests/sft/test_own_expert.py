@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from pathlib import Path
@@ -12,11 +11,8 @@ import pytest
 from tiny import make_database, make_model, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
-from emailrl.errors import UsageError
-from emailrl.policy.load import load_policy
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.own_expert import find_keywords, own_conversations, own_examples
-from emailrl.sft.warm_start import warm_start
+from emailrl.sft.own_expert import conversations, find_keywords
 from emailrl.store import open_mailbox
 from emailrl.trajectory import Message
 
@@ -48,7 +44,7 @@ def test_it_searches_reads_and_answers_with_the_text_to_teach(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        [messages] = own_conversations(settings)
+        [(_, messages)] = conversations(settings, split="train", seed=1)
     assert calls(messages) == [
         ("search_emails", {"keywords": ["lease"]}),
         ("read_email", {"message_id": "<m0@x>"}),
@@ -60,7 +56,7 @@ def test_it_searches_reads_and_answers_with_the_text_to_teach(
 
 def test_without_an_output_field_the_reference_answer_is_taught(settings: Settings) -> None:
     data = settings.data.model_copy(update={"output_field": None})
-    [messages] = own_conversations(settings.model_copy(update={"data": data}))
+    [(_, messages)] = conversations(settings.model_copy(update={"data": data}), split="train", seed=1)
     assert calls(messages)[-1][1]["answer"] == "31 May 2002"
 
 
@@ -76,33 +72,6 @@ def test_keywords_stand_in_the_question_and_find_the_mail(settings: Settings) ->
         assert find_keywords(question, mailbox) is None
 
 
-def test_what_cannot_be_taught(settings: Settings, tmp_path: Path) -> None:
+def test_what_cannot_be_taught(settings: Settings) -> None:
     short = settings.model_copy(update={"agent": settings.agent.model_copy(update={"max_turns": 2})})
-    with pytest.raises(UsageError, match="can be taught"):
-        own_conversations(short)
-    with pytest.raises(UsageError, match="made from nothing learns from demo mail"):
-        warm_start(settings, tmp_path / "out", from_scratch=True, own_questions=True, steps=1, batch_size=1)
-
-
-def test_examples_come_round_and_only_the_experts_words_are_marked(settings: Settings, tmp_path: Path) -> None:
-    policy = load_policy(settings)
-    first, second = itertools.islice(own_examples(settings, tmp_path / "model"), 2)
-    assert first[0].tolist() == second[0].tolist()
-    said = policy.tokenizer.decode([i for i, m in zip(*first, strict=True) if m])
-    assert "It ends on 31 May 2002." in said and "You are an email search agent" not in said
-
-
-def test_an_adapter_learns_to_say_it(settings: Settings, tmp_path: Path) -> None:
-    losses: list[float] = []
-    warm_start(
-        settings,
-        tmp_path / "out",
-        from_scratch=False,
-        own_questions=True,
-        steps=12,
-        batch_size=1,
-        learning_rate=2e-2,
-        report=lambda step, loss: losses.append(loss),
-    )
-    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
-    assert len(losses) == 12 and losses[-1] < losses[0] - 0.1
+    assert list(conversations(short, split="train", seed=1)) == []

@@ -68,7 +68,7 @@ def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
     the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
     """
     base = run_root(settings.output.output_dir, settings.training.mode)
-    directory = base if overwrite else _free_directory(base)
+    directory = base if overwrite else free_directory(base)
     if overwrite:
         check_replaceable(directory)
     with held(directory):
@@ -249,7 +249,8 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _free_directory(base: Path) -> Path:
+def free_directory(base: Path) -> Path:
+    """``base``, else ``base-2``, ``base-3``: the first that is not there, or empty."""
     number = 1
     while True:
         directory = base if number == 1 else base.with_name(f"{base.name}-{number}")

@@ -1,0 +1,202 @@
+"""What a run learns from: conversations of experts and of trajectory files, and the inboxes held out to validate on."""
+
+from __future__ import annotations
+
+import logging
+import random
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emailrl.errors import UsageError
+from emailrl.scenarios import Split
+from emailrl.settings import Settings
+from emailrl.sft import demo
+from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
+from emailrl.sft.own_expert import conversations as play_experts
+from emailrl.sft.trajectories import read_conversations
+
+if TYPE_CHECKING:
+    from emailrl.engines.renderer import ChatRenderer
+
+logger = logging.getLogger(__name__)
+
+VAL_SHARE = 0.1
+"""Of the conversations, about so many validate where no inbox is of the split val."""
+
+
+@dataclass
+class Conversations:
+    """What is learned from, as text; both lists empty where experts play demo worlds without end."""
+
+    train: list[Conversation] = field(default_factory=list)
+    val: list[Conversation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Data:
+    """Batches of examples, and those that validate."""
+
+    batches: Callable[[int], Iterator[list[Example]]]
+    """The batches from a step on (0: all), the same whenever they are asked for."""
+    val: list[Example]
+    """Of other inboxes than those trained on; empty where there is only one inbox."""
+    fingerprint: str
+    told: str
+    """What it is, in one line."""
+    notes: list[str]
+
+
+def gather(settings: Settings) -> Conversations:
+    """The conversations that the settings ask for, those of held-out inboxes apart.
+
+    Raises UsageError for files and questions that give none, EmailRLError for a file that cannot be read.
+    """
+    sft, seed = settings.sft, settings.training.seed
+    found: list[Conversation] = []
+    notes: list[str] = []
+    if sft.trajectories:
+        found, notes = read_conversations(sft.trajectories, best_of=sft.best_of, min_reward=sft.min_reward)
+    elif sft.best_of is not None or sft.min_reward is not None:
+        raise UsageError("--best-of and --min-reward choose among trajectories.", "Name their files by --trajectories.")
+    if source_of(settings) == "questions":
+        played, held_out = _played(settings, "train"), _played(settings, "val")
+        if not played:
+            raise UsageError("The experts can teach none of the questions.", "Check --db and MAX_TURNS (at least 3).")
+        notes.append(f"{len(played) + len(held_out)} conversations of experts on the questions")
+        found += played + held_out
+    train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)
+    if found and not val:
+        notes.append("all conversations are of one inbox: there is no validation loss, and nothing stops the run early")
+    return Conversations(train, val, notes)
+
+
+def source_of(settings: Settings) -> str:
+    """Where experts play: on ``questions``, on ``demo`` worlds, or nowhere (``none``)."""
+    sft = settings.sft
+    if sft.experts != "auto":
+        return sft.experts
+    if sft.from_scratch:
+        return "demo"
+    return "questions" if settings.data.questions is not None else "none" if sft.trajectories else "demo"
+
+
+def split(
+    conversations: Sequence[Conversation], most: int, seed: int, *, shared: bool = False
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Those to train on, and at most ``most`` of other inboxes to validate on.
+
+    Held out are the inboxes of the split val, else of a seeded tenth of the conversations, but never all inboxes.
+    ``shared`` accepts an inbox on both sides: what is of the split val then validates, the rest is trained on.
+    """
+    by_inbox: dict[str, list[Conversation]] = defaultdict(list)
+    for conversation in conversations:
+        by_inbox[conversation.inbox].append(conversation)
+    held_out = {c.inbox for c in conversations if c.split == "val"}
+    if held_out and shared:
+        val = [c for c in conversations if c.split == "val"]
+        train = [c for c in conversations if c.split != "val"]
+    else:
+        held_out = held_out or _some_inboxes(by_inbox, max(1, round(VAL_SHARE * len(conversations))), seed)
+        val = [c for c in conversations if c.inbox in held_out]
+        train = [c for c in conversations if c.inbox not in held_out]
+    random.Random(f"{seed}/sft/val").shuffle(val)
+    return train, val[:most]
+
+
+def _some_inboxes(by_inbox: Mapping[str, Sequence[Conversation]], num: int, seed: int) -> set[str]:
+    """Inboxes with at least ``num`` conversations between them, one inbox always left out."""
+    order = sorted(by_inbox)
+    random.Random(f"{seed}/sft/inboxes").shuffle(order)
+    chosen: set[str] = set()
+    for inbox in order[1:]:
+        if sum(len(by_inbox[each]) for each in chosen) < num:
+            chosen.add(inbox)
+    return chosen
+
+
+def examples(
+    found: Conversations, settings: Settings, renderer: ChatRenderer, *, longest: int, workers: int | None
+) -> Data:
+    """The examples that ``found`` makes for one policy; of none, those of demo worlds.
+
+    ``longest`` is the context window in tokens: what is longer is left out and counted. Raises UsageError where nothing
+    is left to train on.
+    """
+    notes = list(found.notes)
+    if not found.train and not found.val:
+        return _demo(settings, renderer, workers, notes)
+    train, num_train = _tokenized(found.train, renderer, longest)
+    val, num_val = _tokenized(found.val, renderer, longest)
+    if too_long := num_train + num_val:
+        notes.append(f"{too_long} conversations are longer than the context window of {longest} tokens and left out")
+    if not train:
+        raise UsageError("No conversation is left to train on.", "Give more questions or trajectories, or inboxes.")
+    flat = [example for group in train for example in group]
+    tokens, spoken = sum(len(e.token_ids) for e in flat), sum(int(e.spoken.sum()) for e in flat)
+    inboxes, share = len({example.inbox for example in flat}), spoken / tokens
+    size, seed = settings.sft.sft_batch_size, settings.training.seed
+    held_out = [example for group in val for example in group]
+    return Data(
+        batches=lambda start: endless(train, size, seed, start),
+        val=held_out,
+        fingerprint=fingerprint(flat + held_out),
+        told=f"{len(train)} conversations of {inboxes} inboxes, {tokens:,} tokens, {share:.0%} of them learned",
+        notes=notes,
+    )
+
+
+def endless(groups: Sequence[list[Example]], size: int, seed: int, start: int) -> Iterator[list[Example]]:
+    """Batches of ``size`` conversations, from batch ``start`` on, through one permutation after the other.
+
+    A batch holds no conversation twice but where it crosses from one permutation to the next.
+    """
+    size = min(size, len(groups))
+    epoch, order = -1, list(range(len(groups)))
+    for first in range(start * size, 2**63, size):
+        batch: list[Example] = []
+        for position in range(first, first + size):
+            if position // len(groups) != epoch:
+                epoch, order = position // len(groups), list(range(len(groups)))
+                random.Random(f"{seed}/sft/{epoch}").shuffle(order)
+            batch += groups[order[position % len(groups)]]
+        yield batch
+
+
+def _played(settings: Settings, split: Split) -> list[Conversation]:
+    played = play_experts(settings, split=split, seed=settings.training.seed)
+    return [
+        Conversation(f"{split}-{scenario.id}", scenario.inbox_address, split, messages) for scenario, messages in played
+    ]
+
+
+def _tokenized(
+    conversations: Sequence[Conversation], renderer: ChatRenderer, longest: int
+) -> tuple[list[list[Example]], int]:
+    made = [examples_of(conversation, renderer) for conversation in conversations]
+    fitting = [group for group in made if all(len(example.token_ids) <= longest for example in group)]
+    return fitting, len(made) - len(fitting)
+
+
+def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes: list[str]) -> Data:
+    """The tokenizer goes to the processes that play by a folder: it may be new, or have another template."""
+    sft, seed = settings.sft, settings.training.seed
+
+    def batches(start: int) -> Iterator[list[Example]]:
+        with tempfile.TemporaryDirectory() as folder:
+            renderer.tokenizer.save_pretrained(folder)
+            yield from demo.batches(
+                Path(folder),
+                steps=sft.sft_steps,
+                batch_size=sft.sft_batch_size,
+                start=start,
+                seed=seed,
+                workers=workers,
+            )
+
+    val = demo.held_out(settings.data.eval_dataset_size, seed, renderer)
+    return Data(batches, val, fingerprint(val), "what experts do on demo worlds", notes)

@@ -1,0 +1,229 @@
+"""Supervised updates: the trainer's packed batches and log-probabilities, under a loss that only imitates.
+
+The loss of an update is the mean negative log-likelihood, in nats, of the tokens that were spoken in its examples,
+whatever micro-batches they are computed in. Only these tokens reach the vocabulary projection.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import Policy
+from emailrl.policy.logprobs import token_logprobs
+from emailrl.settings import Settings
+from emailrl.sft.examples import Example
+from emailrl.training.step.batches import MicroBatch
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.scoring import Scorer
+from emailrl.training.step.update import MAX_SKIPPED_IN_A_ROW, learning_rate
+
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
+WARMUP_RATIO = 0.05
+SHOWN_WEIGHT = 0.1
+"""Weight of a shown token's loss beside a spoken one's, for a model made from nothing: tool results repeat what stood
+in earlier ones, and so it learns to copy from them."""
+RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}
+"""Peak learning rates where none is set."""
+
+
+class Fitter:
+    """Holds the optimizer of a policy that imitates; an adapter's, or with ``--full`` the whole model's."""
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        if policy.dtype == torch.float16:
+            raise UsageError("sft trains in bf16 or fp32, not in fp16.", "Set EMAILRL_DTYPE=bf16, or fp32.")
+        self.policy, self.settings = policy, settings
+        sft = settings.sft
+        self.shown_weight = SHOWN_WEIGHT if sft.from_scratch else 0.0
+        kind = "from_scratch" if sft.from_scratch else "full" if sft.full_finetuning else "lora"
+        self.schedule = settings.training.model_copy(
+            update={
+                "learning_rate": sft.sft_learning_rate or RATES[kind],
+                "warmup_ratio": WARMUP_RATIO,
+                "lr_scheduler": "cosine",
+                "min_lr_ratio": 0.0,
+            }
+        )
+        named = policy.trainable_parameters()
+        self.names = [name for name, _ in named]
+        self.weights = [parameter for _, parameter in named]
+        self.masters = [_master(weight) for weight in self.weights]
+        self.optimizer = torch.optim.AdamW(
+            self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=policy.device.type == "cuda"
+        )
+        self.scorer = Scorer(policy, settings)
+        self.skipped_in_a_row = 0
+
+    def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
+        """Make optimizer step ``step`` (from 1) on the examples and return its metrics; ``loss`` is in nats a token.
+
+        Dropout follows from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped and
+        counted in ``updates_skipped``; EmailRLError ends the run after ``MAX_SKIPPED_IN_A_ROW``.
+        """
+        rate = learning_rate(step, self.schedule, self.settings.sft.sft_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.policy.model.train()
+        with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
+            torch.manual_seed(self.settings.training.seed * 1_000_003 + step)
+            loss = self._sum(examples, self._backward) / _num_spoken(examples)
+        self.policy.model.eval()
+        limit = self.settings.training.max_grad_norm or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, limit))
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        if skipped:
+            self._skip(step, loss, norm)
+        else:
+            self.skipped_in_a_row = 0
+            self.optimizer.step()
+            self._publish()
+        return {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "updates_skipped": float(skipped),
+            "trainable_tokens": _num_spoken(examples),
+            "total_tokens": sum(len(example.token_ids) for example in examples),
+        }
+
+    @torch.no_grad()
+    def loss(self, examples: Sequence[Example]) -> float:
+        """Mean negative log-likelihood of the spoken tokens, in nats; the model is left as it is."""
+        self.policy.model.eval()
+        return self._sum(
+            examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum())
+        ) / _num_spoken(examples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on beside the weights, as ``torch.save`` can write it."""
+        pairs = zip(self.names, self.weights, self.masters, strict=True)
+        return {
+            "parameters": self.names,
+            "optimizer": self.optimizer.state_dict(),
+            "masters": {name: master.detach() for name, weight, master in pairs if master is not weight},
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state`` was taken, bit for bit; raises EmailRLError for the state of another model."""
+        if state["parameters"] != self.names:
+            raise EmailRLError(
+                "The trainer state is of another model or adapter.", "Resume with the run's own --model."
+            )
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        with torch.no_grad():
+            for name, master in zip(self.names, self.masters, strict=True):
+                if name in state["masters"]:
+                    master.copy_(state["masters"][name])
+
+    def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
+        """Add up what ``work`` makes of each micro-batch; begun anew with smaller ones where memory runs out.
+
+        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
+        """
+        samples = [self._sample(example) for example in examples]
+        total = _num_spoken(examples)
+        while True:
+            self._drop_gradients()
+            batch: MicroBatch | None = None
+            try:
+                result = 0.0
+                for batch in self.scorer.micro_batches(samples):
+                    result += work(batch, _spoken(batch, examples), total)
+                return result
+            except torch.OutOfMemoryError:
+                pass  # handled below, where the traceback holds no tensors any more
+            self._make_room(batch)
+
+    def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
+        """Add one micro-batch's gradient; returns the summed loss of its spoken tokens."""
+        losses = -self._logprobs(batch)
+        weights = torch.where(spoken, 1.0, self.shown_weight)
+        ((losses * weights).sum() / total).backward()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight and weight.grad is not None:
+                grad = weight.grad.to(master.dtype)
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                weight.grad = None
+        return float((losses.detach() * spoken).sum())
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        model = self.policy.model
+        return token_logprobs(model, batch.token_ids, batch.loss_mask, shared=batch.shared).logprobs
+
+    def _sample(self, example: Example) -> TrainingSample:
+        trained = example.spoken
+        if self.shown_weight:
+            trained = trained | True
+            trained[0] = False  # nothing predicts it
+        end = int(trained.nonzero()[0][-1]) + 1
+        return TrainingSample(
+            trajectory_id=example.conversation,
+            group_id=example.inbox,
+            token_ids=example.token_ids[:end].tolist(),
+            loss_mask=trained[:end].astype(int).tolist(),
+            sampler_logprobs=[None] * end,
+            advantage=0.0,
+        )
+
+    def _make_room(self, batch: MicroBatch | None) -> None:
+        """Recompute activations in the backward pass where that is left open, else halve the micro-batches."""
+        assert batch is not None
+        self._drop_gradients()
+        base = self.policy.model
+        open_to_us = self.settings.training.gradient_checkpointing == "auto" and not self.policy.lora
+        if open_to_us and not base.is_gradient_checkpointing:
+            torch.cuda.empty_cache()
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            self.scorer.ran_out(batch)
+
+    def _drop_gradients(self) -> None:
+        for parameter in (*self.weights, *self.masters):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Give the model the masters' new values, rounded to its own type."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight:
+                weight.copy_(master)
+
+    def _skip(self, step: int, loss: float, norm: float) -> None:
+        """Leave the weights as they are; too many in a row end the run."""
+        self._drop_gradients()
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
+            raise EmailRLError(
+                f"The {what} at step {step}, in the third update in a row; the weights are as before them.",
+                "Lower --learning-rate, or look at the conversations.",
+            )
+
+
+def _master(weight: nn.Parameter) -> nn.Parameter:
+    """What the optimizer moves: the weight itself, or a float32 copy of one in 16 bits, where small steps vanish."""
+    if weight.dtype in (torch.float32, torch.float64):
+        return weight
+    return nn.Parameter(weight.detach().float())
+
+
+def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:
+    """Which tokens of a micro-batch were spoken, bool ``(B, T)``."""
+    spoken = torch.zeros(batch.token_ids.shape, dtype=torch.bool)
+    for row, index in enumerate(batch.indices):
+        own = torch.from_numpy(examples[index].spoken[: spoken.shape[1]])
+        spoken[row, : len(own)] = own
+    return spoken.to(batch.token_ids.device)
+
+
+def _num_spoken(examples: Sequence[Example]) -> int:
+    return sum(int(example.spoken.sum()) for example in examples)

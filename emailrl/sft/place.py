@@ -1,0 +1,61 @@
+"""Where a run of supervised fine-tuning stands: a new folder, or the checkpoint that an old run goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.checkpoints import SFT, Checkpoint, find_runs, list_checkpoints, read_checkpoint, verify
+from emailrl.errors import UsageError
+from emailrl.settings import Settings, run_root
+from emailrl.training.run.directory import clear_run, free_directory
+
+PRODUCT = "best_model"
+"""What a run is made for stands in this folder of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A run's folder, and the checkpoint to go on from; None begins at step 0."""
+
+    directory: Path
+    checkpoint: Checkpoint | None = None
+
+
+def find_place(settings: Settings, out: Path | None, resume: str | None) -> Place:
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume`` means.
+
+    ``auto`` goes on with the run in ``out`` (by default the newest) where there is one, ``latest`` asks for it, and a
+    path names the run or its last checkpoint. Raises UsageError for a folder that holds something else, for a run that
+    is not there and for a checkpoint with later ones beside it.
+    """
+    if resume is None:
+        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out} exists.", "Name another folder with --out, or go on with it by --resume latest.")
+        return Place(out or free_directory(run_root(settings.output.output_dir, SFT)))
+    directory = _run_of(settings, out, resume)
+    checkpoints = (
+        [] if directory is None else [c for c in list_checkpoints(directory) if c.metadata.kind == "checkpoint"]
+    )
+    if directory is None or not checkpoints:
+        if resume != "auto":
+            raise UsageError("There is no run of sft to go on with.", "Begin one without --resume.")
+        if directory is not None and directory.exists():
+            clear_run(directory)  # it died before its first checkpoint
+        return Place(directory or out or free_directory(run_root(settings.output.output_dir, SFT)))
+    last = checkpoints[-1]
+    if Path(resume).name.startswith("checkpoint-") and Path(resume).resolve() != last.path.resolve():
+        raise UsageError(
+            f"{directory} has gone on to {last.path.name}.", f"Resume from that, or copy {resume} elsewhere."
+        )
+    return Place(directory, verify(last))
+
+
+def _run_of(settings: Settings, out: Path | None, resume: str) -> Path | None:
+    if resume not in ("auto", "latest"):
+        path = Path(resume)
+        return path if list_checkpoints(path) else read_checkpoint(path).path.parent
+    if out is not None:
+        return out
+    runs = find_runs(settings.output.output_dir, SFT)
+    return runs[-1] if runs else None

@@ -1,0 +1,99 @@
+"""Which conversations train and which validate, and the order of the batches."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sft.talk import settings_for, trajectory, write
+from tiny import make_model
+
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.errors import UsageError
+from emailrl.policy.load import load_policy
+from emailrl.settings import load_settings
+from emailrl.sft.data import Conversations, endless, examples, gather, source_of, split
+from emailrl.sft.examples import Conversation, Example
+
+
+def talk(name: str, inbox: str, of: str | None = None) -> Conversation:
+    return Conversation(name, inbox, of, [])
+
+
+def test_inboxes_of_the_split_val_are_held_out_whole() -> None:
+    all_of = [talk("1", "a"), talk("2", "b", "val"), talk("3", "b", "train"), talk("4", "c", "train")]
+    train, val = split(all_of, 10, seed=1)
+    assert [c.id for c in train] == ["1", "4"] and sorted(c.id for c in val) == ["2", "3"]
+    train, val = split(all_of, 10, seed=1, shared=True)
+    assert [c.id for c in train] == ["1", "3", "4"] and [c.id for c in val] == ["2"]
+
+
+def test_without_a_split_a_tenth_is_held_out_by_inbox() -> None:
+    all_of = [talk(str(n), f"i{n % 20}") for n in range(100)]
+    train, val = split(all_of, 1000, seed=1)
+    assert len(val) == 10 and len(train) == 90
+    assert not {c.inbox for c in train} & {c.inbox for c in val}
+    assert split(all_of, 3, seed=1)[1] == val[:3]
+    assert split(all_of, 1000, seed=2)[1] != val
+
+
+def test_one_inbox_alone_validates_nothing() -> None:
+    train, val = split([talk("1", "a"), talk("2", "a")], 10, seed=1)
+    assert len(train) == 2 and val == []
+
+
+def test_batches_go_round_and_are_the_same_from_any_start() -> None:
+    nothing = np.array([])
+    groups = [[Example(str(n), "", nothing, nothing)] for n in range(5)]
+
+    def names(start: int, count: int) -> list[str]:
+        return [
+            "".join(e.conversation for e in batch) for batch in itertools.islice(endless(groups, 2, 1, start), count)
+        ]
+
+    whole = names(0, 10)
+    said = "".join(whole)
+    assert [sorted(said[i : i + 5]) for i in range(0, 20, 5)] == [list("01234")] * 4
+    assert len({said[i : i + 5] for i in range(0, 20, 5)}) > 1
+    assert all(names(start, 10 - start) == whole[start:] for start in range(10))
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ({}, "demo"),
+        ({"questions": "q.jsonl"}, "questions"),
+        ({"trajectories": ["t.jsonl"]}, "none"),
+        ({"trajectories": ["t.jsonl"], "questions": "q.jsonl"}, "questions"),
+        ({"trajectories": ["t.jsonl"], "questions": "q.jsonl", "experts": "none"}, "none"),
+        ({"questions": "q.jsonl", "from_scratch": True}, "demo"),
+    ],
+)
+def test_where_experts_play(given: dict[str, object], source: str, tmp_path: Path) -> None:
+    assert source_of(load_settings(given, environ={}, cwd=tmp_path)) == source
+
+
+def test_what_is_longer_than_the_window_is_left_out(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    settings = settings_for(tmp_path, model)
+    renderer = ChatRenderer(load_policy(settings).tokenizer)
+    found = gather(settings)
+    assert len(found.train) == 20 and len(found.val) == 4
+    long = trajectory("long", inbox="i0@x", says="word " * 300)
+    found.train.append(Conversation("long", "i0@x", None, long.messages))
+    data = examples(found, settings, renderer, longest=400, workers=1)
+    assert any("1 conversations are longer than the context window of 400 tokens" in note for note in data.notes)
+    batch = next(data.batches(0))
+    assert len(batch) == 4 and all(not example.spoken[0] and example.spoken.any() for example in batch)
+    with pytest.raises(UsageError, match="No conversation is left"):
+        examples(Conversations(found.train[-1:], [], []), settings, renderer, longest=400, workers=1)
+
+
+def test_choosing_among_no_trajectories_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="choose among trajectories"):
+        gather(load_settings({"best_of": 2}, environ={}, cwd=tmp_path))
+    one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x"), trajectory("b", inbox="i@x")])
+    found = gather(load_settings({"trajectories": [one]}, environ={}, cwd=tmp_path))
+    assert any("there is no validation loss" in note for note in found.notes)
