@@ -37,7 +37,6 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "ma
 LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk", "plain"}
 
 UNSOLVED = {
-    ("emailrl.sft.warm_start", "emailrl.sft.own_expert"),
     ("emailrl.training.idle", "emailrl.training.algorithms"),
     ("emailrl.training.mix", "emailrl.training.algorithms"),
 }

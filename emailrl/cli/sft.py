@@ -13,7 +13,8 @@ from emailrl.cli.output import print_json, print_next, say, say_loading
 
 
 @setting_options(
-    "model_name full_finetuning from_scratch experts questions db best_of min_reward",
+    "model_name full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
+    "best_of min_reward",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
     "output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
 )
@@ -23,9 +24,7 @@ def sft(
         list[Path] | None, typer.Option(metavar="<path>", help="A file of trajectories to imitate; may be repeated.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that play demo worlds; all cores.")] = None,
-    out: Annotated[
-        Path | None, path_option("--out", help="The run's folder, new; <output-dir>_sft without it.")
-    ] = None,
+    out: Annotated[Path | None, path_option("--out", help="The run's folder; <output-dir>_sft without it.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto (the run, if there is one), latest, or a run's or its checkpoint's folder.")
     ] = None,

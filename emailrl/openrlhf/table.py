@@ -26,7 +26,7 @@ MODELS: Final[list[Row]] = [
     ("input_key X", "data.input_key", "question_field", "`input`", ""),
     ("label_key X", "data.label_key", "answer_field", "–", "the reference answer that the reward compares with"),
     ("output_key X", "data.output_key", "output_field", "–",
-     "of supervised training alone: the answer that `warm-start --questions` teaches"),
+     "of supervised training alone: the answer that `sft --questions` teaches"),
     ("apply_chat_template", "data.apply_chat_template", "chat_template", "off",
      "always on: tools and turns are rendered by the model's own template, or by the file `chat_template`"),
     ("input_template X", "data.input_template", "question_template", "–", "`{}` is the question, in its user message"),

@@ -1,6 +1,6 @@
 """Scripted experts: play demo scenarios the way a person would, and err on purpose.
 
-They exist to teach an untrained policy the form of the work (``emailrl warm-start``), not to solve it: their common
+They exist to teach an untrained policy the form of the work (``emailrl sft``), not to solve it: their common
 habit is the poor one (a single keyword), the good one is rare, so that reinforcement learning has something to find.
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.checkpoints import SFT, Checkpoint, find_runs, list_checkpoints, read_checkpoint, verify
+from emailrl.checkpoints import SFT, Checkpoint, find_runs, list_checkpoints, read_checkpoint, run_folders, verify
 from emailrl.errors import UsageError
 from emailrl.settings import Settings, run_root
-from emailrl.training.run.directory import clear_run, free_directory
+from emailrl.training.run.directory import LOCK, free_directory
 
 PRODUCT = "best_model"
 """What a run is made for stands in this folder of it."""
@@ -34,15 +34,14 @@ def find_place(settings: Settings, out: Path | None, resume: str | None) -> Plac
             raise UsageError(f"{out} exists.", "Name another folder with --out, or go on with it by --resume latest.")
         return Place(out or free_directory(run_root(settings.output.output_dir, SFT)))
     directory = _run_of(settings, out, resume)
-    checkpoints = (
-        [] if directory is None else [c for c in list_checkpoints(directory) if c.metadata.kind == "checkpoint"]
-    )
+    there = list_checkpoints(directory) if directory is not None else []
+    if other := next((item for item in there if item.metadata.mode != SFT), None):
+        raise UsageError(f"{directory} is a run of mode {other.metadata.mode}.", "Go on with it by emailrl train.")
+    checkpoints = [item for item in there if item.metadata.kind == "checkpoint"]
     if directory is None or not checkpoints:
         if resume != "auto":
             raise UsageError("There is no run of sft to go on with.", "Begin one without --resume.")
-        if directory is not None and directory.exists():
-            clear_run(directory)  # it died before its first checkpoint
-        return Place(directory or out or free_directory(run_root(settings.output.output_dir, SFT)))
+        return Place(directory or free_directory(run_root(settings.output.output_dir, SFT)))
     last = checkpoints[-1]
     if Path(resume).name.startswith("checkpoint-") and Path(resume).resolve() != last.path.resolve():
         raise UsageError(
@@ -57,5 +56,9 @@ def _run_of(settings: Settings, out: Path | None, resume: str) -> Path | None:
         return path if list_checkpoints(path) else read_checkpoint(path).path.parent
     if out is not None:
         return out
-    runs = find_runs(settings.output.output_dir, SFT)
-    return runs[-1] if runs else None
+    root = run_root(settings.output.output_dir, SFT)
+    if resume == "auto":  # also one that died before its first checkpoint
+        begun = [run for run in run_folders(root, SFT) if (run / LOCK).exists()]
+    else:
+        begun = find_runs(root, SFT)
+    return begun[-1] if begun else None

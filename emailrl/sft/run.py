@@ -21,7 +21,8 @@ from emailrl.checkpoints import SFT, Checkpoint, Metadata, created_after, prune,
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.load import Policy, choose_device, choose_dtype, load_policy, train_whole
+from emailrl.policy.device import choose_device, choose_dtype
+from emailrl.policy.load import Policy, load_policy, train_whole
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
 from emailrl.sft import demo, small_model
@@ -29,7 +30,7 @@ from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
 from emailrl.sft.place import PRODUCT, Place, find_place
 from emailrl.store import database_fingerprint
-from emailrl.training.run.directory import held
+from emailrl.training.run.directory import clear_run, held
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import Clock, Pace
 from emailrl.training.run.provenance import git_commit, versions
@@ -232,6 +233,8 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with held(place.directory):
         recover(place.directory)
+        if place.checkpoint is None:
+            clear_run(place.directory)  # what died in it before its first checkpoint
         policy = _policy(settings, place.checkpoint)
         renderer = ChatRenderer(policy.tokenizer, task.tools)
         longest = min(_window(policy), settings.model.max_model_len or _window(policy))

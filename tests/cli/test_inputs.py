@@ -27,7 +27,8 @@ def test_an_unknown_model_is_told_before_it_is_loaded(emailrl: Emailrl, tmp_path
     assert code == 2 and said.startswith("error: Unknown model 'nanoo'.") and said.count("\n") == 1
 
 
-def test_warm_start_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    code, _, said = emailrl("warm-start", "--out", "there")
-    assert code == 2 and said == "error: there exists. Name another folder with --out.\n"
+def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
+    (tmp_path / "there" / "something").mkdir(parents=True)
+    code, _, said = emailrl("sft", "--out", "there")
+    told = "error: there exists. Name another folder with --out, or go on with it by --resume latest.\n"
+    assert code == 2 and said == told

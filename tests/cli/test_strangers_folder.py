@@ -24,7 +24,7 @@ COMMANDS = {
     "gen-db": ["gen-db"],
     "plan": ["plan"],
     "export": ["export"],
-    "warm-start": ["warm-start", "--steps", 1],
+    "sft": ["sft", "--steps", 1],
     "prune": ["checkpoints", "prune", "--yes"],
 }
 LOOKING = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sft.talk import settings_for
-from tiny import make_model
+from tiny import make_checkpoint, make_model
 
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
 from emailrl.errors import UsageError
@@ -169,6 +169,13 @@ def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, Sft
         sft(other, resume="latest")
     with pytest.raises(UsageError, match="gone on to checkpoint-8"):
         sft(settings, resume=str(result.out.parent / "checkpoint-4"))
+
+
+def test_a_run_of_train_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+    best = make_checkpoint(tmp_path / "mine" / "best_model", model)
+    with pytest.raises(UsageError, match="is a run of mode masked"):
+        sft(settings_for(tmp_path, model), out=tmp_path / "mine", resume="auto")
+    assert best.path.is_dir()
 
 
 @pytest.mark.slow

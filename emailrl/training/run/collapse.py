@@ -102,7 +102,8 @@ def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
     if (unknown := _level(steps, "returned_i_dont_know")) is not None:
         warning = (
             f'{unknown:.0%} of rollouts end with "I don\'t know", which by the reward art_e pays more than answering'
-            " below about 37 % accuracy: lower REWARD_NO_ANSWER, ask easier questions or warm-start (docs/rewards.md)."
+            " below about 37 % accuracy: lower REWARD_NO_ANSWER, ask easier questions or begin with emailrl sft"
+            " (docs/rewards.md)."
         )
         found.append(Sign("unknown", unknown / UNKNOWN_SHARE, warning))
     if (entropy := _level(steps, "entropy")) is not None:
