@@ -30,11 +30,11 @@ LAYERS: list[set[str]] = [
     {"recording"},
     {"trajectory", "custom", "remote"},
     {"settings"},
-    {"errors", "disk", "plain"},
+    {"errors", "disk", "plain", "ending"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "vllm", "unsloth"}
-LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk", "plain"}
+LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk", "plain", "ending"}
 
 UNSOLVED = {
     ("emailrl.training.idle", "emailrl.training.algorithms"),

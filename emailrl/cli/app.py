@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 import emailrl
 from emailrl.cli.output import fail
+from emailrl.ending import ending_with
 from emailrl.errors import EmailRLError
 
 COMMANDS: Final = {
@@ -125,6 +126,11 @@ def _told(error: Any) -> str:
 
 def main() -> NoReturn:
     """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
+    with ending_with("vllm"):
+        _run()
+
+
+def _run() -> NoReturn:
     _prepare_streams()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, a command ends as by Ctrl-C
     try:

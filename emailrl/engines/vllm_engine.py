@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from emailrl.ending import bounded
 from emailrl.engines.base import Advance, Completion, Request, SamplingParams
 from emailrl.engines.probe import SAMPLED, Probe
 from emailrl.engines.report import report
@@ -123,30 +124,37 @@ class VllmEngine:
 
     def resume(self) -> None:
         """Wake; the adapter is loaded and proven anew before it samples."""
-        if self._engine is None or not self._sleeps or not self._engine.is_sleeping():
-            return
-        gc.collect()
-        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is needed now
-        self._engine.wake_up()
-        self._engine.reset_prefix_cache()
-        self._proven = False
+        if self._engine is not None and self._wake():
+            self._engine.reset_prefix_cache()
+            self._proven = False
 
     def close(self) -> None:
-        """Stop vLLM and give its memory back."""
+        """Stop vLLM and give its memory back; a process in which it hangs ends (``bounded``)."""
         if self._engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self._engine.engine_core.shutdown()
-        self._engine, self._lora, self._proven = None, None, False
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        with bounded():
+            self._wake()  # what sleeps is not mapped: CUDA calls freeing that an invalid argument
+            self._engine.engine_core.shutdown()
+            self._engine, self._lora, self._proven = None, None, False
+            gc.collect()
+            cleanup_dist_env_and_memory()
 
     # -- vLLM
 
     @property
     def _sleeps(self) -> bool:
         return bool(self._engine.model_config.enable_sleep_mode)
+
+    def _wake(self) -> bool:
+        """Give vLLM its memory again where it sleeps; whether it did."""
+        if not self._sleeps or not self._engine.is_sleeping():
+            return False
+        gc.collect()
+        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is needed now
+        self._engine.wake_up()
+        return True
 
     def _start(self) -> None:
         os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})

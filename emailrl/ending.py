@@ -1,0 +1,63 @@
+"""The end of a process that has foreign code in it (vLLM, CUDA): within seconds, whatever that code does.
+
+Python's own end waits for threads and runs destructors. One that hangs in native code holds the interpreter: no handler
+of a signal runs any more, Ctrl-C's neither, and only SIGKILL helps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+SECONDS: Final = 15.0
+"""What closing an engine, or leaving the process, may take."""
+
+
+@contextmanager
+def bounded(seconds: float = SECONDS) -> Iterator[None]:
+    """End the process, exit code 1, where the block takes longer; stderr then says where every thread stood."""
+    _arm(seconds)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def ending_with(*modules: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Let a process that imports one of ``modules`` inside the block end without waiting for what they leave behind.
+
+    On a SystemExit that leaves the block, threads and exit handlers have ``seconds``; the destructors after them never
+    run. For the outermost call of a program alone.
+    """
+    code = 1
+    before = [name for name in modules if name in sys.modules]
+
+    def leave() -> None:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # before the modules register theirs: the first to come is the last to be called
+    try:
+        yield
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    finally:
+        if any(name in sys.modules for name in modules if name not in before):
+            _arm(seconds)
+        else:
+            atexit.unregister(leave)
+
+
+def _arm(seconds: float) -> None:
+    # A watchdog of C's: it needs neither the interpreter nor its lock.
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
