@@ -429,7 +429,7 @@ def test_the_cache_of_the_in_process_engine(tmp_path: Path) -> None:
     assert few.sampling["KV cache"] == 2 * GIB and few.at_once == 3
     none = plan_for(tmp_path, "H100", kv_cache_gib=0.5)
     assert "does not fit: the key-value cache has room for 3,200 tokens of 5,320" in none.verdict
-    assert none.verdict.endswith("; turn KV_CACHE_GIB from 0.5 to 1")
+    assert none.verdict.endswith("; try KV_CACHE_GIB=1")
 
 
 def test_the_cache_leaves_room_for_the_forward_pass(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
 def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
     made = plan_for(tmp_path, "A100-80", engine="vllm")
     assert not made.memory.fits and made.memory.peak < made.memory.usable
-    assert "has room for 40,185 tokens of 40,960; turn MAX_MODEL_LEN from 40960 to 39936, or" in made.verdict
+    assert "has room for 40,185 tokens of 40,960; try MAX_MODEL_LEN=39936" in made.verdict
     assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=39936).memory.fits
     # 0.45 of 23.5 GiB, less weights of 8,044,936,192 bytes and 2 GiB, at 147,456 bytes a token: 7,883 tokens.
     small = make_plan(settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B"), find_device("4090"))
@@ -461,51 +461,49 @@ def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
     # The longest of 5,120 tokens on average is 1.4 times as long, 7,168; of 5,121 it is 7,169.
     settings = small.settings
     for tokens, offered in ((5120, True), (5121, False)):
-        knobs = make_plan(settings, find_device("4090"), tokens_per_trajectory=tokens).knobs
-        assert ("MAX_MODEL_LEN" in [knob.name for knob in knobs]) is offered
+        ways = make_plan(settings, find_device("4090"), tokens_per_trajectory=tokens).ways
+        assert any("MAX_MODEL_LEN" in way.text for way in ways) is offered
 
 
 def test_vllm_in_the_same_process_is_noted_where_it_is_faster(tmp_path: Path) -> None:
     made = plan_for(tmp_path)
     other = plan_for(tmp_path, engine="vllm")
-    assert made.vllm is not None and made.vllm.text == "--engine vllm"
-    assert made.vllm.run_seconds == other.run_seconds < made.run_seconds / 4
-    assert made.vllm.peak == other.memory.peak
+    [way] = made.faster
+    assert way.text == "vLLM in the same process (--engine vllm)"
+    assert way.run_seconds == other.run_seconds < made.run_seconds / 4
+    assert way.peak == other.memory.peak
     [note] = [one for one in made.notes if "--engine vllm" in one]
     assert note.endswith("would take 111 min instead of 9.1 h")
     paid = make_plan(made.settings, H200, num_gpus=4, price=3.0)
-    assert any("--engine vllm" in one and "and cost 22." in one for one in paid.notes) and paid.servers is not None
-    narrow = plan_for(tmp_path, "H100")
-    assert narrow.vllm is not None and narrow.vllm.text == "MAX_MODEL_LEN=38912 and --engine vllm"
+    assert any("--engine vllm" in one and "and cost 22." in one for one in paid.notes) and len(paid.faster) == 2
+    [narrow] = plan_for(tmp_path, "H100").faster
+    assert narrow.text == "vLLM in the same process (MAX_MODEL_LEN=38912 --engine vllm)"
     narrowed = plan_for(tmp_path, "H100", engine="vllm", max_model_len=38912)
-    assert narrowed.memory.fits and narrow.vllm.run_seconds == narrowed.run_seconds
+    assert narrowed.memory.fits and narrow.run_seconds == narrowed.run_seconds
     slower = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-4B")  # few trajectories at once beside the weights
-    assert slower.memory.fits and slower.vllm is None
-    assert other.vllm is None and plan_for(tmp_path, "CPU", model_name="nano").vllm is None
+    assert slower.memory.fits and slower.faster == []
+    assert other.faster == plan_for(tmp_path, "CPU", model_name="nano").faster == []
 
 
-def test_the_knobs_named_are_enough(tmp_path: Path) -> None:
+def test_the_changes_named_are_enough(tmp_path: Path) -> None:
     values = {"gradient_checkpointing": "off", "model_name": "Qwen/Qwen3-8B"}
     made = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=32768, **values)
-    assert not made.memory.fits
-    assert "turn MAX_TOKENS_PER_MICRO_BATCH from 32768 to 16384 (saves " in made.verdict
-    assert "or GRADIENT_CHECKPOINTING from off to selective (saves " in made.verdict
-    assert made.larger is not None and made.larger.name == "H200"
+    assert not made.memory.fits and made.verdict.endswith("; try MAX_TOKENS_PER_MICRO_BATCH=16384")
+    ways = {way.text: way for way in made.ways}
+    assert {"MAX_TOKENS_PER_MICRO_BATCH=16384", "GRADIENT_CHECKPOINTING=selective", "--gpu H200"} <= set(ways)
     turned = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=16384, **values)
-    assert turned.memory.fits
-    assert made.knobs[0].saves == made.memory.peak - turned.memory.peak
+    assert turned.memory.fits and ways["MAX_TOKENS_PER_MICRO_BATCH=16384"].peak == turned.memory.peak
 
 
-def test_knobs_that_only_together_are_enough(tmp_path: Path) -> None:
+def test_changes_that_only_together_are_enough(tmp_path: Path) -> None:
     made = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
-    assert len(made.knobs) > 1 and ", and " in made.verdict
-    values = {knob.name.lower(): knob.after for knob in made.knobs}
-    assert plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **values).memory.fits
+    values = dict(one.lower().split("=") for one in made.ways[0].text.split())
+    assert len(values) > 1 and plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **values).memory.fits
 
 
 def test_a_model_that_no_setting_makes_fit(tmp_path: Path) -> None:
     made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
-    assert made.knobs == [] and made.verdict.endswith("choose a smaller model")
+    assert made.ways == [] and made.verdict.endswith("choose a smaller model")
 
 
 def test_tokens_and_steps(tmp_path: Path) -> None:
@@ -786,7 +784,7 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (this_machine().name, this_machine().gib) == ("CPU", 8.0)
     made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-14B"), this_machine())
-    assert made.verdict.endswith("take a GPU (L40S)")
+    assert made.ways[-1].text == "--gpu L40S"
     odd = tmp_path / "nvidia-smi"
     odd.write_text("#!/bin/sh\necho 'Banana 9000, 1000'\n")
     odd.chmod(0o755)

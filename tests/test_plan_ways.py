@@ -130,17 +130,19 @@ def test_changes_that_only_together_make_it_fit(tmp_path: Path) -> None:
 
 def test_on_a_cpu_recomputation_is_named(tmp_path: Path) -> None:
     made = plan_on(tmp_path, Device("CPU", 20.0, 0.1, 2e10, is_gpu=False), model_name="Qwen/Qwen3-0.6B")
-    assert "turn GRADIENT_CHECKPOINTING from auto to on (saves " in made.verdict
-    assert made.verdict.endswith("or take a GPU (T4)")
+    assert "GRADIENT_CHECKPOINTING=on" in [way.text for way in made.ways]
+    assert made.ways[-1].text == "--gpu T4"
 
 
 def test_other_gpus_are_for_servers(tmp_path: Path) -> None:
     made = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B")
     served = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_urls="http://one:8000")
-    assert made.servers is not None and made.servers.run_seconds == served.run_seconds < made.run_seconds / 3
+    assert made.faster[0].text == "vLLM servers on the other GPUs (VLLM_URLS)"
+    assert made.faster[0].run_seconds == served.run_seconds < made.run_seconds / 3
     assert f"instead of {duration(made.run_seconds)}" in " ".join(made.notes)
     assert "times were measured on an H200: H100 is taken by its data sheet" in made.notes
-    assert served.servers is None and plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B").servers is None
+    alone = plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B")
+    assert not any("VLLM_URLS" in way.text for way in served.faster + alone.faster)
 
 
 def test_the_packaged_policy_is_planned_as_it_plays(tmp_path: Path) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 
 from emailrl.errors import UsageError
-from emailrl.plan.advice import Knob, advise, larger_device
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
-from emailrl.plan.memory import Memory, plan_memory
+from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
 from emailrl.plan.obstacles import Obstacle, find_obstacles
 from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
-from emailrl.plan.ways import Way, ways_to_fit, with_servers, with_vllm
+from emailrl.plan.ways import Way, faster_ways, ways_to_fit
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
 from emailrl.training.run.tracking import duration
@@ -40,16 +38,10 @@ class Plan:
     seconds: Seconds
     price: float | None
     """Of one GPU for an hour."""
-    knobs: list[Knob]
-    """What to change where it does not fit."""
-    larger: Device | None
-    """A GPU on which it fits as it is, where this one is too small."""
     ways: list[Way]
-    """What makes it fit, each planned whole."""
-    servers: Way | None
-    """The run with vLLM servers on the GPUs that do not train."""
-    vllm: Way | None
-    """The run with vLLM in the process that trains, where it fits and is clearly faster."""
+    """What makes the run fit, where it does not."""
+    faster: list[Way]
+    """Engines that make a run that fits clearly faster."""
     obstacles: list[Obstacle] = field(default_factory=list)
     """What keeps the run from starting, whatever its memory."""
     measured: Measured | None = None
@@ -72,10 +64,10 @@ class Plan:
     @property
     def cost(self) -> float | None:
         """What the run costs at ``price``."""
-        return None if self.price is None else self._cost(self.run_seconds)
+        return self._cost(self.run_seconds)
 
-    def _cost(self, seconds: float) -> float:
-        return (self.price or 0.0) * self.num_gpus * seconds / 3600
+    def _cost(self, seconds: float) -> float | None:
+        return None if self.price is None else self.price * self.num_gpus * seconds / 3600
 
     @property
     def verdict(self) -> str:
@@ -90,21 +82,11 @@ class Plan:
         if memory.fits:
             return f"fits: {amounts}"
         if memory.peak <= memory.usable:
-            whose = "vLLM's share" if self.settings.agent.engine == "vllm" else "the key-value cache"
+            whose = "vLLM's share" if vllm_in_process(self.settings) else "the key-value cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
         elif memory.peak <= self.device.gib * GIB:
             amounts += f", of which {memory.usable / GIB:.1f} can be used"
-        return f"does not fit: {amounts}; {self._remedy()}"
-
-    def _remedy(self) -> str:
-        larger = ""
-        if self.larger:
-            larger = f"a GPU{' with more memory' if self.device.is_gpu else ''} ({self.larger.name})"
-        if not self.knobs:
-            return f"take {larger}" if larger else "choose a smaller model"
-        link = ", or " if self.knobs[0].enough else ", and "
-        turned = f"turn {link.join(map(str, self.knobs))}"
-        return f"{turned}, or take {larger}" if larger else turned
+        return f"does not fit: {amounts}; {f'try {self.ways[0].text}' if self.ways else 'choose a smaller model'}"
 
     @property
     def notes(self) -> list[str]:
@@ -119,18 +101,12 @@ class Plan:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
-        if self.vllm:
-            notes.append(f"with vLLM in the same process ({self.vllm.text}) {self._instead(self.vllm)}")
-        if self.servers:
-            servers = "one GPU trains and samples; with vLLM servers on the others (VLLM_URLS)"
-            notes.append(f"{servers} {self._instead(self.servers)}")
-        notes.append("the mailbox, the judge and saving are not in the times")
-        return notes
+        return [*notes, *map(self._comparison, self.faster), "the mailbox, the judge and saving are not in the times"]
 
-    def _instead(self, way: Way) -> str:
-        then, now = way.run_seconds, self.seconds.run
-        costs = "" if not self.price else f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}"
-        return f"the run would take {duration(then)} instead of {duration(now)}{costs}"
+    def _comparison(self, way: Way) -> str:
+        now = self.seconds.run
+        costs = f", and cost {self._cost(way.run_seconds):,.2f} instead of {self._cost(now):,.2f}" if self.price else ""
+        return f"with {way.text} the run would take {duration(way.run_seconds)} instead of {duration(now)}{costs}"
 
 
 def make_plan(
@@ -161,16 +137,12 @@ def make_plan(
         shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
     )
 
-    again = partial(plan_memory, shape, tokens=tokens)
-
-    def whole(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
+    def estimate(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
         its = shape if changed.model.name == settings.model.name else find_shape(changed.model.name)
         needed = plan_memory(its, changed, other, tokens)
         return needed, plan_seconds(its, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
 
-    memory, seconds = whole(settings, device)
-    knobs = [] if memory.fits else advise(settings, device, memory, again, tokens.longest)
-    larger = None if memory.fits else larger_device(settings, device, again)
+    memory, seconds = estimate(settings, device)
     return Plan(
         settings=settings,
         shape=shape,
@@ -181,11 +153,8 @@ def make_plan(
         worst=plan_memory(shape, settings, device, tokens.at_worst()),
         seconds=seconds,
         price=price,
-        knobs=knobs,
-        larger=larger,
-        ways=[] if memory.fits else ways_to_fit(settings, device, shape, knobs, larger, whole),
-        servers=with_servers(settings, device, num_gpus, whole),
-        vllm=with_vllm(settings, device, tokens.longest, whole) if memory.fits else None,
+        ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
+        faster=faster_ways(settings, device, num_gpus, tokens.longest, estimate) if memory.fits else [],
         obstacles=find_obstacles(settings, shape, device, here=here),
         measured=measured if here and measured and measured.is_of(settings.model.name) else None,
         remarks=measured.remarks_on(settings.model.name) if measured else [],

@@ -93,7 +93,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     layout = layout_of(shape, settings, device)
     resident = _resident(shape, settings, layout)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
-    training = {"vLLM": _vllm_while_training(settings, total)} if _vllm_here(settings) else {}
+    training = {"vLLM": _vllm_while_training(settings, total)} if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     keep = keep_of(shape, settings, layout, batch, free)
@@ -176,7 +176,7 @@ def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int
         "optimizer": 8 * adapter,
         "runtime": WORKSPACES if layout.on_gpu else PROCESS,
     }
-    if _transformers_here(settings):
+    if samples_in_process(settings):
         matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
         weights["sampler's copy"] = (
             shape.layers * matrices * layout.itemsize if samples_merged(shape, settings) else 4 * adapter
@@ -193,14 +193,14 @@ def _sampling(
     shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int, resident: int
 ) -> tuple[dict[str, int], int | None, int]:
     """Bytes by part, tokens that the cache has room for, and tokens that it must have room for."""
-    if _vllm_here(settings):
+    if vllm_in_process(settings):
         gpus = settings.vllm.vllm_tensor_parallel_size
         share = int(settings.vllm.vllm_gpu_memory_utilization * total)
         weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // gpus
         room = max(share - weights - VLLM_WORK, 0)
         window = min(settings.model.max_model_len or shape.context, shape.context)
         return {"vLLM": share}, room * gpus // shape.cache_bytes(2), window
-    if not _transformers_here(settings):
+    if not samples_in_process(settings):
         return {}, None, 0
     token, slots = shape.cache_bytes(layout.itemsize), _slots(settings, tokens)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
@@ -242,11 +242,13 @@ def _vllm_while_training(settings: Settings, total: int) -> int:
     return ASLEEP if settings.vllm.vllm_enable_sleep else int(settings.vllm.vllm_gpu_memory_utilization * total)
 
 
-def _vllm_here(settings: Settings) -> bool:
+def vllm_in_process(settings: Settings) -> bool:
+    """Whether vLLM runs on the trainer's own GPU."""
     return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
 
 
-def _transformers_here(settings: Settings) -> bool:
+def samples_in_process(settings: Settings) -> bool:
+    """Whether transformers samples, in the trainer's process."""
     return settings.agent.engine in ("auto", "transformers")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from emailrl.plan import Plan
-from emailrl.plan.advice import Knob
 from emailrl.plan.gpus import GIB
 from emailrl.plan.time import scoring_passes
 from emailrl.plan.ways import Way
@@ -30,18 +29,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "seconds": _seconds(plan),
         "price_per_gpu_hour": plan.price,
         "cost": None if plan.cost is None else round(plan.cost, 2),
-        "change": [_change(knob) for knob in plan.knobs],
-        "larger_gpu": plan.larger.name if plan.larger else None,
         "ways": [_way(way) for way in plan.ways],
-        "with_vllm": _way(plan.vllm) if plan.vllm else None,
-        "with_servers": _way(plan.servers) if plan.servers else None,
+        "faster": [_way(way) for way in plan.faster],
         "notes": plan.notes,
     }
-
-
-def _change(knob: Knob) -> dict[str, Any]:
-    saves = _gib(knob.saves)
-    return {"setting": knob.name, "from": knob.before, "to": knob.after, "saves": saves, "enough": knob.enough}
 
 
 def _way(way: Way) -> dict[str, Any]:

@@ -1,90 +1,155 @@
-"""Other ways to make the same run, each planned whole: changed settings, a larger GPU, servers that sample."""
+"""Other ways to make a run, each planned whole: changed settings, a smaller model, a larger GPU, another sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from emailrl.plan.advice import Knob, windows
-from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory
+from emailrl.plan.gpus import DEVICES, Device
+from emailrl.plan.memory import Memory, rollout_pass, samples_in_process, vllm_in_process
 from emailrl.plan.time import Seconds
 from emailrl.policy.shape import KNOWN, Shape
 from emailrl.settings import Settings
+from emailrl.settings.names import by_name
 
-SIZES = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
+SMALLEST_BATCH = 1024
+SMALLEST_PASS = 256
+WINDOW_STEP = 1024
+SHARES = tuple(percent / 100 for percent in range(20, 95, 5))
+"""Of the GPU's memory, for vLLM."""
+QWEN3 = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 CLEARLY = 0.8
 """Of the time as planned: what takes more of it is not worth another engine."""
-Planned = Callable[[Settings, Device], tuple[Memory, Seconds]]
+Estimate = Callable[[Settings, Device], tuple[Memory, Seconds]]
+"""Memory and time of a run with changed settings, or on another device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What to do, and what the run then needs."""
+    """What to change, and what the run then needs."""
 
     text: str
-    """Settings as they stand in the environment, or a GPU."""
+    """Settings as they stand in the environment, or options of the command line."""
     peak: int
     """Bytes."""
     run_seconds: float
 
 
-def ways_to_fit(
-    settings: Settings, device: Device, shape: Shape, knobs: list[Knob], larger: Device | None, plan: Planned
-) -> list[Way]:
-    """Each knob that is enough alone, or all of them together; then a smaller model, last the larger GPU."""
-    found = []
-    if knobs and not knobs[0].enough:
-        text = " ".join(f"{knob.name}={knob.after}" for knob in knobs)
-        found.append(_way(text, plan(knobs[-1].settings, device)))
-    else:
-        found += [_way(f"{knob.name}={knob.after}", plan(knob.settings, device)) for knob in knobs]
-    found += [way for way in [_smaller_model(settings, device, shape, plan)] if way]
-    if larger is not None:
-        found.append(_way(f"--gpu {larger.name}", plan(settings, larger)))
+@dataclass(frozen=True, slots=True)
+class _Change:
+    name: str
+    value: object
+    settings: Settings
+
+    def __str__(self) -> str:
+        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value).lower()
+        return f"{self.name}={value}"
+
+
+def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, estimate: Estimate) -> list[Way]:
+    """Each setting that is enough alone, else several together; a smaller Qwen3; a larger GPU with nothing changed.
+
+    ``longest``: tokens of the longest typical trajectory, below which no micro-batch and no context window falls.
+    """
+    found = _alone(settings, device, longest, estimate) or _together(settings, device, longest, estimate)
+    sizes = QWEN3 if shape.family == "qwen3" else ()
+    names = [f"Qwen/Qwen3-{size}" for size in sizes if KNOWN[f"qwen3-{size.lower()}"].parameters < shape.parameters]
+    least = device.gib if device.is_gpu else 0.0
+    larger = sorted((one for one in DEVICES.values() if one.is_gpu and one.gib > least), key=lambda one: one.gib)
+    smaller = ((f"--model {name}", _with(settings, "model_name", name), device) for name in names)
+    found += _first_that_fits(smaller, estimate)
+    found += _first_that_fits(((f"--gpu {one.name}", settings, one) for one in larger), estimate)
     return found
 
 
-def _smaller_model(settings: Settings, device: Device, shape: Shape, plan: Planned) -> Way | None:
-    """The largest smaller Qwen3 that fits with the settings as they are; None for other families."""
-    if shape.family != "qwen3":
-        return None
-    for size in SIZES:
-        name = f"Qwen/Qwen3-{size}"
-        changed = settings.model_copy(update={"model": settings.model.model_copy(update={"name": name})})
-        if KNOWN[f"qwen3-{size.lower()}"].parameters < shape.parameters and (planned := plan(changed, device))[0].fits:
-            return _way(f"--model {name}", planned)
-    return None
+def faster_ways(settings: Settings, device: Device, num_gpus: int, longest: int, estimate: Estimate) -> list[Way]:
+    """Engines with which the run fits and is clearly faster: vLLM in this process, vLLM servers on the other GPUs."""
+    found: list[Way] = []
+    now, vllm = estimate(settings, device)[1].run, _with(settings, "engine", "vllm")
+    if num_gpus > 1 and not settings.vllm.vllm_urls:
+        served = _with(vllm, "vllm_urls", "http://other-gpus")
+        found += _first_that_fits([("vLLM servers on the other GPUs (VLLM_URLS)", served, device)], estimate)
+    if device.is_gpu and samples_in_process(settings):
+        vllm, text = _with(vllm, "vllm_urls", ""), "--engine vllm"
+        if window := _window(estimate(vllm, device)[0], longest):
+            vllm, text = _with(vllm, "max_model_len", window), f"MAX_MODEL_LEN={window} {text}"
+        found += _first_that_fits([(f"vLLM in the same process ({text})", vllm, device)], estimate)
+    return [way for way in found if way.run_seconds < CLEARLY * now]
 
 
-def with_servers(settings: Settings, device: Device, num_gpus: int, plan: Planned) -> Way | None:
-    """vLLM servers on all GPUs but the trainer's; None where there are none, or they are planned for already."""
-    if num_gpus == 1 or settings.vllm.vllm_urls:
-        return None
-    agent = settings.agent.model_copy(update={"engine": "vllm"})
-    vllm = settings.vllm.model_copy(update={"vllm_urls": "http://other-gpus"})
-    return _way("VLLM_URLS", plan(settings.model_copy(update={"agent": agent, "vllm": vllm}), device))
+def _first_that_fits(tries: Iterable[tuple[str, Settings, Device]], estimate: Estimate) -> list[Way]:
+    for text, settings, device in tries:
+        memory, seconds = estimate(settings, device)
+        if memory.fits:
+            return [Way(text, memory.peak, seconds.run)]
+    return []
 
 
-def with_vllm(settings: Settings, device: Device, longest: int, plan: Planned) -> Way | None:
-    """vLLM in the same process, in the window that its cache holds; None where it does not fit or gains little.
-
-    ``longest``: tokens of the longest typical trajectory, which the window must hold.
-    """
-    if not device.is_gpu or settings.agent.engine not in ("auto", "transformers"):
-        return None
-    agent = settings.agent.model_copy(update={"engine": "vllm"})
-    vllm = settings.vllm.model_copy(update={"vllm_urls": ""})
-    changed, text = settings.model_copy(update={"agent": agent, "vllm": vllm}), "--engine vllm"
-    now, planned = plan(settings, device), plan(changed, device)
-    for window in windows(planned[0], longest):
-        model = settings.model.model_copy(update={"max_model_len": window})
-        text = f"MAX_MODEL_LEN={window} and {text}"
-        planned = plan(changed.model_copy(update={"model": model}), device)
-    faster = planned[1].run < CLEARLY * now[1].run
-    return _way(text, planned) if planned[0].fits and faster else None
+def _alone(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
+    """Each setting that is enough by itself, at the gentlest value that is."""
+    changes = list(_changes(settings, estimate(settings, device)[0], longest))
+    found = []
+    for name in dict.fromkeys(change.name for change in changes):
+        tries = ((str(change), change.settings, device) for change in changes if change.name == name)
+        found += _first_that_fits(tries, estimate)
+    return found
 
 
-def _way(text: str, planned: tuple[Memory, Seconds]) -> Way:
-    memory, seconds = planned
-    return Way(text, memory.peak, seconds.run)
+def _together(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
+    """One way of several settings: again and again the change that is enough, or that saves most; none where stuck."""
+    turned: dict[str, _Change] = {}
+    memory = estimate(settings, device)[0]
+    while not memory.fits:
+        left = [change for change in _changes(settings, memory, longest) if change.name not in turned]
+        tries = [(estimate(change.settings, device)[0], change) for change in left]
+        better = [(then, change) for then, change in tries if then.fits or then.peak < memory.peak]
+        if not better:
+            return []
+        memory, change = min(better, key=lambda one: (not one[0].fits, 0 if one[0].fits else one[0].peak))
+        turned[change.name], settings = change, change.settings
+    return _first_that_fits([(" ".join(map(str, turned.values())), settings, device)], estimate)
+
+
+def _changes(settings: Settings, memory: Memory, longest: int) -> Iterator[_Change]:
+    """Every value to try of every setting that changes memory, the gentlest of each first."""
+    for key, values in _values(settings, memory, longest):
+        for value in values:
+            yield _Change(by_name()[key].env_names[0], value, _with(settings, key, value))
+
+
+def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[str, Sequence[object]]]:
+    """First what costs a little time, then what bounds or rounds what is learned, last another engine."""
+    yield "max_tokens_per_micro_batch", _halves(memory.micro_batch_tokens, max(longest, SMALLEST_BATCH))
+    yield "gradient_checkpointing", ["selective", "on"] if memory.layout.layers == "fused" else ["on"]
+    if vllm_in_process(settings):
+        share, window = settings.vllm.vllm_gpu_memory_utilization, _window(memory, longest)
+        nearest = sorted(SHARES, key=lambda one: (round(abs(one - share), 2), one))
+        yield "vllm_enable_sleep", [True]
+        yield "max_model_len", [window] if window else []
+        yield "vllm_gpu_memory_utilization", nearest
+    elif samples_in_process(settings):
+        yield "max_tokens_per_rollout_pass", _halves(rollout_pass(settings, memory.layout), SMALLEST_PASS)
+        if cache := settings.agent.kv_cache_gib:
+            yield "kv_cache_gib", [cache * factor for factor in (2, 0.5, 4, 0.25, 8, 0.125, 16, 0.0625)]
+    if settings.lora.lora_rank > 8:
+        yield "lora_rank", [max(settings.lora.lora_rank // 2, 8), 8]
+    if memory.layout.on_gpu:
+        yield "load_in_4bit", [True]
+    if vllm_in_process(settings):
+        yield "engine", ["transformers"]  # one copy of the weights instead of two
+
+
+def _window(memory: Memory, longest: int) -> int | None:
+    """The largest context window that vLLM's cache holds, where it holds too little but every typical trajectory."""
+    window = (memory.cache_tokens or 0) // WINDOW_STEP * WINDOW_STEP
+    return window if longest <= window < memory.cache_needs else None
+
+
+def _halves(value: int, least: int) -> list[int]:
+    return [value >> times for times in range(1, value.bit_length()) if value >> times >= least]
+
+
+def _with(settings: Settings, key: str, value: object) -> Settings:
+    leaf = by_name()[key]
+    section = getattr(settings, leaf.section).model_copy(update={leaf.field: value})
+    return settings.model_copy(update={leaf.section: section})
