@@ -348,7 +348,7 @@ def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
     tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, "given")
     planned = training_bytes(shape, layout, Keep.ALL, 2048, tokens)
     assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, Keep.ALL)
-    assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward"], rel=0.15)
+    assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward pass"], rel=0.15)
 
 
 def test_auto_leaves_the_card_its_context(tmp_path: Path) -> None:
@@ -703,6 +703,18 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = CliRunner().invoke(app, ["plan", "--gpu", "T4"])
     assert table.exit_code == 1
     assert "does not fit: " in table.stdout and "KV cache (sampling)" in table.stdout
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [("1", "1 GPU at 3.5 per GPU-hour"), ("8", "8 GPUs at 3.5 per GPU-hour")])
+def test_the_cost_is_shown_with_what_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, shown: str
+) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plan", "--gpu", "H200", "--num-gpus", gpus, "--price", "3.5", "--preset", "quick"])
+    [cost] = [line for line in done.stdout.splitlines() if line.startswith("  cost ")]
+    assert cost.strip().split(maxsplit=2)[2] == shown
 
 
 @pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])

@@ -7,13 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
+from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from emailrl.plan import Plan
+
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        help="B200, H200, H100, A100-80, L40S, 4090, …, as nvidia-smi names it, or CPU; another card as "
+        "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
+    ),
+]
+MeasuredRun = Annotated[
+    Path | None,
+    path_option("--run", help="A run to take tokens from; without --gpu its seconds, without --model its model too."),
+]
+PerTrajectory = Annotated[int | None, typer.Option(min=1, help="Tokens of a trajectory, tool results included.")]
+Share = Annotated[float | None, typer.Option(min=0, max=1, help="Share of those tokens that is trained.")]
+Mfu = Annotated[float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches. Default: measured.")]
 
 
 @setting_options(
@@ -24,32 +39,17 @@ def plan(
     overrides: Overrides,
     *,
     preset: Preset = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="B200, H200, H100, A100-80, L40S, 4090, …, as nvidia-smi names it, or CPU; another card as "
-            "'24 GiB, 125 TFLOP/s, 0.6 TB/s'; bare: this machine."
-        ),
-    ] = None,
+    gpu: Gpu = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="GPUs that are paid for; one of them trains.")] = 1,
-    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU for an hour.")] = None,
-    tokens_per_trajectory: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a trajectory, tool results included.")
-    ] = None,
-    trainable_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of those tokens that is trained.")
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Take tokens, without --gpu seconds, and without --model the model, from this run's folder."),
-    ] = None,
-    mfu: Annotated[
-        float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches; bare: as measured.")
-    ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of one GPU for an hour.")] = None,
+    tokens_per_trajectory: PerTrajectory = None,
+    trainable_share: Share = None,
+    run: MeasuredRun = None,
+    mfu: Mfu = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Say what memory, tokens, time and money a run takes, and which setting to turn where it does not fit.
+    """Estimate the memory, tokens, time and cost of a run, and what to change where it does not fit.
 
     Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
     Without --gpu it plans for this machine, and also says what is not installed. Exits 1 where the run does not fit or
@@ -74,44 +74,36 @@ def plan(
     if measured is not None:
         settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
-    made = make_plan(
-        settings,
-        this_machine() if name is None else find_device(name),
-        num_gpus=num_gpus,
-        price=price,
-        tokens_per_trajectory=tokens_per_trajectory,
-        trainable_share=trainable_share,
-        utilization=mfu,
-        measured=measured,
-        here=gpu is None,
-    )
+    planned = make_plan(
+        settings, this_machine() if name is None else find_device(name), num_gpus=num_gpus, price=price,
+        tokens_per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, utilization=mfu,
+        measured=measured, here=gpu is None,
+    )  # fmt: skip
     if json:
-        print_json(plan_json(made))
+        print_json(plan_json(planned))
     else:
-        _print(made)
-    if not made.runs:
+        _print(planned)
+    if not planned.runs:
         raise typer.Exit(1)
 
 
-def _print(made: Plan) -> None:
+def _print(planned: Plan) -> None:
     from rich.text import Text
 
     from emailrl.plan import duration
 
     console = result_console()
-    console.print(_table(made))
-    if made.ways:
+    console.print(_table(planned))
+    if planned.ways:
         console.print(Text("To make it fit", style="bold"))
-        for way in made.ways:
-            console.print(
-                Text(f"  {way.text}: {way.peak / 2**30:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True
-            )
-    for note in made.notes:
+    for way in planned.ways:
+        console.print(Text(f"  {way.text}: {way.peak / 2**30:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True)
+    for note in planned.notes:
         console.print(Text(f"Note: {note}", style="dim"))
-    console.print(Text(made.verdict, style="bold green" if made.runs else "bold red"), soft_wrap=True)
+    console.print(Text(planned.verdict, style="bold green" if planned.runs else "bold red"), soft_wrap=True)
 
 
-def _table(made: Plan) -> Table:
+def _table(planned: Plan) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -121,9 +113,9 @@ def _table(made: Plan) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    sections = [("Memory, GiB", _memory(made)), ("Tokens", _tokens(made))]
-    if made.memory.fits:
-        sections.append(("Time and money", _time(made)))
+    sections = [("Memory, GiB", _memory(planned)), ("Tokens", _tokens(planned))]
+    if planned.memory.fits:
+        sections.append(("Time and cost", _time(planned)))
     for title, rows in sections:
         table.add_row(Text(title, style="bold"))
         for name, value, remark in rows:
@@ -134,16 +126,15 @@ def _table(made: Plan) -> Table:
 Row = tuple[str, str, str]
 
 
-def _memory(made: Plan) -> list[Row]:
-    memory, shape = made.memory, made.shape
-    gib = 2**30
+def _memory(planned: Plan) -> list[Row]:
+    memory, shape, gib = planned.memory, planned.shape, 2**30
     remarks = {
-        "weights": f"{made.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
+        "weights": f"{planned.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
-        "activations": f"{memory.micro_batch_tokens:,} tokens, {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
-        "backward": "the layer, or the vocabulary projection, at work",
+        "activations": f"{memory.micro_batch_tokens:,} tokens; {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
+        "backward pass": "temporary tensors of one layer, or of the vocabulary projection",
         "heap": "freed blocks that glibc keeps; MALLOC_MMAP_THRESHOLD_=65536 gives them back",
-        "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes a token",
+        "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes per token",
         "vLLM": "" if memory.cache_tokens is None else f"room for {memory.cache_tokens:,} tokens in its cache",
     }
     rows = [(name, f"{size / gib:.2f}", remarks.get(name, "")) for name, size in memory.resident.items()]
@@ -152,57 +143,58 @@ def _memory(made: Plan) -> list[Row]:
         ("training", memory.training, memory.training_peak),
     ):
         rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
-        remarks["vLLM"] = "asleep" if made.settings.vllm.vllm_enable_sleep else "awake"
+        remarks["vLLM"] = "asleep" if planned.settings.vllm.vllm_enable_sleep else "awake"
         rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
-    card = f"{made.device.name}, {memory.usable / gib:.1f} of it can be used"
-    return [*rows, ("device", f"{made.device.gib:.2f}", card)]
+    usable = f"{planned.device.name}, of which {memory.usable / gib:.1f} can be used"
+    return [*rows, ("device", f"{planned.device.gib:.2f}", usable)]
 
 
-_KEPT = ("their input alone", "attention's result", "all but gate and up", "all")
+_KEPT = ("only their input", "their input and attention's output", "all but the MLP's gate and up", "everything")
 
 
-def _tokens(made: Plan) -> list[Row]:
-    tokens = made.tokens
+def _tokens(planned: Plan) -> list[Row]:
+    tokens = planned.tokens
+    trained = f"{tokens.trajectories} trajectories, {tokens.trainable_share:.0%} of their tokens trained"
     return [
-        ("a trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
-        ("a step", f"{tokens.per_step:,}", f"{tokens.trajectories} trajectories, {tokens.trainable_share:.0%} trained"),
-        ("the run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps, {tokens.epochs:.2g} epochs"),
+        ("per trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
+        ("per step", f"{tokens.per_step:,}", trained),
+        ("whole run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps, {tokens.epochs:.2g} epochs"),
     ]
 
 
-def _time(made: Plan) -> list[Row]:
+def _time(planned: Plan) -> list[Row]:
     from emailrl.plan import duration
 
-    seconds, tokens = made.seconds, made.tokens
-    speed = f"{seconds.utilization:.0%} of {made.device.tflops:,.1f} TFLOP/s"
-    engine = made.settings.agent.engine
-    at_once = min(made.memory.at_once, tokens.trajectories)
-    sampler = f"{'transformers' if engine == 'auto' else engine}, {at_once} at once"
+    seconds, tokens = planned.seconds, planned.tokens
+    engine = planned.settings.agent.engine.replace("auto", "transformers")
+    at_once = min(planned.memory.at_once, tokens.trajectories)
+    evaluations = f"{tokens.evaluations} evaluations on {tokens.eval_trajectories} questions"
     rows = [
-        ("sampling of a step", f"{seconds.rollout:,.0f} s", sampler),
-        ("scoring of a step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
-        ("training of a step", f"{seconds.train:,.0f} s", speed),
+        ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} trajectories at once"),
+        ("scoring per step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
         (
-            "an evaluation",
-            f"{seconds.evaluation:,.0f} s",
-            f"{tokens.evaluations} of them, on {tokens.eval_trajectories} questions",
+            "training per step",
+            f"{seconds.train:,.0f} s",
+            f"{seconds.utilization:.0%} of {planned.device.tflops:,.1f} TFLOP/s",
         ),
+        ("per evaluation", f"{seconds.evaluation:,.0f} s", evaluations),
     ]
-    if made.measured is not None:
-        phases = ", ".join(f"{name} {value:.1f}" for name, value in made.measured.seconds.items() if name != "total")
-        rows.append(("a step, measured", f"{made.measured.seconds['total']:,.1f} s", phases))
-        rows.append(("the run", duration(made.run_seconds), "as measured"))
-    else:
-        rows.append(("the run", duration(made.run_seconds), _shares(made)))
-    if made.cost is not None:
-        gpus = f"{made.num_gpus} × " if made.num_gpus > 1 else ""
-        rows.append(("cost", f"{made.cost:,.2f}", f"{gpus}{made.price:g} an hour"))
+    basis = _shares(planned)
+    if planned.measured is not None:
+        measured = planned.measured.seconds
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
+        rows.append(("measured per step", f"{measured['total']:,.1f} s", phases))
+        basis = "as measured"
+    rows.append(("whole run", duration(planned.run_seconds), basis))
+    if planned.cost is not None:
+        gpus = f"{planned.num_gpus} GPU{'s' if planned.num_gpus > 1 else ''}"
+        rows.append(("cost", f"{planned.cost:,.2f}", f"{gpus} at {planned.price:g} per GPU-hour"))
     return rows
 
 
-def _shares(made: Plan) -> str:
+def _shares(planned: Plan) -> str:
     """What the run's time goes to."""
-    seconds, tokens = made.seconds, made.tokens
+    seconds, tokens = planned.seconds, planned.tokens
     parts = {
         "sampling": tokens.steps * seconds.rollout,
         "scoring": tokens.steps * seconds.score,

@@ -93,7 +93,9 @@ class Plan:
         """What the numbers rest on, and what they leave out."""
         notes = [*self.remarks, *self.memory.notes, *([self.device.note] if self.device.note else [])]
         if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
-            notes.append(f"times were measured on an {MEASURED}: {self.device.name} is taken by its data sheet")
+            notes.append(
+                f"times were measured on an {MEASURED}; those of {self.device.name} follow from its data sheet"
+            )
         worst = self.worst
         if self.memory.fits and not worst.fits:
             longest = f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
@@ -101,7 +103,7 @@ class Plan:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
-        return [*notes, *map(self._comparison, self.faster), "the mailbox, the judge and saving are not in the times"]
+        return [*notes, *map(self._comparison, self.faster), "the times leave out the mailbox, the judge and saving"]
 
     def _comparison(self, way: Way) -> str:
         now = self.seconds.run

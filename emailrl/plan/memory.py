@@ -163,7 +163,7 @@ def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens:
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
     activations = batch * shape.layers * kept_bytes(shape, layout, keep, longest)
     heap = {} if layout.on_gpu else {"heap": int(HEAP * activations)}
-    return {"activations": activations, "backward": max(work, head)} | heap
+    return {"activations": activations, "backward pass": max(work, head)} | heap
 
 
 def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int]:
