@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from datetime import date
 from random import Random
 
+from emailrl.facts.mentions import Extractor
 from emailrl.scenarios.inbox.mailbox import Inbox, Mail
+
+THEIR_MAIL = (
+    '{persons} mail about "{topic}"',
+    'the mail "{topic}" from {person}',
+    'the message {person} sent about "{topic}"',
+    "{persons} message on {topic}",
+)
+"""How a mail of someone else's is called; ``{persons}`` is the possessive."""
+MY_MAIL = ('my mail about "{topic}"', 'the mail "{topic}" that I sent', "the message I wrote on {topic}")
+"""How a mail of the mailbox's owner is called."""
 
 
 @dataclass(slots=True)
@@ -31,22 +42,16 @@ class Kind:
     """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
     wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
+    fact: Extractor | None = None
+    """What finds the answer in the mail's text, where a fact of the text answers."""
 
 
 def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
     """Words that mean one mail by its sender and topic, as its mailbox's owner would say them."""
-    topic = mail.topic.text
-    if mail.sender != box.me:
-        person = box.people.called(mail.sender)
-        forms: tuple[str, ...] = (
-            f'{possessive(person)} mail about "{topic}"',
-            f'the mail "{topic}" from {person}',
-            f'the message {person} sent about "{topic}"',
-            f"{possessive(person)} message on {topic}",
-        )
-    else:
-        forms = (f'my mail about "{topic}"', f'the mail "{topic}" that I sent', f"the message I wrote on {topic}")
-    return rng.choice(forms)
+    if mail.sender == box.me:
+        return rng.choice(MY_MAIL).format(topic=mail.topic.text)
+    person = box.people.called(mail.sender)
+    return rng.choice(THEIR_MAIL).format(persons=possessive(person), person=person, topic=mail.topic.text)
 
 
 def possessive(name: str) -> str:

@@ -1,0 +1,89 @@
+"""What a template question asks for, read from its words alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cache
+
+from emailrl.facts.mentions import Extractor
+from emailrl.scenarios.template import KINDS
+from emailrl.scenarios.template.kinds import MY_MAIL, THEIR_MAIL
+
+_SLOTS = {
+    "person": r"(?P<person>[^\"?]+?)",
+    "persons": r"(?P<persons>[^\"?]+?)['’]s?",
+    "topic": r"(?P<topic>.+)",
+    "date": r"(?:[A-Z][a-z]+day, )?(?P<date>[A-Z][a-z]+ \d{1,2}, \d{4})",
+    "month": r"(?P<month>[A-Z][a-z]+ \d{4})",
+}
+_BY_ME = frozenset(("date_sent", "sent_to", "my_reply_date"))
+"""Kinds that ask about a mail of the asker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question taken apart."""
+
+    kind: str
+    is_mine: bool
+    """Whether the asker wrote the mail."""
+    person: str | None = None
+    """The other person's name or address."""
+    topic: str | None = None
+    """What the mail is about, as its subject says."""
+    day: date | None = None
+    month: date | None = None
+    """The first of the month."""
+    fact: Extractor | None = None
+    """What finds the answer in a mail's text, where the text holds it."""
+
+
+def read_question(question: str) -> Asked | None:
+    """The question's parts, or None where no template has its wording."""
+    for kind, is_mine, fact, wording in _wordings():
+        if found := wording.fullmatch(question):
+            parts = found.groupdict()
+            return Asked(
+                kind,
+                is_mine,
+                parts.get("person") or parts.get("persons"),
+                parts.get("topic"),
+                _day(parts.get("date"), "%B %d, %Y"),
+                _day(parts.get("month"), "%B %Y"),
+                fact,
+            )
+    return None
+
+
+@cache
+def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
+    """Kind, whether the mail is the asker's own, extractor and pattern; those with most fixed words first."""
+    found = []
+    for kind in KINDS:
+        for wording in kind.wordings:
+            for text, is_mine in _spelled(wording):
+                found.append((kind.name, is_mine or kind.name in _BY_ME, kind.fact, text))
+    found.sort(key=lambda row: -len(re.sub(r"\{\w+\}", "", row[3])))
+    return [(name, is_mine, fact, _pattern(text)) for name, is_mine, fact, text in found]
+
+
+def _spelled(wording: str) -> Iterator[tuple[str, bool]]:
+    """A wording with every way of calling its mail in place of ``{mail}``."""
+    if "{mail}" not in wording:
+        yield wording, False
+        return
+    for forms, is_mine in ((THEIR_MAIL, False), (MY_MAIL, True)):
+        for form in forms:
+            yield wording.replace("{mail}", form), is_mine
+
+
+def _pattern(wording: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", wording)
+    return re.compile("".join(_SLOTS[part] if at % 2 else re.escape(part) for at, part in enumerate(parts)))
+
+
+def _day(text: str | None, form: str) -> date | None:
+    return datetime.strptime(text, form).date() if text else None

@@ -1,0 +1,71 @@
+"""Conversations of searchers with the real tools, on the questions of a set."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+from emailrl.environment.custom import mail_agent
+from emailrl.environment.mail_env import MailEnvironment
+from emailrl.rewards.matching import match
+from emailrl.scenarios import Split, load_scenario_set
+from emailrl.settings import Settings
+from emailrl.sft.searching.asked import read_question
+from emailrl.sft.searching.judging import ShownMail, answer_of
+from emailrl.sft.searching.plans import PLANS, by_topic, by_words
+from emailrl.sft.searching.searcher import Given, Searcher
+from emailrl.sft.searching.searches import Habits
+from emailrl.sft.warm_start import converse
+from emailrl.store import open_mailbox
+from emailrl.trajectory import Message, Scenario
+
+logger = logging.getLogger(__name__)
+
+
+def conversations(settings: Settings, *, split: Split = "train", seed: int) -> Iterator[tuple[Scenario, list[Message]]]:
+    """What searchers do on the questions of a split, those that end in a right answer; the same for the same ``seed``.
+
+    A template question is judged by what a mail shows. Of a question in free words, and of all where ``output_field``
+    is set, its reference answer (or that field) is given once one of its source mails was read.
+    """
+    data = settings.data
+    limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
+    taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
+    chosen = load_scenario_set(None, split, limit=limit, seed=seed, data=taught)
+    kept = 0
+    for scenario in chosen.scenarios:
+        environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{scenario.id}"))
+        if is_right(environment):
+            kept += 1
+            yield scenario, messages
+    logger.info("experts answer %d of %d questions", kept, len(chosen.scenarios))
+
+
+def play(
+    scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random
+) -> tuple[MailEnvironment, list[Message]]:
+    """One conversation, and the environment it was played in."""
+    agent, me = settings.agent, scenario.inbox_address
+    asked = None if settings.data.output_field else read_question(scenario.question)
+
+    def judge(mail: ShownMail) -> str | None:
+        if asked is not None:
+            return answer_of(asked, mail, me)
+        return scenario.answer if mail["message_id"] in scenario.message_ids else None
+
+    plan = by_words if asked is None else PLANS.get(asked.kind, by_topic)
+    given = Given(scenario.question, asked, me, scenario.query_date)
+    searcher = Searcher(given, plan, judge, agent=agent, habits=habits, rng=rng)
+    order, without_keywords = agent.search_order, agent.search_without_keywords
+    with open_mailbox(
+        settings.store.db, me, scenario.query_date, order=order, without_keywords=without_keywords
+    ) as mailbox:
+        environment = mail_agent(scenario, mailbox, settings)
+        return environment, converse(environment, searcher)
+
+
+def is_right(environment: MailEnvironment) -> bool:
+    """Whether a conversation ended in an answer that agrees with the reference."""
+    scenario, answer = environment.scenario, environment.final_answer
+    return bool(answer) and match(scenario.question, scenario.answer, answer or "", kind=scenario.kind)

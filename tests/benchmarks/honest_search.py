@@ -1,0 +1,84 @@
+"""What searching by the question alone reaches: a table by kind of question, in Markdown.
+
+    python tests/benchmarks/honest_search.py mail.db questions.jsonl --split test
+
+Every conversation is also checked for words, ids, addresses and dates that nothing had shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sft.searching.shown import unshown
+
+from emailrl.scenarios import load_scenarios
+from emailrl.settings import load_settings
+from emailrl.sft.searching.conversations import is_right, play
+from emailrl.sft.searching.searches import CAREFUL, Habits
+from emailrl.trajectory import Message
+
+NOWHERE = 99
+Row = tuple[float, ...]
+"""Found first, among three, at all; right; turns."""
+
+
+def rank(messages: Sequence[Message], sources: Sequence[str]) -> int:
+    """The best place of a source mail in any search of a conversation, from 0."""
+    found = [NOWHERE]
+    for message in messages:
+        if message.name == "search_emails":
+            ids = [hit["message_id"] for hit in json.loads(message.content)]
+            found += [ids.index(source) for source in sources if source in ids]
+    return min(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("db", type=Path)
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("--split", default="test", choices=("train", "val", "test"))
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--seed", type=int, default=42)
+    options = parser.parse_args()
+    settings = load_settings({"db": options.db, "questions": options.questions, "max_source_mails": 10})
+    chosen = load_scenarios(None, options.split, limit=options.limit, seed=options.seed, data=settings.data)
+    rows: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
+    hidden, began = 0, time.perf_counter()
+    for scenario in chosen:
+        both: list[Row] = []
+        for habits in (CAREFUL, Habits()):
+            environment, messages = play(scenario, settings, habits, random.Random(f"{options.seed}/{scenario.id}"))
+            place = rank(messages, scenario.message_ids)
+            right = is_right(environment)
+            both.append((place == 0, place < 3, place < NOWHERE, right, environment.rubric.num_turns))
+            hidden += bool(unshown(messages))
+        rows[scenario.kind or "?"].append((both[0], both[1]))
+    seconds = time.perf_counter() - began
+    print("| kind | questions | first | first three | at all | right | turns | poor at times: right | turns |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for kind in sorted(rows):
+        print(line(kind, rows[kind]))
+    print(line("all", [pair for kind in rows.values() for pair in kind]))
+    print(f"\n{2 * len(chosen)} conversations in {seconds:.1f} s; {hidden} used what was not shown.")
+
+
+def line(name: str, pairs: Sequence[tuple[Row, Row]]) -> str:
+    careful, usual = (
+        [statistics.mean(column) for column in zip(*side, strict=True)] for side in zip(*pairs, strict=True)
+    )
+    shares = " | ".join(f"{100 * share:.0f} %" for share in careful[:4])
+    return f"| {name} | {len(pairs)} | {shares} | {careful[4]:.1f} | {100 * usual[3]:.0f} % | {usual[4]:.1f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Experts search by what the question says, read on, and use nothing that was not shown."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sft.searching.shown import unshown
+from tiny import make_database, make_questions
+
+from emailrl.engines.renderer import parse_tool_calls
+from emailrl.scenarios import load_scenarios, write_scenarios
+from emailrl.scenarios.template import generate
+from emailrl.settings import Settings, load_settings
+from emailrl.sft.searching import conversations
+from emailrl.sft.searching.conversations import is_right, play
+from emailrl.sft.searching.searches import CAREFUL, Habits
+from emailrl.store.build import build_database
+from emailrl.store.demo import demo_emails
+from emailrl.store.sources.message import RawEmail
+from emailrl.trajectory import Message, Scenario
+
+ME = "ann.lee@home.example"
+BOB, ZOE = "bob.ross@home.example", "zoe.kim@else.example"
+
+
+def mail(name: str, day: int, sender: str, subject: str, body: str = "See you.") -> RawEmail:
+    to = [ME] if sender != ME else [BOB]
+    return RawEmail(f"<{name}@x>", subject, sender, to, [], [], datetime(2001, 5, day, 9, tzinfo=UTC), body)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Four mails from Bob, two from Zoe at another host, one of the owner's."""
+    mails = [mail(f"b{day}", day, BOB, f"Barn report {day}") for day in (3, 7, 11, 20)]
+    mails += [mail("z5", 5, ZOE, "Harvest plan"), mail("z9", 9, ZOE, "Harvest plan, late", "Regards, Zoe Kim")]
+    build_database([*mails, mail("m8", 8, ME, "Barn report 7 copied")], tmp_path / "mail.db")
+    return load_settings({"db": tmp_path / "mail.db"}, environ={}, cwd=tmp_path)
+
+
+def ask(question: str, settings: Settings, *, answer: str = "?", source: str = "<?>") -> list[tuple[str, Any]]:
+    """What a careful searcher calls, with which arguments."""
+    scenario = Scenario("q", question, answer, [source], ME, "2001-06-01", kind="any")
+    _, messages = play(scenario, settings, CAREFUL, random.Random(0))
+    assert unshown(messages) == []
+    return calls(messages)
+
+
+def calls(messages: list[Message]) -> list[tuple[str, Any]]:
+    said = [parse_tool_calls(message.content)[0] for message in messages if message.role == "assistant"]
+    return [(call.name, call.arguments) for call in said]
+
+
+def answered(text: str, *sources: str) -> tuple[str, Any]:
+    return "return_final_answer", {"answer": text, "sources": list(sources)}
+
+
+def test_by_sender_and_day_without_a_keyword(settings: Settings) -> None:
+    assert ask("What did Bob Ross write to me about on May 7, 2001?", settings) == [
+        ("search_emails", {"keywords": [], "from_addr": BOB, "sent_after": "2001-05-07", "sent_before": "2001-05-08"}),
+        ("read_email", {"message_id": "<b7@x>"}),
+        answered("Barn report 7", "<b7@x>"),
+    ]
+
+
+def test_an_address_that_cannot_be_guessed_is_looked_up_by_the_name(settings: Settings) -> None:
+    window = {"keywords": [], "sent_before": "2001-05-09"}
+    assert ask("Before May 9, 2001, what was the subject of the latest mail from Zoe Kim?", settings) == [
+        ("search_emails", {**window, "from_addr": "zoe.kim@home.example"}),
+        ("search_emails", {"keywords": ["Zoe Kim"]}),
+        ("read_email", {"message_id": "<z9@x>"}),
+        ("search_emails", {**window, "from_addr": ZOE}),
+        ("read_email", {"message_id": "<z5@x>"}),
+        answered("Harvest plan", "<z5@x>"),
+    ]
+
+
+def test_the_first_after_a_day_is_the_oldest_hit(settings: Settings) -> None:
+    called = ask("What was the first message from Bob Ross after May 7, 2001 about?", settings)
+    assert called[0][1] | {"max_results": 10} == called[0][1] and called[0][1]["sent_after"] == "2001-05-08"
+    assert called[1:] == [("read_email", {"message_id": "<b11@x>"}), answered("Barn report 11", "<b11@x>")]
+
+
+def test_hits_are_counted_and_all_cited(settings: Settings) -> None:
+    [(_, search), answer] = ask("How many mails did Bob Ross send me in May 2001?", settings)
+    assert (search["sent_after"], search["sent_before"]) == ("2001-05-01", "2001-06-01")
+    assert answer == answered("4", "<b20@x>", "<b11@x>", "<b7@x>", "<b3@x>")
+
+
+def test_it_reads_on_past_a_mail_that_does_not_fit(settings: Settings) -> None:
+    called = ask('Who sent me the mail with the subject "Harvest plan"?', settings)
+    assert [call for call in called if call[0] == "read_email"][-1][1] == {"message_id": "<z5@x>"}
+    assert called[-1] == answered("Zoe Kim", "<z5@x>")
+
+
+@pytest.mark.parametrize(
+    "question", ["What did Bob Ross write to me about on May 8, 2001?", 'Who wrote to me about "Sale of the yard"?']
+)
+def test_where_nothing_fits_it_does_not_know(question: str, settings: Settings) -> None:
+    assert ask(question, settings)[-1] == answered("I don't know")
+
+
+def test_turns_that_run_out_end_in_not_knowing(settings: Settings) -> None:
+    short = settings.model_copy(update={"agent": settings.agent.model_copy(update={"max_turns": 2})})
+    called = ask("What did Bob Ross write to me about on May 7, 2001?", short)
+    assert [name for name, _ in called] == ["search_emails", "return_final_answer"]
+    assert called[-1] == answered("I don't know")
+
+
+def test_where_a_search_needs_a_keyword_it_has_one(settings: Settings) -> None:
+    agent = settings.agent.model_copy(update={"search_without_keywords": False})
+    called = ask("How many mails did Bob Ross send me in May 2001?", settings.model_copy(update={"agent": agent}))
+    assert called[0][1]["keywords"] == ["the"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Template questions on the demo mail, of twenty kinds."""
+    folder = tmp_path_factory.mktemp("demo")
+    build_database(demo_emails(42), folder / "mail.db")
+    write_scenarios(folder / "q.jsonl", generate(folder / "mail.db", limit=700))
+    given = {"db": folder / "mail.db", "questions": folder / "q.jsonl", "max_source_mails": 9}
+    return load_settings(given, environ={}, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def played(demo: Settings) -> list[tuple[Scenario, list[Message]]]:
+    return list(conversations(demo, seed=1))
+
+
+def test_nothing_is_used_that_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
+    assert len({scenario.kind for scenario, _ in played}) >= 18
+    assert [found for _, messages in played for found in unshown(messages)] == []
+
+
+def test_what_the_question_file_hides_changes_nothing(
+    demo: Settings, played: list[tuple[Scenario, list[Message]]]
+) -> None:
+    for scenario, messages in played:
+        hidden = replace(scenario, answer="42", message_ids=["<other@x>"], kind=None, how_realistic=0.5, split=None)
+        assert play(hidden, demo, Habits(), random.Random(f"1/{scenario.id}"))[1] == messages
+
+
+def test_the_check_sees_what_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
+    scenario, messages = next((s, m) for s, m in played if s.kind == "subject")
+    cheats: list[tuple[str, dict[str, Any]]] = [
+        ("read_email", {"message_id": scenario.message_ids[0]}),
+        ("search_emails", {"keywords": ["xylophone"]}),
+        ("search_emails", {"keywords": [], "from_addr": "first.last@nowhere.example"}),
+        ("search_emails", {"keywords": [], "sent_after": "1987-05-06"}),
+        ("return_final_answer", {"answer": "xylophone", "sources": []}),
+        ("return_final_answer", {"answer": "I don't know", "sources": ["<other@x>"]}),
+    ]
+    for name, arguments in cheats:
+        call = json.dumps({"name": name, "arguments": arguments})
+        assert len(unshown([*messages[:2], Message("assistant", f"<tool_call>\n{call}\n</tool_call>")])) == 1
+
+
+def test_most_are_answered_in_several_ways_and_turns(
+    demo: Settings, played: list[tuple[Scenario, list[Message]]]
+) -> None:
+    asked = load_scenarios(None, "train", limit=None, seed=1, data=demo.data)
+    assert len(played) >= 0.97 * len(asked)
+    turns = Counter(sum(message.role == "assistant" for message in messages) for _, messages in played)
+    assert len(turns) >= 4 and sum(count for number, count in turns.items() if number > 3) > 0.15 * len(played)
+    scenario = next(s for s, _ in played if s.kind == "sender")
+    ways = {
+        tuple(str(call) for call in calls(play(scenario, demo, Habits(), random.Random(seed))[1])) for seed in range(40)
+    }
+    assert len(ways) >= 15
+
+
+def test_the_same_seed_says_the_same(demo: Settings, played: list[tuple[Scenario, list[Message]]]) -> None:
+    assert list(conversations(demo, seed=1)) == played
+    assert [m for _, m in conversations(demo, seed=2)] != [m for _, m in played]
+
+
+def test_wrong_answers_are_left_out(settings: Settings, tmp_path: Path) -> None:
+    question = "What did Bob Ross write to me about on May 7, 2001?"
+    right = Scenario("1", question, "Barn report 7", ["<b7@x>"], ME, "2001-06-01", split="train", kind="subject")
+    rows = [right, replace(right, id="2", answer="Roof"), replace(right, id="3", split="val", inbox_address=BOB)]
+    write_scenarios(tmp_path / "q.jsonl", rows)
+    data = settings.data.model_copy(update={"questions": tmp_path / "q.jsonl"})
+    kept = list(conversations(settings.model_copy(update={"data": data}), seed=1))
+    assert [scenario.id for scenario, _ in kept] == ["1"]
+
+
+def test_a_question_in_free_words_gets_its_reference_answer_once_the_source_was_read(tmp_path: Path) -> None:
+    make_database(tmp_path / "mail.db")
+    settings = load_settings({"db": tmp_path / "mail.db"}, environ={}, cwd=tmp_path)
+    [whole] = make_questions(1)
+    environment, messages = play(replace(whole, kind=None), settings, CAREFUL, random.Random(0))
+    assert is_right(environment) and unshown(messages) == []
+    assert calls(messages)[-1] == answered(whole.answer, whole.message_ids[0])
+    elsewhere = replace(whole, message_ids=["<gone@x>"])
+    assert calls(play(elsewhere, settings, CAREFUL, random.Random(0))[1])[-1] == answered("I don't know")
