@@ -2,8 +2,8 @@
 
     python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
 
-writes ``mail.db`` and ``questions.jsonl``: ``train`` for SFT and RL, ``val`` for the choice of the checkpoint, ``test`` read
-by the last benchmark alone. No two splits share an inbox or a source mail. The hash and the counts are compared with
+writes ``mail.db`` and ``questions.jsonl``: ``train`` for SFT and RL, ``val`` for the choice of the checkpoint, ``test``
+read by the last benchmark alone. No two splits share an inbox or a source mail. Hash and counts are compared with
 ``small_questions.json`` beside this script, which holds no mail and no address; ``--freeze`` writes it anew.
 """
 
