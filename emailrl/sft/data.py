@@ -16,7 +16,7 @@ from emailrl.scenarios import Split
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
-from emailrl.sft.own_expert import conversations as play_experts
+from emailrl.sft.searching import conversations as play_experts
 from emailrl.sft.trajectories import read_conversations
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from emailrl.rewards import http_reward
 from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import load_scenario_set, read_jsonl
 from emailrl.settings import Settings, trust_folder
-from emailrl.sft.own_expert import own_conversations
+from emailrl.sft.searching import conversations
 from emailrl.training.loop import train
 from emailrl.training.mix import resolve
 from emailrl.training.run import tracking
@@ -355,8 +355,8 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
     with pytest.raises(UsageError, match="TRAIN_SPLIT=hard, but the questions name no splits"):
         asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
     for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
-        settings = make_settings(**own, answer_field="label", max_turns=3, **changes)
-        spoken = [messages[-1].content for messages in own_conversations(settings)]
+        settings = make_settings(**own, answer_field="label", max_turns=10, **changes)
+        spoken = [messages[-1].content for _, messages in conversations(settings, seed=1)]
         assert spoken and all(f'"answer": "{taught} ' in text for text in spoken)
 
 

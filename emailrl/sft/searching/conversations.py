@@ -11,12 +11,12 @@ from emailrl.environment.mail_env import MailEnvironment
 from emailrl.rewards.matching import match
 from emailrl.scenarios import Split, load_scenario_set
 from emailrl.settings import Settings
+from emailrl.sft.examples import converse
 from emailrl.sft.searching.asked import read_question
 from emailrl.sft.searching.judging import ShownMail, answer_of
 from emailrl.sft.searching.plans import PLANS, by_topic, by_words
 from emailrl.sft.searching.searcher import Given, Searcher
 from emailrl.sft.searching.searches import Habits
-from emailrl.sft.warm_start import converse
 from emailrl.store import open_mailbox
 from emailrl.trajectory import Message, Scenario
 
@@ -66,6 +66,8 @@ def play(
 
 
 def is_right(environment: MailEnvironment) -> bool:
-    """Whether a conversation ended in an answer that agrees with the reference."""
+    """Whether a conversation ended in the reference answer or one that agrees with it."""
     scenario, answer = environment.scenario, environment.final_answer
-    return bool(answer) and match(scenario.question, scenario.answer, answer or "", kind=scenario.kind)
+    if answer is None or answer == scenario.answer:
+        return answer is not None
+    return match(scenario.question, scenario.answer, answer, kind=scenario.kind)

@@ -96,7 +96,8 @@ class Searcher:
         return None
 
     def _worded(self, text: str) -> str:
-        if self.rng.random() < self.habits.full_sentence:
+        """A short answer at times in a sentence; that to a question in free words as it is."""
+        if self.given.asked is not None and self.rng.random() < self.habits.full_sentence:
             return self.rng.choice(_SENTENCES).format(text)
         return text
 

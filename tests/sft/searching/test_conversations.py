@@ -198,5 +198,8 @@ def test_a_question_in_free_words_gets_its_reference_answer_once_the_source_was_
     environment, messages = play(replace(whole, kind=None), settings, CAREFUL, random.Random(0))
     assert is_right(environment) and unshown(messages) == []
     assert calls(messages)[-1] == answered(whole.answer, whole.message_ids[0])
+    taught = settings.model_copy(update={"data": settings.data.model_copy(update={"output_field": "any"})})
+    told = replace(whole, answer="It ends on 31 May 2002, I think.")
+    assert calls(play(told, taught, Habits(), random.Random(0))[1])[-1][1]["answer"] == told.answer
     elsewhere = replace(whole, message_ids=["<gone@x>"])
     assert calls(play(elsewhere, settings, CAREFUL, random.Random(0))[1])[-1] == answered("I don't know")
