@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from emailrl.engines import PolicyEngine
-    from emailrl.policy.adapter import Adapter
-    from emailrl.policy.load import Policy
+    from emailrl.engines.opened import OpenPolicy
 
 SEARCHED_INBOXES = 5000
 """Of the mailboxes of a database, the largest ones in which a mistyped address is looked for."""
@@ -68,14 +66,16 @@ class EmailAgent:
     ) -> None:
         from emailrl.engines.renderer import ChatRenderer
         from emailrl.environment import tool_schemas
-        from emailrl.policy.resolve import with_token_limit
 
-        self.settings = config if isinstance(config, Settings) else load_settings(config)
-        adapter = _adapter(model)
-        policy = self._policy(adapter.base_model if adapter else model, tokenizer)
-        self.settings = with_token_limit(self.settings, policy.model)
-        self._engine = _engine(self.settings, policy, adapter)
-        self._renderer = ChatRenderer(policy.tokenizer, tool_schemas(self.settings.agent))
+        settings = config if isinstance(config, Settings) else load_settings(config)
+        if isinstance(model, str | Path):
+            opened = _open_named(model, settings)
+        elif tokenizer is None:
+            raise UsageError("EmailAgent needs the model's tokenizer.", "Or give the model by name.")
+        else:
+            opened = _open_loaded(model, tokenizer, settings)
+        self.settings, self._engine = opened.settings, opened.engine
+        self._renderer = ChatRenderer(opened.policy.tokenizer, tool_schemas(self.settings.agent))
 
     def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
         """Search ``inbox`` for the answer to ``question``.
@@ -108,24 +108,6 @@ class EmailAgent:
         """Free what the engine holds."""
         self._engine.close()
 
-    def _policy(self, model: nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
-        from emailrl.policy.load import Policy, load_policy
-
-        if isinstance(model, str | Path):
-            named = self.settings.model.model_copy(update={"name": str(model)})
-            self.settings = self.settings.model_copy(update={"model": named})
-            return load_policy(self.settings)
-        if tokenizer is None:
-            raise UsageError("EmailAgent needs the model's tokenizer.", "Or give the model by name.")
-        if (
-            "unsloth" in sys.modules
-        ):  # its forward takes no cache but its own: engines sample from the twin of its model
-            patched = self.settings.model.model_copy(update={"backend": "unsloth"})
-            self.settings = self.settings.model_copy(update={"model": patched})
-        parameter = next(model.parameters())
-        name = str(getattr(model, "name_or_path", ""))
-        return Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
-
 
 def _unknown_inbox(db: Path, inbox: str) -> UsageError:
     """The error that names the address most like ``inbox``, and the largest mailboxes."""
@@ -143,27 +125,38 @@ def _unknown_inbox(db: Path, inbox: str) -> UsageError:
     )
 
 
-def _adapter(model: nn.Module | str | Path) -> Adapter | None:
+def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
+    """A model by its name, or the folder of an adapter on the base that it names."""
+    from emailrl.engines.opened import open_policy
     from emailrl.policy.adapter import CONFIG, find_adapter
 
-    if isinstance(model, str | Path) and (Path(model) / CONFIG).is_file():
-        return find_adapter(Path(model), Path())
-    return None
+    if (Path(model) / CONFIG).is_file():
+        adapter = find_adapter(Path(model), Path())
+        return open_policy(settings.with_model(adapter.base_model), adapter.path)
+    return open_policy(settings.with_model(str(model)))
 
 
-def _engine(settings: Settings, policy: Policy, adapter: Adapter | None) -> PolicyEngine:
-    """Make an engine that samples from the policy as it is, its active adapter included; or with ``adapter``."""
+def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> OpenPolicy:
+    """A model as it is, its active adapter included."""
     from peft import PeftModel
 
     from emailrl.engines import build_engine
+    from emailrl.engines.opened import OpenPolicy
+    from emailrl.policy.load import Policy
+    from emailrl.policy.resolve import with_token_limit
 
+    if "unsloth" in sys.modules:  # its forward takes no cache but its own: engines sample from the twin of its model
+        patched = settings.model.model_copy(update={"backend": "unsloth"})
+        settings = settings.model_copy(update={"model": patched})
+    settings = with_token_limit(settings, model)
+    parameter = next(model.parameters())
+    name = str(getattr(model, "name_or_path", ""))
+    policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)
-    if adapter is not None:
-        engine.load_adapter(adapter.path, str(adapter.path))
-    elif isinstance(policy.model, PeftModel):
+    if isinstance(model, PeftModel):
         # Engines take adapters from folders only: one way in, and the hash on every trajectory is that of a file.
-        name = policy.model.active_adapter
+        adapter = model.active_adapter
         with TemporaryDirectory() as folder:
-            policy.model.save_pretrained(folder, selected_adapters=[name], save_embedding_layers=False)
-            engine.load_adapter(Path(folder) / (name if name != "default" else ""), name)
-    return engine
+            model.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
+            engine.load_adapter(Path(folder) / (adapter if adapter != "default" else ""), adapter)
+    return OpenPolicy(settings, policy, engine)

@@ -67,34 +67,27 @@ def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Players:
 
     scorer = build_scorer(settings)
     for subject in subjects:
-        model = settings.model.model_copy(update={"name": subject.model_name})
-        collector = build_chat_collector(settings.model_copy(update={"model": model}), scorer=scorer)
+        collector = build_chat_collector(settings.with_model(subject.model_name), scorer=scorer)
         with closing(collector.engine):
             yield subject, collector
 
 
 def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Players:
-    from emailrl.engines import build_engine
+    from emailrl.engines.opened import open_policy
     from emailrl.environment.custom import load_task
-    from emailrl.policy.load import load_policy
-    from emailrl.policy.resolve import with_token_limit
     from emailrl.rewards import build_scorer
     from emailrl.rollout.collect import build_collector
 
     load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
     scorer = build_scorer(settings)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
-        model = settings.model.model_copy(update={"name": model_name})
-        own = settings.model_copy(update={"model": model})
-        policy = load_policy(own)
-        own = with_token_limit(own, policy.model)
-        engine = build_engine(own, policy)
-        try:
+        with closing(open_policy(settings.with_model(model_name))) as opened:
             for subject in subjects:
                 if subject.model_name == model_name:
                     adapter = subject.adapter
-                    engine.load_adapter(adapter.path if adapter else None, subject.label)
+                    opened.engine.load_adapter(adapter.path if adapter else None, subject.label)
                     run_id = adapter.run_id if adapter else ""
-                    yield subject, build_collector(own, policy, engine, scorer=scorer, run_id=run_id)
-        finally:
-            engine.close()
+                    played = build_collector(
+                        opened.settings, opened.policy, opened.engine, scorer=scorer, run_id=run_id
+                    )
+                    yield subject, played

@@ -22,7 +22,7 @@ class Tally:
         self._console = console or progress_console()
         self._bar: Progress | None = None
         self._name = ""
-        self._done = 0
+        self._done = self._before = 0
         self._first = self._said = 0.0
 
     def __enter__(self) -> Self:
@@ -40,15 +40,15 @@ class Tally:
             self._bar.advance(self._bar.task_ids[0])
             if self._done == total:
                 self._stop()
-        elif self._done == 1:
+        elif self._done == self._before + 1:
             self._first = now  # what came before, the model's loading too, tells nothing of what is left
         elif now - max(self._said, self._first) >= LINE_SECONDS:  # the first few end in a burst
             self._said = now
-            left = (now - self._first) / (self._done - 1) * (total - self._done)
+            left = (now - self._first) / (self._done - self._before - 1) * (total - self._done)
             say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
 
-    def begin(self, name: str, total: int) -> None:
-        """Show that none of ``total`` has ended, unless ``name`` is under way already."""
+    def begin(self, name: str, total: int, done: int = 0) -> None:
+        """Show that ``done`` of ``total`` have ended before, unless ``name`` is under way already."""
         if name == self._name and self._done < total:
             return
         from rich.progress import (
@@ -61,13 +61,13 @@ class Tally:
         )
 
         self._stop()
-        self._name, self._done = name, 0
+        self._name, self._done, self._before = name, done, done
         self._said = time.monotonic()
         if self._console.is_terminal:
             title, left = TextColumn("{task.description}", markup=False), TextColumn("left")
             counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, TimeRemainingColumn())
             self._bar = Progress(title, *counted, console=self._console)
-            self._bar.add_task(name, total=total)
+            self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
 
     def _stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, progress_console, say_loading
+from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
 
@@ -19,9 +21,9 @@ CONDITIONS = ".conditions.json"
 """Takes the place of .jsonl in the name of the file that says how the trajectories were made."""
 
 if TYPE_CHECKING:
+    from emailrl.benchmark import Subject
     from emailrl.evaluation import Evaluation
     from emailrl.policy.adapter import Adapter
-    from emailrl.rollout.collect import Collector
     from emailrl.rollout.journal import Conditions, Journal
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
@@ -62,9 +64,8 @@ def rollout(
 
     settings = load_settings(overrides, trust=trust)
     check_inputs(settings)
-    adapter = None
-    if checkpoint is not None:
-        settings, adapter = _with_adapter(settings, checkpoint, overrides["model_name"])
+    subject = _subject(settings, checkpoint, overrides["model_name"])
+    settings, adapter = settings.with_model(subject.model_name), subject.adapter
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
@@ -76,9 +77,7 @@ def rollout(
     with conditions or nullcontext():
         journal = Journal(target, conditions, resume=resume)
         num_before = len(journal.trajectories)
-        collector = _collector(settings, adapter)
-        with closing(collector.engine):
-            seconds = _play(collector, scenarios, group_size, split, journal)
+        seconds = _play(subject, settings, scenarios, group_size, split, journal)
     ended = list(journal.trajectories.values())
     result = Evaluation.of(ended)
     progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
@@ -188,72 +187,44 @@ def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
     return chosen.scenarios
 
 
-def _with_adapter(settings: Settings, checkpoint: str, model: str | None) -> tuple[Settings, Adapter]:
-    """The adapter named, and the settings with its own base model."""
-    from emailrl.policy.adapter import find_adapter
+def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
+    """Who plays: the model set, or a checkpoint on its own base model, which ``model`` must not contradict."""
+    from emailrl.benchmark.subjects import Subject, choose_subjects
     from emailrl.policy.resolve import same_base
 
-    if settings.agent.engine == "openai":
-        raise UsageError("The engine openai plays no checkpoint.", "Name the server's model with --model.")
-    adapter = find_adapter(checkpoint, settings.output.output_dir)
-    if model is not None and not same_base(model, adapter.base_model):
-        raise UsageError(f"{adapter.path} was trained from {adapter.base_model}, not from {model}.", "Omit --model.")
-    base = settings.model.model_copy(update={"name": adapter.base_model})
-    return settings.model_copy(update={"model": base}), adapter
+    if checkpoint is None:
+        return Subject(settings.model.name, settings.model.name)
+    [subject] = choose_subjects([checkpoint], [], settings)
+    if model is not None and not same_base(model, subject.model_name):
+        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Omit --model.")
+    return subject
 
 
-def _collector(settings: Settings, adapter: Adapter | None) -> Collector:
-    """Policy, engine and collector for the settings; a chat server needs no policy."""
-    from emailrl.engines import build_engine, is_chat
-    from emailrl.environment.custom import load_task
-    from emailrl.rewards.build import build_scorer
-    from emailrl.rollout.collect import build_chat_collector, build_collector
-
-    if is_chat(settings):
-        return build_chat_collector(settings)
-    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
-    say_loading()
-    from emailrl.policy.load import load_policy
-    from emailrl.policy.resolve import with_token_limit
-
-    scorer = build_scorer(settings)
-    policy = load_policy(settings)
-    settings = with_token_limit(settings, policy.model)
-    engine = build_engine(settings, policy)
-    if adapter is None:
-        engine.load_adapter(None, policy.base_model)
-    else:
-        engine.load_adapter(adapter.path, str(adapter.path.absolute()))
-    return build_collector(settings, policy, engine, scorer=scorer, run_id=adapter.run_id if adapter else "")
-
-
-def _play(collector: Collector, scenarios: list[Scenario], group_size: int, split: str, journal: Journal) -> float:
+def _play(
+    subject: Subject, settings: Settings, scenarios: list[Scenario], group_size: int, split: str, journal: Journal
+) -> float:
     """Roll out and keep; when interrupted, what has ended is scored all the same. Returns the seconds."""
-    import time
+    from emailrl.benchmark.subjects import players
+    from emailrl.engines import is_chat
 
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("rollout"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    started = time.perf_counter()
-    with Progress(*columns, console=progress_console()) as bar:
-        task = bar.add_task("", total=len(scenarios) * group_size, completed=len(journal.trajectories))
-
-        def note(trajectory: Trajectory) -> None:
-            journal.append(trajectory)
-            bar.advance(task)
-
-        seed, played = collector.settings.training.seed, dict(journal.trajectories)
+    if not is_chat(settings):
+        say_loading()
+    total, played = len(scenarios) * group_size, dict(journal.trajectories)
+    with closing(players([subject], settings)) as playing:
+        _, collector = next(playing)
+        started = time.perf_counter()
         try:
-            groups = collector.collect(
-                scenarios, group_size, step=0, seed=seed, split_label=split, progress=note, played=played
-            )
+            with Tally() as tally:
+                tally.begin("rollout", total, len(played))
+
+                def note(trajectory: Trajectory) -> None:
+                    journal.append(trajectory)
+                    tally.advance("rollout", total)
+
+                groups = collector.collect(
+                    scenarios, group_size, step=0, seed=settings.training.seed, split_label=split, progress=note,
+                    played=played,
+                )  # fmt: skip
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 collector.scorer.score(journal.unscored)
@@ -261,8 +232,9 @@ def _play(collector: Collector, scenarios: list[Scenario], group_size: int, spli
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} ended trajectories kept in {journal.path}"
                 more = f"; the same command with --resume --out {shlex.quote(str(journal.path))} plays the rest"
-                bar.console.print(kept + more, markup=False, soft_wrap=True)
+                progress_console().print(kept + more, markup=False, soft_wrap=True)
             raise
+        seconds = time.perf_counter() - started
     place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}
     journal.finish(lambda trajectory: place[trajectory.id])
-    return time.perf_counter() - started
+    return seconds

@@ -253,6 +253,10 @@ class Settings(Section):
     tracking: TrackingSettings = TrackingSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
 
+    def with_model(self, name: str) -> Settings:
+        """These settings for another base model."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})
+
     def public(self) -> dict[str, dict[str, Any]]:
         """The tree as JSON values for metadata and logs: without secrets, and without credentials inside URLs."""
         return {

@@ -41,3 +41,14 @@ def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     assert shown.index("nano") < shown.index("3/3") < shown.index("trained")
     assert "nano" not in shown[shown.index("trained") :]  # the first is finished and no longer drawn
     assert "left" in shown
+
+
+def test_what_had_ended_before_counts_but_tells_nothing_of_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 5.0, 25.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    with Tally(Console(file=out)) as tally:
+        tally.begin("rollout", 10, 6)
+        tally.advance("rollout", 10)
+        tally.advance("rollout", 10)  # one in the 20 s since the first new one: two are left
+    assert out.getvalue().splitlines() == ["rollout: 8 of 10, about 40 s left"]

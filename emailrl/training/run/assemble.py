@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import build_engine, check_engine
+from emailrl.engines import check_engine
+from emailrl.engines.opened import open_policy
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples
-from emailrl.policy.load import load_policy
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
 from emailrl.rollout.collect import Scores, build_collector
@@ -67,14 +67,14 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
         if checkpoint:
             data.notes += _changes(checkpoint, settings, data)
         seed_generators(settings.training.seed)
-        policy = load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
-        data.notes += policy.notes
         total = _total_steps(settings, mode, len(data.train))
-        updater = Updater(policy, algorithm, settings, total_steps=total)
-        state = _restore(checkpoint, updater) if checkpoint else RunState()
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
         make = mode.make_environment
-        with closing(build_engine(settings, policy)) as engine:
+        with closing(open_policy(settings, checkpoint.path if checkpoint else None, trainable=True)) as opened:
+            policy, engine = opened.policy, opened.engine
+            data.notes += policy.notes
+            updater = Updater(policy, algorithm, settings, total_steps=total)
+            state = _restore(checkpoint, updater) if checkpoint else RunState()
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (

@@ -84,8 +84,7 @@ def base_of(checkpoint: Checkpoint | None, settings: Settings) -> tuple[Settings
     if checkpoint is None or "name" in settings.model.model_fields_set:
         return settings, []
     name = checkpoint.metadata.base_model
-    model = settings.model.model_copy(update={"name": name})
-    return settings.model_copy(update={"model": model}), [f"no model was named: {name}, as in the checkpoint"]
+    return settings.with_model(name), [f"no model was named: {name}, as in the checkpoint"]
 
 
 def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:

@@ -1,0 +1,46 @@
+"""A policy put together: the model, with an adapter where there is one, and the engine that samples from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.engines import PolicyEngine, build_engine
+from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.resolve import with_token_limit
+from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPolicy:
+    """A loaded policy and its engine, which whoever opened it closes."""
+
+    settings: Settings
+    """What it plays by: those given, within the limits of the model itself."""
+    policy: Policy
+    engine: PolicyEngine
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self.engine.close()
+
+
+def open_policy(settings: Settings, adapter: Path | None = None, *, trainable: bool = False) -> OpenPolicy:
+    """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
+
+    ``trainable`` puts the adapter, or without one a fresh adapter, into the policy instead: it is trained, and the
+    trainer hands the engine each version of it; MAX_TOKENS stays as set. Raises as `load_policy` and `build_engine` do.
+    """
+    if trainable:
+        policy = load_policy(settings, adapter=adapter, trainable=True)
+        return OpenPolicy(settings, policy, build_engine(settings, policy))
+    policy = load_policy(settings)
+    settings = with_token_limit(settings, policy.model)
+    opened = OpenPolicy(settings, policy, build_engine(settings, policy))
+    if adapter is not None:
+        try:
+            opened.engine.load_adapter(adapter, str(adapter.absolute()))
+        except BaseException:
+            opened.close()
+            raise
+    return opened
