@@ -222,7 +222,7 @@ def draw_curve(run_dir: Path, path: Path) -> Path:
     axes = figure.subplots()
     axes.plot(*zip(*rollouts, strict=True), color="0.7", label="training rollouts")
     axes.plot(*zip(*evaluations, strict=True), marker="o", label="validation")
-    axes.set(xlabel="optimizer step", ylabel="answers right", ylim=(0, 1), title="Learning to search mail")
+    axes.set(xlabel="training step", ylabel="answers right", ylim=(0, 1), title="Learning to search mail")
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
     return path

@@ -34,12 +34,12 @@ class TrainingNote:
     """What training added to a trajectory, from ``training/step-NNNNNN.jsonl``."""
 
     advantage: float | None = None
-    """None: it never reached an update."""
+    """Of all its trained tokens; None where they have their own, or it never reached an update."""
     dropped: str | None = None
     """Why its group or samples were left out, where the record says so."""
     token_advantages: tuple[tuple[float | None, ...], ...] = ()
     """Of each training sequence, where tokens have advantages of their own (PPO, whitening, a KL in the reward); None
-    for a token that was not trained. ``advantage`` is then no more than what they were made from."""
+    for a token that was not trained."""
 
 
 def render_trajectory(
@@ -63,7 +63,7 @@ def render_trajectory(
         parts.append(_numbers("Rubric", trajectory.rubric))
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            worth = note.token_advantages if note and _differ(note) else ()
+            worth = note.token_advantages if note else ()
             parts.append(_tokens(name, sample, tokens, worth[number - 1] if len(worth) >= number else None))
     return Group(*parts)
 
@@ -192,17 +192,10 @@ def _telling(terms: dict[str, float]) -> dict[str, float]:
 def _advantage(note: TrainingNote) -> str:
     """The advantage of all tokens, or the mean and range of theirs; nothing of a trajectory that was not trained."""
     worth = [each for sequence in note.token_advantages for each in sequence if each is not None]
-    if worth and not _differ(note):
-        return f"{worth[0]:+.4f}"
     if worth:
         mean = sum(worth) / len(worth)
         return f"{mean:+.4f} on average, {min(worth):+.4f} to {max(worth):+.4f} by token"
-    return "" if note.dropped or note.advantage is None else f"{note.advantage:+.4f}"
-
-
-def _differ(note: TrainingNote) -> bool:
-    """Whether two tokens of a trajectory have different advantages."""
-    return len({each for sequence in note.token_advantages for each in sequence if each is not None}) > 1
+    return "" if note.advantage is None else f"{note.advantage:+.4f}"
 
 
 def _pairs(rows: dict[str, str]) -> Table:

@@ -139,12 +139,8 @@ def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
 
 
 def _token_advantages(record: dict[str, Any]) -> tuple[tuple[float | None, ...], ...]:
-    """Each training sequence's advantages by token; nothing where all tokens have their trajectory's."""
-    samples = record.get("samples", [])
-    if not any("advantages" in sample for sample in samples):
-        return ()
-    alike = ([record["advantage"] if on else None for on in sample["loss_mask"]] for sample in samples)
-    return tuple(tuple(sample.get("advantages", same)) for sample, same in zip(samples, alike, strict=True))
+    """Each training sequence's advantages by token; nothing where all tokens have the same."""
+    return tuple(tuple(sample["advantages"]) for sample in record.get("samples", []) if "advantages" in sample)
 
 
 def origin(file: Path, trajectory: Trajectory) -> str | None:

@@ -24,15 +24,15 @@ class TrainingSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Seed of everything random."""
     max_steps: Positive = 200
-    """Most optimizer steps of a run, in every mode."""
+    """Most steps of a run, in every mode; a step is one round of rollouts and the updates made from them."""
     num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS"), Flag("--epochs")] = 2
     """Passes over the questions; bounds the modes simple and rollout only."""
     per_device_train_batch_size: Annotated[
         Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP"), Flag("--batch-size")
     ] = 4
-    """Questions a rank a micro-step."""
+    """Questions per step, before GRADIENT_ACCUMULATION_STEPS multiplies them."""
     gradient_accumulation_steps: Positive = 1
-    """Micro-steps to one optimizer step."""
+    """Multiplies the questions of a step; the memory of its updates follows MAX_TOKENS_PER_MICRO_BATCH instead."""
     num_generations: Annotated[Positive, Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
     """Rollouts a question."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
@@ -54,9 +54,9 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Gradient clipping by norm; 0 is off."""
     num_mini_batches: Positive = 1
-    """Optimizer updates the trajectories of one step are split into."""
+    """Mini-batches that the trajectories of a step are split into; each makes one optimizer update."""
     update_epochs: Positive = 1
-    """Passes over the trajectories of one step."""
+    """Passes over the mini-batches of a step."""
     max_tokens_per_micro_batch: Positive | None = None
     """Tokens of one forward pass in training; None is 16384 on a GPU, 2048 on a CPU (what fits its caches)."""
     max_rows_per_micro_batch: Positive | None = None

@@ -15,7 +15,8 @@ from emailrl.training.run.assemble import open_run
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
 from emailrl.training.run.run import Run
 from emailrl.training.run.tracking import step_line
-from emailrl.training.step.samples import make_samples, trajectory_advantages
+from emailrl.training.step.samples import make_samples
+from emailrl.training.step.shaping import terminal_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def train(
 
 
 def loop(run: Run) -> None:
-    """Refresh the engine, collect groups, advantages, samples, update, evaluate, log, checkpoint; and again."""
+    """Refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint; and again."""
     settings, state, droppable = run.settings, run.state, run.interrupts.droppable
     with droppable():
         evaluated = run.evaluate_if_due()
@@ -73,20 +74,18 @@ def loop(run: Run) -> None:
         with droppable(), clock.phase("rollout"):
             run.refresh_engine()
             collected, cursor = run.collect()
-        advantages = trajectory_advantages(collected.kept, run.algorithm)
-        samples, counts = make_samples(
-            collected.kept, advantages, run.mode.loss_mask, mask_truncated=run.mask_truncated
-        )
+        paid = terminal_rewards(collected.kept, run.algorithm)
+        samples, counts = make_samples(collected.kept, run.mode.loss_mask, mask_truncated=run.mask_truncated)
         with clock.phase("update"):
-            update, noted = run.update(samples)
-        run.record_training(collected, advantages, noted)
+            trained = run.train(samples, paid)
+        run.record_training(collected, samples, trained.tokens)
         rollouts = rollout_metrics(collected)
         state.end_step(cursor, rollouts["accuracy"])
         with clock.phase("evaluation"):
             evaluation = run.evaluate_if_due()
         metrics = (
             {"step": state.step, "epoch": cursor.epoch}
-            | update_metrics(update)
+            | update_metrics(trained.metrics)
             | rollouts
             | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
             | evaluation_metrics(evaluation)

@@ -3,7 +3,7 @@
 ``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks
 may be bool, int or float; arithmetic is in float32, or float64 when given float64. What stands outside the mask, NaN
 and infinity included, reaches neither a value nor a gradient. Targets (old log-probs, advantages, returns, weights) are
-detached here. A ``denominator`` replaces the local count by the optimizer step's global one, so that the losses of
+detached here. A ``denominator`` replaces the local count by the update's global one, so that the losses of
 micro-batches, or of ranks, add up to the loss of the whole.
 """
 

@@ -85,11 +85,11 @@ def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
     assert "Advantage" not in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
 
 
-def test_advantages_by_token_are_shown_in_place_of_what_they_were_made_from(emailrl, run_dir: Path) -> None:
+def test_advantages_by_token_are_shown(emailrl, run_dir: Path) -> None:
     two = replace(make("two"), samples=[make("a", ids=(7, 8)).samples[0], make("b", ids=(9,)).samples[0]])
     write_trajectories(run_dir / "trajectories" / "step-000006.jsonl", [two])
-    samples = [{"loss_mask": [1, 1], "advantages": [0.25, -0.75]}, {"loss_mask": [1]}]
-    write_records(run_dir / "training" / "step-000006.jsonl", [{"id": "two", "advantage": 1.5, "samples": samples}])
+    samples = [{"loss_mask": [1, 1], "advantages": [0.25, -0.75]}, {"loss_mask": [1], "advantages": [1.5]}]
+    write_records(run_dir / "training" / "step-000006.jsonl", [{"id": "two", "advantage": None, "samples": samples}])
     code, out, _ = emailrl("inspect-trajectory", run_dir / "trajectories" / "step-000006.jsonl", "--verbose")
     assert code == 0 and "+0.3333 on average, -0.7500 to +1.5000 by token" in out
     assert "7 ⟨-0.50 +0.25⟩8 ⟨-0.50 -0.75⟩" in out and "9 ⟨-0.50 +1.50⟩" in out

@@ -12,7 +12,7 @@ from emailrl.errors import UsageError
 from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import train
-from emailrl.training.step.update import Updater
+from emailrl.training.step.objective import Objective
 
 MakeSettings = Callable[..., Settings]
 
@@ -44,16 +44,16 @@ def test_ppo_with_a_correction(mode: str, make_settings: MakeSettings) -> None:
 def test_an_update_that_is_not_finite_is_said_and_kept(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Updater._accumulate
+    original = Objective.loss
 
-    def broken(updater: Updater, *arguments: Any, **options: Any) -> Any:
-        losses, seen = original(updater, *arguments, **options)
-        return losses | {"loss": float("nan")}, seen
+    def broken(objective: Objective, *arguments: Any, **options: Any) -> Any:
+        loss, losses, old = original(objective, *arguments, **options)
+        return loss, losses | {"loss": float("nan")}, old
 
     settings = make_settings(max_steps=1, num_mini_batches=1)
     said: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Updater, "_accumulate", broken)
+        patch.setattr(Objective, "loss", broken)
         run = train(settings, progress=said.append).run_dir
     assert any("Step 1: 1 updates skipped" in line and str(run / "skipped") in line for line in said)
     assert [line["updates_skipped"] for line in read_records(run / "metrics.jsonl")][-1] == 1

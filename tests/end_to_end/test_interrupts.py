@@ -32,7 +32,7 @@ def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted
     said: list[str] = []
     where: dict[str, tuple[Any, str]] = {
         "rollout": (run_module.Run, "collect"),
-        "update": (Updater, "step"),
+        "update": (Updater, "train"),
         "evaluation": (run_module, "evaluate"),
     }
     owner, name = where[moment]
@@ -63,13 +63,13 @@ def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(max_steps=1)
-    original = Updater.step
+    original = Updater.train
 
     def interrupted(*args: Any, **keywords: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return original(*args, **keywords)
 
-    monkeypatch.setattr(Updater, "step", interrupted)
+    monkeypatch.setattr(Updater, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(settings)
     latest = find_checkpoint("latest", settings.output.output_dir).metadata
@@ -87,7 +87,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second signal raises at once")
 
-    monkeypatch.setattr(Updater, "step", twice)
+    monkeypatch.setattr(Updater, "train", twice)
     with pytest.raises(KeyboardInterrupt):
         train(settings, progress=said.append)
     assert any("at the end of this step" in line for line in said)

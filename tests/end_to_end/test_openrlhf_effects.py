@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from training.updaters import make_updater, samples
+from training.updaters import PAID, make_updater, samples
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.engines import build_engine
@@ -95,7 +95,7 @@ def updated(model: Path, **changes: Any) -> list[torch.Tensor]:
     """The trained weights after two steps, and the weight of the KL."""
     updater = make_updater(model, **changes)
     for step in (1, 2):
-        updater.step(samples(), step=step)
+        updater.train(samples(), PAID, step=step)
     return [*(parameter.detach().float() for parameter in updater.parameters), torch.tensor(updater.kl.coef)]
 
 

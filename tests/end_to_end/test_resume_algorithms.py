@@ -14,6 +14,7 @@ from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.loop import TrainResult, train
+from emailrl.training.step.meter import StepResult
 from emailrl.training.step.update import Updater
 
 MakeSettings = Callable[..., Settings]
@@ -27,18 +28,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def run_of(settings: Settings, interrupt_at: int | None, monkeypatch: pytest.MonkeyPatch) -> TrainResult:
-    """Train to the end; with ``interrupt_at``, Ctrl-C comes in that update and the run is resumed."""
-    original = Updater.step
+    """Train to the end; with ``interrupt_at``, Ctrl-C comes in the updates of that step and the run is resumed."""
+    original = Updater.train
 
-    def step(updater: Updater, samples: Any, *, step: int) -> dict[str, float]:
+    def interrupted(updater: Updater, samples: Any, paid: Any, *, step: int) -> StepResult:
         if step == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(updater, samples, step=step)
+        return original(updater, samples, paid, step=step)
 
     if interrupt_at is None:
         return train(settings)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Updater, "step", step)
+        patch.setattr(Updater, "train", interrupted)
         train(settings)
     return train(settings, resume="auto")
 

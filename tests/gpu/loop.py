@@ -79,7 +79,7 @@ class RunLeft:
                 (whole,) = one.samples
                 end = len(whole.loss_mask) - whole.loss_mask[::-1].index(1)
                 columns = (whole.token_ids[:end], whole.loss_mask[:end], whole.sampler_logprobs[:end])
-                found.append(TrainingSample(one.id, one.group_id, *columns, 0.0))
+                found.append(TrainingSample(one.id, one.group_id, *columns))
         return sorted(found, key=lambda sample: sample.trajectory_id)
 
     def training(self, step: int) -> list[Record]:

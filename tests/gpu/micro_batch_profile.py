@@ -72,14 +72,16 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from emailrl.policy import logprobs
-    from emailrl.training.step.tally import Tally
+    from emailrl.training.step.meter import Meter
 
     whole, cuda = updater.objective.count([item]), torch.cuda.is_available()
 
     def once() -> float:
         updater.optimizer.zero_grad(set_to_none=True)
         begun = time.perf_counter()
-        updater._backward(item, whole, Tally(), first_pass=True, critic_only=False)
+        scored = updater.scorer.forward(item.batch)
+        loss, _, _ = updater.objective.loss(item, scored, whole, Meter(), first_pass=True)
+        updater.loss_scale.scale(loss).backward()
         if cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - begun

@@ -54,8 +54,13 @@ def make_samples(count: int, shortest: int, longest: int, *, seed: int = 0) -> l
         mask = [int(t > 40 and (t // 20) % 4 == 3) for t in range(length - 1)] + [1]
         ids = [draw.randrange(300, VOCABULARY) for _ in range(length)]
         logprobs = [-8.0 if on else None for on in mask]
-        samples.append(TrainingSample(f"t{i}", f"g{i // 4}", ids, mask, logprobs, draw.uniform(-1, 1)))
+        samples.append(TrainingSample(f"t{i}", f"g{i // 4}", ids, mask, logprobs))
     return samples
+
+
+def paid(samples: list[TrainingSample]) -> dict[str, float]:
+    """What the trajectories earn, always the same."""
+    return {one.trajectory_id: random.Random(one.trajectory_id).uniform(-1, 1) for one in samples}
 
 
 def make_updater(folder: Path, **changes: Any) -> Updater:

@@ -134,15 +134,14 @@ def keep(owner: Any, method: str, kept: Any) -> None:
 
 
 def take_prepared(bench: Bench, updater: Any) -> None:
-    """Keep the micro-batches that an update is made of."""
-    inner = updater._accumulate
+    """Keep the micro-batches that an update is made of: the list that is counted, halved where memory runs out."""
+    inner = updater.objective.count
 
-    def accumulate(prepared: list[Any], *args: Any, **kwargs: Any) -> Any:
-        result = inner(prepared, *args, **kwargs)
-        bench.prepared = list(prepared)
-        return result
+    def count(prepared: list[Any]) -> Any:
+        bench.prepared = prepared
+        return inner(prepared)
 
-    updater._accumulate = accumulate
+    updater.objective.count = count
 
 
 def watch_memory(bench: Bench, run: Any) -> None:

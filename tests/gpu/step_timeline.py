@@ -112,13 +112,11 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
 
     Names before a slash are the phases; what follows it says what part.
     """
-    from emailrl.training.run import run as run_module
-
     updater, collector = run.updater, run.collector
     for owner, method, name in (
-        (run, "refresh_engine", OTHER), (run, "collect", OTHER), (run, "update", OTHER),
+        (run, "refresh_engine", OTHER), (run, "collect", OTHER), (run, "train", OTHER),
         (run, "_record", "records"), (run, "record_training", "records"), (run, "end_step", "records"),
-        (run, "save", "records"), (run.tracker, "step", "records"), (run_module, "sample_record", "records"),
+        (run, "save", "records"), (run.tracker, "step", "records"),
         (collector, "_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
         *((collector.renderer, method, "sampling/template") for method in ("start", "extend", "parse", "text_of")),
     ):  # fmt: skip

@@ -21,7 +21,7 @@ Report = Callable[[str], None]
 STEPS = """
 import json, sys, torch
 from pathlib import Path
-from gpu.small import make_samples, make_updater
+from gpu.small import make_samples, make_updater, paid
 
 found = {}
 for bits in (16, 4):
@@ -29,12 +29,12 @@ for bits in (16, 4):
     updater = make_updater(Path(sys.argv[1]), dtype="bf16", load_in_4bit=four, lora_rank=16, fused_layers=four)
     updater.optimizer = torch.optim.AdamW(updater.parameters, lr=1e-3)
     kind = type(updater.policy.model.get_base_model().model.layers[0].mlp.up_proj.base_layer).__name__
-    seen = {}
-    updater.observe = lambda sample, old, now, worth: seen.setdefault(sample.trajectory_id, now)
     samples = make_samples(12, 2000, 4000)
     torch.cuda.synchronize(), torch.cuda.reset_peak_memory_stats()
-    norms = [updater.step(samples, step=step)["grad_norm"] for step in (1, 2)]
-    logprobs = torch.tensor([seen[one.trajectory_id][t] for one in samples for t, on in enumerate(one.loss_mask) if on])
+    steps = [updater.train(samples, paid(samples), step=step) for step in (1, 2)]
+    norms = [step.metrics["grad_norm"] for step in steps]
+    rows = zip(samples, steps[0].tokens)
+    logprobs = torch.tensor([now for one, row in rows for now, on in zip(row.logprobs, one.loss_mask) if on])
     lengths = [len(one.token_ids) for one in samples]
     share = sum(one.num_trainable for one in samples) / sum(lengths)
     largest = max(batch.num_tokens for batch in updater.scorer.micro_batches(samples))

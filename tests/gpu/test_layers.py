@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.small import distance, make_samples, make_updater, moved, weights
+from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 from torch import Tensor
 
 from emailrl.policy.fused.model import fused_backbone
@@ -39,12 +39,11 @@ def step_of(model: Path, **way: Any) -> tuple[Tensor, list[Tensor]]:
     updater = make_updater(model, **way)
     assert (fused_backbone(updater.policy.model) is not None) == way.get("fused_layers", True)
     assert updater.policy.packs == way.get("packing", True)
-    seen: dict[str, list[float]] = {}
-    updater.observe = lambda sample, old, now, worth: seen.update({sample.trajectory_id: now})
     start = weights(updater)
     samples = make_samples(16, 300, 900)
-    updater.step(samples, step=1)
-    logprobs = [seen[one.trajectory_id][t] for one in samples for t, on in enumerate(one.loss_mask) if on]
+    trained = updater.train(samples, paid(samples), step=1)
+    both = zip(samples, trained.tokens, strict=True)
+    logprobs = [now for one, row in both for now, on in zip(row.logprobs, one.loss_mask, strict=True) if on]
     return torch.tensor(logprobs), moved(start, weights(updater))
 
 
@@ -79,9 +78,10 @@ def test_fp16_gradients_do_not_vanish(model: Path, report: Report, name: str) ->
     """A loss divided by 16 million: unscaled, its gradients are below the smallest number of fp16."""
     many: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000}
     start = make_updater(model, dtype="fp32", **PADDED | many)
-    start.step(make_samples(16, 300, 900), step=1)
+    samples = make_samples(16, 300, 900)
+    start.train(samples, paid(samples), step=1)
     narrow = make_updater(model, dtype="fp16", **WAYS[name] | many)
-    metrics = narrow.step(make_samples(16, 300, 900), step=1)
+    metrics = narrow.train(samples, paid(samples), step=1).metrics
     gradients = [[one.grad for one in updater.parameters if one.grad is not None] for updater in (narrow, start)]
     gap = distance(*gradients)
     report(f"scale 2^{torch.tensor(narrow.loss_scale.get_scale()).log2():.0f}, distance from float32 {gap:.1e}")

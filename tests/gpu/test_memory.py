@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.small import distance, make_samples, make_updater, moved, weights
+from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 
 from emailrl.errors import EmailRLError
 from emailrl.training.step.batches import MicroBatch
@@ -71,15 +71,17 @@ def test_memory_that_runs_out(model: Path, report: Report, layers: str, share: f
     rich = make_updater(model, **plain, max_tokens_per_micro_batch=SAFE)
     poor = make_updater(model, **plain, max_tokens_per_micro_batch=WHOLE)
     start = weights(rich)
-    least = peak_of(lambda: rich.step(samples, step=1))
-    most = peak_of(lambda: make_updater(model, **plain, max_tokens_per_micro_batch=WHOLE).step(samples, step=1))
+    least = peak_of(lambda: rich.train(samples, paid(samples), step=1))
+    most = peak_of(
+        lambda: make_updater(model, **plain, max_tokens_per_micro_batch=WHOLE).train(samples, paid(samples), step=1)
+    )
     assert most > 2 * least
     places = watched(poor)
     limit_memory(least + share * (most - least))
-    halved = [poor.step(samples, step=step)["micro_batches_halved"] for step in (1, 2, 3)]
+    halved = [poor.train(samples, paid(samples), step=step).metrics["micro_batches_halved"] for step in (1, 2, 3)]
     limit_memory(torch.cuda.get_device_properties(0).total_memory)
     for step in (2, 3):
-        rich.step(samples, step=step)
+        rich.train(samples, paid(samples), step=step)
     gap = distance(moved(start, weights(poor)), moved(start, weights(rich)))
     report(f"{most / 2**20:.0f} MiB wanted, {(least + share * (most - least)) / 2**20:.0f} allowed: ran out in"
            f" {', '.join(places)}; halved {halved}, updates differ by {gap:.1e}")  # fmt: skip
@@ -98,11 +100,11 @@ def test_one_sample_too_large(model: Path) -> None:
     torch.cuda.empty_cache()
     limit_memory(torch.cuda.memory_reserved() + 64 * 2**20)
     with pytest.raises(EmailRLError, match=r"Out of memory on one sample of 6\d\d\d tokens") as caught:
-        updater.step(samples, step=1)
+        updater.train(samples, paid(samples), step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
     assert distance(weights(updater), before) == 0
     limit_memory(torch.cuda.get_device_properties(0).total_memory)
-    updater.step(samples, step=1)
+    updater.train(samples, paid(samples), step=1)
     assert distance(weights(updater), before) > 0
 
 
@@ -110,22 +112,22 @@ def test_losses_that_are_not_finite(model: Path, tmp_path: Path) -> None:
     """bf16: the weights stay, the batch is kept, the third in a row ends the run; one good step forgives two."""
     updater = make_updater(model, dtype="bf16")
     updater.skipped_dir = tmp_path
-    good, bad = make_samples(8, 200, 400), make_samples(8, 200, 400)
-    bad[3] = type(bad[3])(**{name: getattr(bad[3], name) for name in bad[3].__slots__} | {"advantage": float("nan")})
+    good = make_samples(8, 200, 400)
+    bad = paid(good) | {"t3": float("nan")}
     start = weights(updater)
     for step in (1, 2):
-        assert updater.step(bad, step=step)["updates_skipped"] == 1
+        assert updater.train(good, bad, step=step).metrics["updates_skipped"] == 1
         assert distance(weights(updater), start) == 0
-    assert updater.step(good, step=3)["updates_skipped"] == 0
+    assert updater.train(good, paid(good), step=3).metrics["updates_skipped"] == 0
     assert distance(weights(updater), start) > 0
     after = weights(updater)
     with torch.no_grad():
         poisoned = updater.parameters[1].flatten()[0].clone()
         updater.parameters[1].view(-1)[0] = float("inf")
     for step in (4, 5):
-        assert updater.step(good, step=step)["updates_skipped"] == 1
+        assert updater.train(good, paid(good), step=step).metrics["updates_skipped"] == 1
     with pytest.raises(EmailRLError, match="at step 6, in the third update in a row"):
-        updater.step(good, step=6)
+        updater.train(good, paid(good), step=6)
     with torch.no_grad():
         updater.parameters[1].view(-1)[0] = poisoned
     assert distance(weights(updater), after) == 0

@@ -86,9 +86,13 @@ def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int 
             last = total - mask[:total][::-1].index(1)
             ids, mask = ids[:last], mask[:last]
             logprobs = [-1.0 if one else None for one in mask]
-            advantage = draw.uniform(-1, 1)
-            samples.append(TrainingSample(f"{question}/{member}", str(question), ids, mask, logprobs, advantage))
+            samples.append(TrainingSample(f"{question}/{member}", str(question), ids, mask, logprobs))
     return samples
+
+
+def advantage(sample: TrainingSample) -> float:
+    """One for all tokens, always the same."""
+    return random.Random(sample.trajectory_id).uniform(-1, 1)
 
 
 @torch.no_grad()
@@ -161,7 +165,7 @@ def policy_side(settings: Settings, max_tokens: int) -> Side:
         packing=policy.packs,
         share_prefixes=settings.training.prefix_sharing and shares_prefixes(policy.model),
     )
-    return Side(policy.model, lambda samples: _step(policy, cut(samples)), lambda samples: _work(cut(samples)))
+    return Side(policy.model, lambda samples: _step(policy, cut(samples), samples), lambda samples: _work(cut(samples)))
 
 
 def _work(batches: list[MicroBatch]) -> Work:
@@ -172,20 +176,20 @@ def _work(batches: list[MicroBatch]) -> Work:
     return Work(sum(batch.num_tokens for batch in batches), pairs)
 
 
-def _step(policy: Policy, batches: list[MicroBatch]) -> list[Tensor]:
+def _step(policy: Policy, batches: list[MicroBatch], samples: list[TrainingSample]) -> list[Tensor]:
     denominator = float(sum(batch.num_trainable for batch in batches))
     results: dict[int, Tensor] = {}
     for batch in batches:
         scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask, entropy=True, shared=batch.shared)
-        _loss(batch, scored.logprobs, denominator).backward()
+        advantages = torch.tensor([advantage(samples[i]) for i in batch.indices], device=batch.loss_mask.device)
+        _loss(batch, scored.logprobs, advantages, denominator).backward()
         for row, index in enumerate(batch.indices):
             results[index] = scored.logprobs[row][batch.loss_mask[row]].detach()
     return [results[i] for i in range(len(results))]
 
 
-def _loss(batch: MicroBatch, logprobs: Tensor, denominator: float) -> Tensor:
-    spread = batch.advantages[:, None].expand_as(batch.loss_mask) * batch.loss_mask
-    loss, _ = policy_loss(logprobs, logprobs.detach(), spread, batch.loss_mask, denominator=denominator)
+def _loss(batch: MicroBatch, logprobs: Tensor, advantages: Tensor, denominator: float) -> Tensor:
+    loss, _ = policy_loss(logprobs, logprobs.detach(), advantages, batch.loss_mask, denominator=denominator)
     return loss
 
 
@@ -260,7 +264,7 @@ def _trl_inputs(rows: list[TrainingSample], device: str) -> dict[str, Tensor]:
         inputs["completion_ids"][row, :end] = torch.tensor(sample.token_ids[start:])
         inputs["completion_mask"][row, :end] = 1
         inputs["tool_mask"][row, :end] = torch.tensor(sample.loss_mask[start:])
-    inputs["advantages"] = torch.tensor([sample.advantage for sample in rows])
+    inputs["advantages"] = torch.tensor([advantage(sample) for sample in rows])
     return {name: one.to(device) for name, one in inputs.items()} | {"num_items_in_batch": torch.tensor(1.0)}
 
 

@@ -132,18 +132,17 @@ def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
     assert "Verdict      wrong" in shown(trajectory)
 
 
-def test_where_tokens_have_advantages_of_their_own_the_reward_is_not_called_one(
+def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
     trajectory: Trajectory, tokenizer_folder: Path
 ) -> None:
     worth = ((None, None, 0.5, -0.25, None, None, 1.0, 0.75),)
-    note = TrainingNote(advantage=1.38, token_advantages=worth)
+    note = TrainingNote(token_advantages=worth)
     text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
     assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
-    assert "Advantage" not in shown(trajectory, note=TrainingNote(advantage=1.38, dropped="truncated"))
-    alike = TrainingNote(advantage=1.38, token_advantages=((None, None, -2.2, -2.2, None, None, -2.2, -2.2),))
-    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=alike)
+    assert "Advantage" not in shown(trajectory, note=TrainingNote(dropped="truncated"))
+    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(advantage=-2.2))
     assert "Advantage    -2.2000 " in text and "by token" not in text
     assert "Who paid<call>⟨-0.25⟩" in text
 

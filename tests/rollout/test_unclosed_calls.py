@@ -92,7 +92,7 @@ def test_it_is_played_and_trained_as_it_was_sampled(
     assert trained == [token for ids in sampled for token in ids]
     assert audit(trajectory) == len(trained)
     group = TrajectoryGroup("g", environment.scenario, [trajectory])
-    samples, left_out = make_samples([group], {trajectory.id: 1.0}, "sampled")
+    samples, left_out = make_samples([group], "sampled")
     assert sum(sample.num_trainable for sample in samples) == len(trained) and not any(left_out.values())
     learnt = [t for sample in samples for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
     assert learnt == trained

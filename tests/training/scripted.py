@@ -28,6 +28,8 @@ from emailrl.training.run.resume import take_snapshot
 from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState
 from emailrl.training.run.tracking import Tracker
+from emailrl.training.step.meter import StepResult, TokenNumbers
+from emailrl.training.step.samples import TrainingSample
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
@@ -54,7 +56,6 @@ class Script:
         """The number of the rollout that is cut off at the token limit."""
         self.events: list[str] = []
         self.asked: list[tuple[str, list[str]]] = []
-        self.observe: Any = None
         self.base_model, self.lora = "nano", {"rank": 1}
 
     def save_adapter(self, directory: Path) -> None:
@@ -109,12 +110,14 @@ class Script:
             exception=exception,
         )
 
-    def step(self, samples: list[Any], *, step: int) -> dict[str, float]:
+    def train(self, samples: list[TrainingSample], paid: Mapping[str, float], *, step: int) -> StepResult:
         self.events.append(f"update {step}")
-        for sample in samples:
-            self.observe(sample, [0.0, 0.0, -0.5], [0.0, 0.0, -0.5], [0.0, 0.0, sample.advantage])
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
-        return {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
+        metrics = {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
+        logprobs = [0.0, 0.0, -0.5]
+        return StepResult(
+            metrics, [TokenNumbers(logprobs, logprobs, [0.0, 0.0, paid[s.trajectory_id]]) for s in samples]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {}

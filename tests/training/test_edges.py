@@ -148,29 +148,29 @@ def test_tokens_that_are_not_trained_count_in_no_correction() -> None:
 def test_truncated_trajectories_are_left_out_where_that_is_asked() -> None:
     members = [trajectory(f"t{i}", tokens(1, 1), stop_reason=StopReason.TRUNCATED) for i in range(2)]
     members.append(trajectory("whole", tokens(1, 1), stop_reason=StopReason.ANSWERED))
-    groups, worth = [TrajectoryGroup("g", SCENARIO, members)], {"t0": 0.1, "t1": 0.2, "whole": 0.3}
-    samples, counts = make_samples(groups, worth, "sampled", mask_truncated=True)
+    groups = [TrajectoryGroup("g", SCENARIO, members)]
+    samples, counts = make_samples(groups, "sampled", mask_truncated=True)
     assert [sample.trajectory_id for sample in samples] == ["whole"]
     assert counts == {"trajectories_truncated": 2, "samples_nothing_trainable": 0}
-    samples, counts = make_samples(groups, worth, "sampled")
+    samples, counts = make_samples(groups, "sampled")
     assert [sample.trajectory_id for sample in samples] == ["t0", "t1", "whole"]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
 
 
 def test_a_prompt_of_one_token_is_a_prompt_and_one_of_none_is_refused() -> None:
     groups = [TrajectoryGroup("g", SCENARIO, [trajectory("t", tokens(1, 1, 3))])]
-    (sample,), _ = make_samples(groups, {"t": 1.0}, "sampled")
+    (sample,), _ = make_samples(groups, "sampled")
     assert (sample.token_ids, sample.loss_mask) == ([7, 8], [0, 1])  # cut behind the last trained token
     groups = [TrajectoryGroup("g", SCENARIO, [trajectory("t", tokens(0, 1, 1))])]
     with pytest.raises(EmailRLError, match="its first token is marked as sampled"):
-        make_samples(groups, {"t": 1.0}, "sampled")
+        make_samples(groups, "sampled")
 
 
 # -- batches
 
 
 def sample(length: int) -> TrainingSample:
-    return TrainingSample("t", "g", [7] * length, [0] + [1] * (length - 1), [-0.5] * length, 0.0)
+    return TrainingSample("t", "g", [7] * length, [0] + [1] * (length - 1), [-0.5] * length)
 
 
 def batched(lengths: list[int], cap: int, **options: Any) -> list[list[int]]:

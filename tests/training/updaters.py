@@ -14,19 +14,21 @@ from emailrl.training.mix import resolve
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 
-LENGTHS, ADVANTAGES = [9, 14, 6, 11], [1.0, -0.5, 0.25, -1.5]
+LENGTHS = [9, 14, 6, 11]
+PAID = {"t0": 1.0, "t1": -0.5, "t2": 0.25, "t3": -1.5}
+"""What the trajectories of ``samples`` earn."""
 TEMPERATURE = 0.7
 
 
-def samples(advantages: list[float] = ADVANTAGES, *, sampler: float = -5.5) -> list[TrainingSample]:
+def samples(*, sampler: float = -5.5) -> list[TrainingSample]:
     """One sample a trajectory, two a group; some tokens between the trained ones are not trained."""
     generator = torch.Generator().manual_seed(3)
     made = []
-    for i, (length, advantage) in enumerate(zip(LENGTHS, advantages, strict=True)):
+    for i, length in enumerate(LENGTHS):
         ids = torch.randint(1, 257, (length,), generator=generator).tolist()
         mask = [int(t > 2 and t % 4 != 0) for t in range(length - 1)] + [1]
         logprobs = [sampler if trained else None for trained in mask]
-        made.append(TrainingSample(f"t{i}", f"g{i // 2}", ids, mask, logprobs, advantage))
+        made.append(TrainingSample(f"t{i}", f"g{i // 2}", ids, mask, logprobs))
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, 
 from emailrl.recording import Record
 from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.run.filtering import Collected
+from emailrl.training.step.meter import TokenNumbers
 from emailrl.training.step.samples import TrainingSample, is_truncated
 from emailrl.trajectory import Trajectory
 
@@ -107,15 +109,19 @@ def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
 
 def training_records(
     collected: Collected,
-    advantages: Mapping[str, float],
-    noted: Mapping[str, Sequence[Record]],
+    samples: Sequence[TrainingSample],
+    tokens: Sequence[TokenNumbers],
     *,
     mask_truncated: bool,
 ) -> Iterator[Record]:
-    """What training adds to each trajectory of a step, under the same ids: its advantage or why it was dropped.
+    """What training adds to each trajectory of a step, under the same ids: its tokens' numbers or why it was dropped.
 
-    ``noted`` has the trained samples' lists by trajectory id (see ``sample_record``).
+    ``tokens`` are those of ``samples``, one by one. ``advantage`` is that of all trained tokens; where theirs differ it
+    is null, and each sequence lists its own.
     """
+    trained: dict[str, list[Record]] = defaultdict(list)
+    for sample, numbers in zip(samples, tokens, strict=True):
+        trained[sample.trajectory_id].append(sample_record(sample, numbers))
     for group in collected.groups:
         for trajectory in group.trajectories:
             dropped: str | None = collected.reasons.get(group.id)
@@ -123,34 +129,37 @@ def training_records(
                 dropped = "exception"
             elif dropped is None and mask_truncated and is_truncated(trajectory):
                 dropped = "truncated"
+            records = trained[trajectory.id]
+            advantages = {each for record in records for each in record["advantages"] if each is not None}
+            if len(advantages) == 1:
+                for record in records:
+                    del record["advantages"]
             yield {
                 "id": trajectory.id,
                 "group_id": group.id,
-                "advantage": advantages.get(trajectory.id),
+                "advantage": advantages.pop() if len(advantages) == 1 else None,
                 "dropped": dropped,
-                "samples": list(noted.get(trajectory.id, ())),
+                "samples": records,
             }
 
 
-def sample_record(
-    sample: TrainingSample, old_logprobs: Sequence[float], logprobs: Sequence[float], advantages: Sequence[float]
-) -> Record:
+def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
     """One trained sequence: lists as long as its tokens, null where the mask of the mode is 0.
 
     ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
-    update. ``advantages`` stands where tokens differ from their trajectory, whose number under gae is its reward.
+    update.
     """
-    trained = sample.loss_mask
-    olds = [old if on else None for old, on in zip(old_logprobs, trained, strict=True)]
-    gaps = (new - old for new, old in zip(logprobs, old_logprobs, strict=True))
-    ratios = [
-        math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) if on else None
-        for gap, on in zip(gaps, trained, strict=True)
-    ]
-    worth = [advantage if on else None for advantage, on in zip(advantages, trained, strict=True)]
-    shaped = not all(each is None or math.isclose(each, sample.advantage, rel_tol=1e-6) for each in worth)  # float32
-    record: Record = {"loss_mask": trained, "old_logprobs": olds, "ratio": ratios}
-    return record | ({"advantages": worth} if shaped else {})
+
+    def trained(values: Iterable[float]) -> list[float | None]:
+        return [value if on else None for value, on in zip(values, sample.loss_mask, strict=True)]
+
+    gaps = (new - old for new, old in zip(numbers.logprobs, numbers.old_logprobs, strict=True))
+    return {
+        "loss_mask": sample.loss_mask,
+        "old_logprobs": trained(numbers.old_logprobs),
+        "ratio": trained(math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) for gap in gaps),
+        "advantages": trained(numbers.advantages),
+    }
 
 
 def first_exception(trajectories: Sequence[Trajectory]) -> str | None:

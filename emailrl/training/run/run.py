@@ -23,7 +23,7 @@ from emailrl.engines import PolicyEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
 from emailrl.policy.load import Policy
-from emailrl.recording import Record, write_records, write_trajectories
+from emailrl.recording import write_records, write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
@@ -31,13 +31,14 @@ from emailrl.training.run.collapse import Alarm, watch, way_back
 from emailrl.training.run.directory import REPLACED, discard_replaced
 from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.interrupts import Interrupts
-from emailrl.training.run.metrics import first_exception, sample_record, training_records
+from emailrl.training.run.metrics import first_exception, training_records
 from emailrl.training.run.modes import Mode
 from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.questions import Data
 from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.run.state import Cursor, RunState, StepQuestions, questions_per_step
 from emailrl.training.run.tracking import Tracker, evaluation_block, percent
+from emailrl.training.step.meter import StepResult, TokenNumbers
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
@@ -170,8 +171,8 @@ class Run:
 
     # -- state
 
-    def update(self, samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, list[Record]]]:
-        """Train on the samples; returns the update's metrics and what is noted of each trajectory's samples.
+    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> StepResult:
+        """Make the updates of the step under way (``Updater.train``).
 
         From here to ``end_step`` the weights belong to no step. Without samples it is said, counted, and nothing moves.
         """
@@ -183,31 +184,21 @@ class Run:
                 f"Step {step}: nothing is left to learn from, no update"
                 f" ({self.state.steps_without_update} such steps so far)."
             )
-            return {}, {}
-        passes: dict[int, tuple[str, Record]] = {}
-
-        def observe(sample: TrainingSample, *tokens: list[float]) -> None:
-            passes[id(sample)] = sample.trajectory_id, sample_record(sample, *tokens)  # the last pass stays
-
-        self.updater.observe = observe
-        metrics = self.updater.step(samples, step=step)
-        if skipped := metrics.get("updates_skipped"):
+            return StepResult()
+        result = self.updater.train(samples, paid, step=step)
+        if skipped := result.metrics.get("updates_skipped"):
             self.tracker.say(
                 f"Step {step}: {skipped:.0f} updates skipped: loss or gradient is not finite. Their batches are in"
                 f" {self.updater.skipped_dir}."
             )
-        noted: dict[str, list[Record]] = {}
-        for sample in samples:
-            trajectory_id, record = passes[id(sample)]
-            noted.setdefault(trajectory_id, []).append(record)
-        return metrics, noted
+        return result
 
     def record_training(
-        self, collected: Collected, advantages: Mapping[str, float], noted: Mapping[str, Sequence[Record]]
+        self, collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers]
     ) -> None:
         """Write what training adds to the trajectories of the step under way."""
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
-        write_records(path, training_records(collected, advantages, noted, mask_truncated=self.mask_truncated))
+        write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
 
     def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
         """Take the run as it is for done: keep what is due on disk, and warn of signs of collapse in ``metrics``.

@@ -16,21 +16,19 @@ from emailrl.training.step.samples import TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples padded on the right to one length; tensors are ``(B, T)``, but ``advantages``, ``share`` and ``shared``
-    ``(B,)``."""
+    """Samples padded on the right to one length; tensors are ``(B, T)``, but ``share`` and ``shared`` ``(B,)``."""
 
     token_ids: Tensor
     loss_mask: Tensor
     """bool"""
     sampler_logprobs: Tensor
     """NaN where the sampler gave none."""
-    advantages: Tensor
     share: Tensor
     """Which part of its trajectory's trainable tokens a row holds: 1, but of a trajectory in several samples."""
     shared: Tensor
     """How many first tokens of a row are computed with the row before it; 0 where prefixes are not shared."""
     indices: tuple[int, ...]
-    """Where each row stands in the list of samples that the batch was made from."""
+    """Where each row stands in the list of the step's samples."""
     num_tokens: int
     """Tokens to compute: no padding, shared ones once."""
 
@@ -44,25 +42,28 @@ def micro_batches(
     samples: Sequence[TrainingSample],
     max_tokens: int,
     *,
+    chosen: Sequence[int] | None = None,
     max_rows: int | None = None,
     pad_id: int = 0,
     device: torch.device | str = "cpu",
     packing: bool = False,
     share_prefixes: bool = False,
 ) -> list[MicroBatch]:
-    """Split ``samples`` into batches of at most ``max_tokens`` tokens and ``max_rows`` rows.
+    """Split ``samples``, or those at the indices ``chosen``, into batches of at most ``max_tokens`` and ``max_rows``.
 
     Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
     for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. With
     ``share_prefixes`` (packed, too) what rows of a batch begin with alike counts once, and such rows come together. A
-    sample longer than ``max_tokens`` gets a batch of its own. ``samples`` hold all of each trajectory. The same samples
+    sample longer than ``max_tokens`` gets a batch of its own. ``samples`` are all of each trajectory. The same samples
     always give the same batches.
     """
-    max_rows = max_rows or len(samples)
+    chosen = range(len(samples)) if chosen is None else chosen
+    max_rows = max_rows or len(chosen)
     if share_prefixes:
-        rows = split_by_prefix([sample.token_ids for sample in samples], max_tokens, max_rows)
+        parts = split_by_prefix([samples[i].token_ids for i in chosen], max_tokens, max_rows)
+        rows = [[chosen[place] for place in part] for part in parts]
     else:
-        by_length = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+        by_length = sorted(chosen, key=lambda i: -len(samples[i].token_ids))
         lengths = {i: len(samples[i].token_ids) for i in by_length}
         rows = (_packed if packing else _padded)(lengths, max_tokens, max_rows)
     trainable = Counter[str]()
@@ -112,17 +113,18 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
     return alone + even
 
 
-def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[TrainingSample]]:
+def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
     """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in the order of ``seed``.
 
-    A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never an empty one.
+    Yields their indices. A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never
+    an empty one.
     """
     ids = sorted({sample.trajectory_id for sample in samples})
     random.Random(seed).shuffle(ids)
     num = min(num, len(ids))
     place = {trajectory_id: i % num for i, trajectory_id in enumerate(ids)}
     for which in range(num):
-        yield [sample for sample in samples if place[sample.trajectory_id] == which]
+        yield [i for i, sample in enumerate(samples) if place[sample.trajectory_id] == which]
 
 
 def _pad(
@@ -149,7 +151,6 @@ def _pad(
         token_ids=token_ids.to(device),
         loss_mask=loss_mask.to(device),
         sampler_logprobs=sampler_logprobs.to(device),
-        advantages=torch.tensor([sample.advantage for sample in samples]).to(device),
         share=torch.tensor([sample.num_trainable / trainable[sample.trajectory_id] for sample in samples]).to(device),
         shared=torch.tensor(shared).to(device),
         indices=indices,

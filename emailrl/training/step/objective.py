@@ -13,8 +13,8 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
 from emailrl.training.step.batches import MicroBatch
+from emailrl.training.step.meter import Meter
 from emailrl.training.step.prepared import Prepared
-from emailrl.training.step.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Objective:
         item: Prepared,
         scored: TokenLogprobs,
         whole: Denominators,
-        seen: Tally,
+        meter: Meter,
         *,
         first_pass: bool,
         critic_only: bool = False,
@@ -61,29 +61,30 @@ class Objective:
         old = scored.logprobs.detach() if item.old_logprobs is None else item.old_logprobs
         weight = item.batch.num_trainable
         if first_pass:
-            _compare(old, item.batch, seen)
-        loss = self._surrogate(item, scored.logprobs, old, whole.policy, seen, first_pass=first_pass)
+            _compare(old, item.batch, meter)
+        loss = self._surrogate(item, scored.logprobs, old, whole.policy, meter, first_pass=first_pass)
         losses = {"policy_loss": float(loss.detach())}
         if item.ref_logprobs is not None:
             kl = estimate(scored.logprobs, item.ref_logprobs, self.algorithm.kl_estimator)
-            seen.add("kl", float(kl.detach().sum()) / weight, weight)
+            meter.add("kl", float(kl.detach().sum()) / weight, weight)
             if self.algorithm.kl_in == "loss":
                 loss = loss + self.kl.coef * self._aggregate(kl, item, whole.policy)
         if scored.entropy is not None:
-            seen.add("entropy", float(scored.entropy.detach().sum()) / weight, weight)
+            meter.add("entropy", float(scored.entropy.detach().sum()) / weight, weight)
             if self.wanted.entropy_coef:
                 loss = loss - self.wanted.entropy_coef * self._aggregate(scored.entropy, item, whole.policy)
         if scored.values is not None:
-            error = self._value_error(item, scored.values, whole.tokens, seen)
+            error = self._value_error(item, scored.values, whole.tokens, meter)
             losses["value_loss"] = float(error.detach())
             loss = self.wanted.value_coef * error + (0 if critic_only else loss)
         losses["loss"] = float(loss.detach())
         return loss, losses, old
 
     def _surrogate(
-        self, item: Prepared, logprobs: Tensor, old: Tensor, denominator: float, seen: Tally, *, first_pass: bool
+        self, item: Prepared, logprobs: Tensor, old: Tensor, denominator: float, meter: Meter, *, first_pass: bool
     ) -> Tensor:
         """The clipped policy loss, each token weighed by the correction for the sampler where one is wanted."""
+        assert item.advantages is not None
         algorithm, batch = self.algorithm, item.batch
         loss, ratios = policy_loss(
             logprobs,
@@ -96,22 +97,22 @@ class Objective:
             ratio_level=algorithm.ratio_level,
             aggregation=algorithm.aggregation,
             constant_length=self.constant_length,
-            weights=self._weights(old, batch, seen, first_pass=first_pass),
+            weights=self._weights(old, batch, meter, first_pass=first_pass),
             denominator=denominator,
         )
         for name, value in ratios.items():
-            seen.add(name, value, batch.num_trainable)
+            meter.add(name, value, batch.num_trainable)
         return loss
 
-    def _weights(self, old: Tensor, batch: MicroBatch, seen: Tally, *, first_pass: bool) -> Tensor | None:
-        correction, share = self._correction(old, batch, seen, first_pass=first_pass), self._share(batch)
+    def _weights(self, old: Tensor, batch: MicroBatch, meter: Meter, *, first_pass: bool) -> Tensor | None:
+        correction, share = self._correction(old, batch, meter, first_pass=first_pass), self._share(batch)
         return share if correction is None else correction if share is None else correction * share
 
     def _share(self, batch: MicroBatch) -> Tensor | None:
         """What a row's token mean counts for ``(B, 1)``: a trajectory in several samples weighs as one."""
         return batch.share[:, None] if self.algorithm.aggregation == "sequence_mean" else None
 
-    def _correction(self, old: Tensor, batch: MicroBatch, seen: Tally, *, first_pass: bool) -> Tensor | None:
+    def _correction(self, old: Tensor, batch: MicroBatch, meter: Meter, *, first_pass: bool) -> Tensor | None:
         """Weights of the tokens; a function of old and sampler log-probabilities, so the same in every pass."""
         kind = self.algorithm.importance_correction
         if kind == "off":
@@ -128,10 +129,10 @@ class Objective:
         by_token = self.algorithm.ratio_level == "token"
         sampled = batch.loss_mask & ~batch.sampler_logprobs.isnan() if by_token else batch.loss_mask
         for name, value in said.items() if first_pass else ():
-            seen.add(name, value, float(sampled.sum()))
+            meter.add(name, value, float(sampled.sum()))
         return weights
 
-    def _value_error(self, item: Prepared, values: Tensor, tokens: float, seen: Tally) -> Tensor:
+    def _value_error(self, item: Prepared, values: Tensor, tokens: float, meter: Meter) -> Tensor:
         """The critic's loss: a token mean, whatever the policy's aggregation."""
         assert item.old_values is not None and item.returns is not None
         clip = self.algorithm.value_clip
@@ -139,7 +140,7 @@ class Objective:
             values, item.old_values, item.returns, item.batch.loss_mask, clip=clip, denominator=tokens
         )
         for name, value in metrics.items():
-            seen.add(name, value, item.batch.num_trainable)
+            meter.add(name, value, item.batch.num_trainable)
         return loss
 
     def _aggregate(self, per_token: Tensor, item: Prepared, denominator: float) -> Tensor:
@@ -153,10 +154,10 @@ class Objective:
         )
 
 
-def _compare(old_logprobs: Tensor, batch: MicroBatch, seen: Tally) -> None:
+def _compare(old_logprobs: Tensor, batch: MicroBatch, meter: Meter) -> None:
     """Record how far the trainer's log-probabilities are from the sampler's, over sampled tokens."""
     known = batch.loss_mask & ~batch.sampler_logprobs.isnan()
     gap = (old_logprobs - batch.sampler_logprobs)[known].abs()
     if gap.numel():
-        seen.add("sampler_gap_mean", float(gap.mean()), gap.numel())
-        seen.add("sampler_gap_max", float(gap.max()))
+        meter.add("sampler_gap_mean", float(gap.mean()), gap.numel())
+        meter.add("sampler_gap_max", float(gap.max()))

@@ -20,14 +20,16 @@ class Prepared:
     batch: MicroBatch
     samples: list[TrainingSample]
     """The rows."""
-    advantages: Tensor
     old_logprobs: Tensor | None = None
     """None where the first pass itself gives them: one update a step."""
     ref_logprobs: Tensor | None = None
     """None where nothing is charged for leaving the reference."""
     old_values: Tensor | None = None
-    """None without a critic; so are ``returns``."""
+    """None without a critic."""
+    advantages: Tensor | None = None
+    """None until the whole step is scored (``shaping``)."""
     returns: Tensor | None = None
+    """What the critic learns to foresee; None without one."""
 
     def halves_like(self, failed: MicroBatch, size: Callable[[MicroBatch], int]) -> list[Prepared]:
         """Two micro-batches of half as many rows, where this is no smaller than one that did not fit; else itself."""

@@ -1,18 +1,14 @@
-"""From the groups a step keeps to training samples: which tokens are trained, with which advantage."""
+"""From the groups a step keeps to training samples: which tokens are trained."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from emailrl.errors import EmailRLError
-from emailrl.training.advantages import ESTIMATORS
-from emailrl.training.algorithms import Algorithm
 from emailrl.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 LossMask = Literal["sampled", "after_prompt", "completion"]
@@ -30,7 +26,6 @@ class TrainingSample:
     loss_mask: list[int]
     sampler_logprobs: list[float | None]
     """None where the sampler gave no log-probability, as for tool results."""
-    advantage: float
 
     @property
     def num_trainable(self) -> int:
@@ -38,35 +33,14 @@ class TrainingSample:
         return sum(self.loss_mask)
 
 
-def trajectory_advantages(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
-    """Estimate one advantage a trajectory, by its id; groups may differ in size.
-
-    Raises EmailRLError where a reward is not a finite number, ValueError for a group too small to compare.
-    """
-    estimator = ESTIMATORS[algorithm.group_estimator]
-    advantages: dict[str, float] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            if not math.isfinite(trajectory.reward):
-                raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
-        rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
-        ids = [trajectory.id for trajectory in group.trajectories]
-        advantages.update(zip(ids, estimator(rewards).flatten().tolist(), strict=True))
-    return advantages
-
-
 def make_samples(
-    groups: Sequence[TrajectoryGroup],
-    advantages: Mapping[str, float],
-    loss_mask: LossMask,
-    *,
-    mask_truncated: bool = False,
+    groups: Sequence[TrajectoryGroup], loss_mask: LossMask, *, mask_truncated: bool = False
 ) -> tuple[list[TrainingSample], dict[str, int]]:
-    """Turn kept groups into samples; a trajectory broken into several gives each of them its advantage.
+    """Turn kept groups into samples; a trajectory that its chat template broke gives several.
 
     Each sample is cut after its last trained token: under causal attention what follows changes nothing. With
-    ``mask_truncated`` a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counted in its
-    group's advantages, and in no denominator. Returns the samples and how many were left out: the counts
+    ``mask_truncated`` a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its
+    group's statistics, and in no denominator. Returns the samples and how many were left out: the counts
     ``trajectories_truncated`` and ``samples_nothing_trainable``.
     Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
     """
@@ -78,7 +52,7 @@ def make_samples(
             counts["trajectories_truncated"] += 1
             continue
         for tokens in trajectory.samples:
-            sample = _training_sample(trajectory, tokens, advantages[trajectory.id], loss_mask)
+            sample = _training_sample(trajectory, tokens, loss_mask)
             if sample is None:
                 counts["samples_nothing_trainable"] += 1
             else:
@@ -91,9 +65,7 @@ def is_truncated(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason is StopReason.TRUNCATED
 
 
-def _training_sample(
-    trajectory: Trajectory, tokens: TokenSample, advantage: float, loss_mask: LossMask
-) -> TrainingSample | None:
+def _training_sample(trajectory: Trajectory, tokens: TokenSample, loss_mask: LossMask) -> TrainingSample | None:
     sampled = tokens.loss_mask
     if not any(sampled):
         return None
@@ -109,7 +81,6 @@ def _training_sample(
         token_ids=tokens.token_ids[:end],
         loss_mask=trained[:end],
         sampler_logprobs=tokens.sampler_logprobs[:end],
-        advantage=advantage,
     )
 
 

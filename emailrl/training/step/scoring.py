@@ -18,19 +18,20 @@ from emailrl.training.step.prepared import halves_of
 from emailrl.training.step.samples import TrainingSample
 
 
-class Scorer:
+class LogprobScorer:
     """Scores micro-batches under a cap of tokens, which falls where memory runs out."""
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self.policy, self.settings = policy, settings
         self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda")
 
-    def micro_batches(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
-        """Split the samples under the present cap."""
+    def micro_batches(self, samples: Sequence[TrainingSample], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
+        """Split the samples, or those at the indices ``chosen``, under the present cap."""
         policy = self.policy
         return micro_batches(
             samples,
             self.max_tokens,
+            chosen=chosen,
             max_rows=self.settings.training.max_rows_per_micro_batch,
             pad_id=policy.tokenizer.pad_token_id or 0,
             device=policy.device,

@@ -1,4 +1,4 @@
-"""From one number a trajectory to an advantage a token: KL in the reward, discount, critic, whitening.
+"""From the reward of a trajectory to an advantage a token: its group, KL, discount, critic, whitening.
 
 A trajectory that its chat template broke into several samples is one row here: its trained tokens follow each other as
 they were sampled, so that reward and value flow back from the last sample into the first (docs/decisions/0009).
@@ -7,23 +7,43 @@ Arithmetic is on the CPU: GAE is a loop over tokens, which a GPU would only wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from emailrl.errors import EmailRLError
 from emailrl.settings import AlgorithmSettings
-from emailrl.training.advantages import gae, rewards_to_go, whiten
+from emailrl.training.advantages import ESTIMATORS, gae, rewards_to_go, whiten
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import estimate
 from emailrl.training.step.prepared import Prepared
-from emailrl.training.step.samples import TrainingSample
+from emailrl.trajectory import TrajectoryGroup
+
+
+def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
+    """What each trajectory is paid at its last trainable token, by its id; groups may differ in size.
+
+    That is its reward as the algorithm's group estimator sees it: compared with the group's, or as it is. Raises
+    EmailRLError where a reward is not a finite number, ValueError for a group too small to compare.
+    """
+    estimator = ESTIMATORS[algorithm.group_estimator]
+    paid: dict[str, float] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            if not math.isfinite(trajectory.reward):
+                raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
+        rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
+        ids = [trajectory.id for trajectory in group.trajectories]
+        paid.update(zip(ids, estimator(rewards).flatten().tolist(), strict=True))
+    return paid
 
 
 def shape_advantages(
     items: Sequence[Prepared],
-    samples: Sequence[TrainingSample],
+    paid: Mapping[str, float],
     algorithm: Algorithm,
     wanted: AlgorithmSettings,
     *,
@@ -31,12 +51,11 @@ def shape_advantages(
 ) -> dict[str, float]:
     """Fill in ``advantages``, and with a critic ``returns``, of a step's micro-batches; returns the critic's metrics.
 
-    ``samples`` are the step's, in the order they were made; ``items`` hold each of them once. What a sample carries as
-    its advantage (a critic's: its reward), cut to the range of REWARD_CLIP_LOW and REWARD_CLIP_HIGH, is paid at the
-    trajectory's last trainable token.
+    ``items`` hold each of the step's samples once. What a trajectory is ``paid``, by its id, is cut to the range of
+    REWARD_CLIP_LOW and REWARD_CLIP_HIGH.
     """
-    rows = _Trajectories(items, samples)
-    rewards = rows.pay_at_the_end([_clipped(worth, wanted) for worth in rows.worth])
+    rows = _Trajectories(items)
+    rewards = rows.pay_at_the_end([_clipped(paid[trajectory_id], wanted) for trajectory_id in rows.ids])
     if algorithm.kl_in == "reward" and kl_coef:
         rewards = rewards - kl_coef * rows.gather([_kl(item, algorithm) for item in items])
     metrics: dict[str, float] = {}
@@ -58,17 +77,14 @@ def shape_advantages(
 class _Trajectories:
     """The trained tokens of a step, a row a trajectory ``(N, L)``, and the way back to its micro-batches."""
 
-    def __init__(self, items: Sequence[Prepared], samples: Sequence[TrainingSample]) -> None:
-        order = {id(sample): i for i, sample in enumerate(samples)}
-        places = {id(sample): (n, row) for n, item in enumerate(items) for row, sample in enumerate(item.samples)}
+    def __init__(self, items: Sequence[Prepared]) -> None:
         self._items = items
         self._masks = [item.batch.loss_mask.cpu() for item in items]
         self._pieces: dict[str, list[tuple[int, int]]] = {}
-        worth: dict[str, float] = {}
-        for sample in sorted((sample for item in items for sample in item.samples), key=lambda s: order[id(s)]):
-            self._pieces.setdefault(sample.trajectory_id, []).append(places[id(sample)])
-            worth[sample.trajectory_id] = sample.advantage
-        self.worth = list(worth.values())
+        places = {i: (n, row) for n, item in enumerate(items) for row, i in enumerate(item.batch.indices)}
+        for _, (n, row) in sorted(places.items()):
+            self._pieces.setdefault(items[n].samples[row].trajectory_id, []).append((n, row))
+        self.ids = list(self._pieces)
         self.mask = self.gather([mask.float() for mask in self._masks]).bool()
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -89,18 +105,18 @@ class _Trajectories:
                 start = end
         return [part.to(item.batch.loss_mask.device) for part, item in zip(parts, self._items, strict=True)]
 
-    def pay_at_the_end(self, worth: Sequence[float]) -> Tensor:
+    def pay_at_the_end(self, paid: Sequence[float]) -> Tensor:
         """``(N, L)`` with each trajectory's number at its last token, 0 elsewhere."""
         rewards = torch.zeros(self.mask.shape)
         last = self.mask.sum(dim=1) - 1
-        rewards[torch.arange(len(rewards)), last] = torch.tensor(worth, dtype=rewards.dtype)
+        rewards[torch.arange(len(rewards)), last] = torch.tensor(paid, dtype=rewards.dtype)
         return rewards
 
 
-def _clipped(worth: float, wanted: AlgorithmSettings) -> float:
+def _clipped(reward: float, wanted: AlgorithmSettings) -> float:
     low, high = wanted.reward_clip_low, wanted.reward_clip_high
-    worth = worth if high is None else min(worth, high)
-    return worth if low is None else max(worth, low)
+    reward = reward if high is None else min(reward, high)
+    return reward if low is None else max(reward, low)
 
 
 def _kl(item: Prepared, algorithm: Algorithm) -> Tensor:

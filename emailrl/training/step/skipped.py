@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import Tensor
 
 from emailrl.policy.tensors import write_tensors
-from emailrl.recording import finite
 from emailrl.training.step.prepared import Prepared
 
 
@@ -18,7 +17,7 @@ def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: in
     """Write ``NAME.safetensors`` and, once it is whole, ``NAME.json`` into ``folder``; returns the latter's path.
 
     Tensors are named ``<micro-batch>.<field>``, as in ``Prepared`` and ``MicroBatch``. The JSON has the step, what was
-    not finite, and for each row its trajectory and advantage before shaping.
+    not finite, and for each row its trajectory.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -29,7 +28,7 @@ def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: in
                 if isinstance(value, Tensor):
                     tensors.setdefault(f"{n}.{field.name}", value.detach().cpu().contiguous())
     rows = [
-        {"micro_batch": n, "row": row, "trajectory_id": sample.trajectory_id, "advantage": sample.advantage}
+        {"micro_batch": n, "row": row, "trajectory_id": sample.trajectory_id}
         for n, item in enumerate(prepared)
         for row, sample in enumerate(item.samples)
     ]
@@ -37,7 +36,7 @@ def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: in
     write_tensors(beside, tensors)
     beside.rename(folder / f"{name}.safetensors")
     found = {key: str(value) for key, value in broken.items()}
-    text = json.dumps(finite({"step": step, "not_finite": found, "rows": rows}), indent=2)
+    text = json.dumps({"step": step, "not_finite": found, "rows": rows}, indent=2)
     beside = folder / f".{name}.json"
     beside.write_text(text + "\n", encoding="utf-8")
     return beside.rename(folder / f"{name}.json")

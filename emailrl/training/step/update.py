@@ -1,7 +1,8 @@
-"""The update: samples in, a moved adapter and a dict of metrics out.
+"""The updates of a step: samples and rewards in, a moved adapter and the step's numbers out.
 
-One call of ``Updater.step`` is one step of the loop: old and reference log-probabilities, then ``update_epochs`` passes
-over ``num_mini_batches`` mini-batches, each one optimizer update, its micro-batches divided by one global denominator.
+A step is one turn of the loop; an update is one step of the optimizer. ``Updater.train`` makes all of a step's updates:
+old and reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one
+update each, whose micro-batches share one global denominator.
 """
 
 from __future__ import annotations
@@ -9,34 +10,47 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy
 from emailrl.policy.value_head import make_value_head
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.passes import needs_old_logprobs, needs_reference
 from emailrl.training.step.batches import MicroBatch, mini_batches
+from emailrl.training.step.meter import Meter, StepResult, TokenNumbers
 from emailrl.training.step.objective import Denominators, Objective
 from emailrl.training.step.prepared import Prepared, halves_of
 from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.scoring import Scorer
+from emailrl.training.step.schedule import learning_rate
+from emailrl.training.step.scoring import LogprobScorer
 from emailrl.training.step.shaping import shape_advantages
 from emailrl.training.step.skipped import save_skipped
-from emailrl.training.step.tally import Tally
 
 MAX_SKIPPED_IN_A_ROW = 3
 """So many updates whose loss or gradient is not finite end the run."""
 
-Observe = Callable[[TrainingSample, list[float], list[float], list[float]], None]
-"""Hears, in each pass, of each sample with old and present log-probabilities and advantages of its tokens (0 off the
-mask)."""
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass over a mini-batch found beside the gradients that it leaves behind."""
+
+    losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    meter: Meter = field(default_factory=Meter)
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    """By the sample's index: old and present log-probabilities and advantages, ``(3, T)``."""
+
+    def not_finite(self) -> dict[str, float]:
+        """The losses, and norms of gradients, that are no finite numbers."""
+        return {name: value for name, value in self.losses.items() if not math.isfinite(value)}
 
 
 class Updater:
@@ -67,40 +81,43 @@ class Updater:
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         wanted = settings.algorithm
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
-        self.scorer = Scorer(policy, settings)
+        self.scorer = LogprobScorer(policy, settings)
         self.objective = Objective(algorithm, settings, self.kl)
         self.skipped_in_a_row = 0
-        self.observe: Observe | None = None
         self.skipped_dir: Path | None = None
         """Where batches go whose loss is not finite; None keeps none."""
 
-    def step(self, samples: Sequence[TrainingSample], *, step: int) -> dict[str, float]:
-        """Train on the samples of optimizer step ``step`` (from 1) and return its metrics.
+    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> StepResult:
+        """Make the updates of step ``step`` (from 1), and return its metrics and what its tokens were.
 
-        The order of mini-batches, and dropout, follow from (seed, ``step``) alone. An update whose loss or gradient is
-        not finite is skipped, and counted in ``updates_skipped``; EmailRLError ends the run after
-        ``MAX_SKIPPED_IN_A_ROW``. Raises ValueError without samples.
+        ``paid`` is what each trajectory earns, by its id (``shaping.terminal_rewards``). The order of mini-batches, and
+        dropout, follow from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped, and
+        counted in ``updates_skipped``; EmailRLError ends the run after ``MAX_SKIPPED_IN_A_ROW``. Raises ValueError
+        without samples.
         """
         if not samples:
             raise ValueError("a step without samples: skip it")
-        training, tally = self.settings.training, Tally()
+        training, meter = self.settings.training, Meter()
+        tokens: dict[int, Tensor] = {}
         rate = self._set_rates(step)
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
             torch.manual_seed(training.seed * 1_000_003 + step)
-            rounds, foreseen = self._prepare(samples, step, tally)
+            rounds, foreseen = self._prepare(samples, paid, step, meter)
             for epoch in range(training.update_epochs):
                 for prepared in rounds:
-                    self._update(prepared, tally, step, first_pass=epoch == 0)
+                    tokens |= self._update(prepared, meter, step, first_pass=epoch == 0)
         self.policy.model.eval()
-        metrics = tally.means() | foreseen | {"learning_rate": rate, "kl_coef": self.kl.coef}
+        metrics = meter.means() | foreseen | {"learning_rate": rate, "kl_coef": self.kl.coef}
         if self.kl.coef and "kl" in metrics and not self._critic_only(step):
             self.kl.update(metrics["kl"], len({sample.trajectory_id for sample in samples}))
-        return metrics | {
+        metrics |= {
             "trainable_tokens": sum(sample.num_trainable for sample in samples),
             "total_tokens": sum(len(sample.token_ids) for sample in samples),
-            "updates_skipped": tally.counts["updates_skipped"],
-            "micro_batches_halved": tally.counts["micro_batches_halved"],
+            "updates_skipped": meter.counts["updates_skipped"],
+            "micro_batches_halved": meter.counts["micro_batches_halved"],
         }
+        rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
+        return StepResult(metrics, [TokenNumbers(*row) for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, beside adapter and critic, as ``torch.save`` can write it."""
@@ -143,7 +160,7 @@ class Updater:
         return bool(self.critic) and step <= self.settings.algorithm.critic_warmup_steps
 
     def _prepare(
-        self, samples: Sequence[TrainingSample], step: int, tally: Tally
+        self, samples: Sequence[TrainingSample], paid: Mapping[str, float], step: int, meter: Meter
     ) -> tuple[list[list[Prepared]], dict[str, float]]:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
         training = self.settings.training
@@ -154,20 +171,20 @@ class Updater:
         rounds = []
         for mini in minis:
             prepared: list[Prepared] = []
-            waiting = self.scorer.micro_batches(mini)[::-1]
+            waiting = self.scorer.micro_batches(samples, mini)[::-1]
             while waiting:
                 batch = waiting.pop()
                 try:
-                    prepared.append(self._score(batch, [mini[i] for i in batch.indices], score=score))
+                    prepared.append(self._score(batch, [samples[i] for i in batch.indices], score=score))
                     continue
                 except torch.OutOfMemoryError:
                     pass  # handled below, where the traceback holds no tensors any more
                 self.scorer.ran_out(batch)
-                tally.counts["micro_batches_halved"] += 1
+                meter.counts["micro_batches_halved"] += 1
                 waiting += halves_of(batch)[::-1]
             rounds.append(prepared)
         items = [item for prepared in rounds for item in prepared]
-        metrics = shape_advantages(items, samples, self.algorithm, self.settings.algorithm, kl_coef=self.kl.coef)
+        metrics = shape_advantages(items, paid, self.algorithm, self.settings.algorithm, kl_coef=self.kl.coef)
         self.policy.model.train()
         return rounds, metrics
 
@@ -177,51 +194,51 @@ class Updater:
         return Prepared(
             batch,
             rows,
-            advantages=batch.advantages,
             old_logprobs=scored.logprobs if scored else None,
             ref_logprobs=ref,
             old_values=scored.values if scored else None,
         )
 
-    def _update(self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool) -> None:
-        """One optimizer update over the micro-batches of a mini-batch, or none where it would not be finite."""
-        losses, seen = self._gradients(prepared, tally, step, first_pass=first_pass)
-        broken = _not_finite(losses)
-        if broken:
+    def _update(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> dict[int, Tensor]:
+        """Make one update from the micro-batches of a mini-batch, or none where it would not be finite.
+
+        Returns what the tokens were.
+        """
+        found = self._gradients(prepared, meter, step, first_pass=first_pass)
+        if broken := found.not_finite():
             self.loss_scale.update()
-            self._skip(prepared, tally, step, broken)
-            return
+            self._skip(prepared, meter, step, broken)
+            return found.tokens
         self.skipped_in_a_row = 0
         self.loss_scale.step(self.optimizer)
         self.loss_scale.update()
-        tally.merge(seen)
-        for name, value in losses.items():
-            tally.add(name, value)
+        meter.merge(found.meter)
+        for name, value in found.losses.items():
+            meter.add(name, value)
+        return found.tokens
 
-    def _gradients(
-        self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool
-    ) -> tuple[dict[str, float], Tally]:
+    def _gradients(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> Pass:
         """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed."""
         limit = self.settings.training.max_grad_norm or math.inf
         while True:
-            losses, seen = self._accumulate(prepared, tally, step, first_pass=first_pass)
+            found = self._accumulate(prepared, meter, step, first_pass=first_pass)
             self.loss_scale.unscale_(self.optimizer)
             scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
-            retry = scaled_up and not _not_finite(losses)
-            losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+            retry = scaled_up and not found.not_finite()
+            found.losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
             if self.critic:
-                losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
-            if not (retry and _not_finite(losses)):
-                return losses, seen
+                found.losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
+            if not (retry and found.not_finite()):
+                return found
             self.loss_scale.update()
 
-    def _skip(self, prepared: list[Prepared], tally: Tally, step: int, broken: dict[str, float]) -> None:
+    def _skip(self, prepared: list[Prepared], meter: Meter, step: int, broken: dict[str, float]) -> None:
         """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped_in_a_row += 1
-        tally.counts["updates_skipped"] += 1
+        meter.counts["updates_skipped"] += 1
         if self.skipped_dir is not None:
-            save_skipped(self.skipped_dir, f"step-{step:06d}-{tally.counts['updates_skipped']}", prepared, step, broken)
+            save_skipped(self.skipped_dir, f"step-{step:06d}-{meter.counts['updates_skipped']}", prepared, step, broken)
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             name, value = next(iter(broken.items()))
             kept = f" Their batches are in {self.skipped_dir}." if self.skipped_dir is not None else ""
@@ -230,66 +247,38 @@ class Updater:
                 f"Lower LEARNING_RATE, or resume from an earlier checkpoint.{kept}",
             )
 
-    def _accumulate(
-        self, prepared: list[Prepared], tally: Tally, step: int, *, first_pass: bool
-    ) -> tuple[dict[str, float], Tally]:
+    def _accumulate(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> Pass:
         """Gradients of the whole mini-batch; begun anew with smaller micro-batches where memory runs out.
 
-        Anew, since a backward pass that stopped half-way leaves half a gradient behind. Returns losses and metrics.
+        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
         """
         whole = self.objective.count(prepared)
         critic_only = self._critic_only(step)
         while True:
             self.optimizer.zero_grad(set_to_none=True)
-            losses, seen = defaultdict[str, float](float), Tally()
-            item = prepared[0]
+            found, item = Pass(), prepared[0]
             try:
                 for item in prepared:
-                    parts = self._backward(item, whole, seen, first_pass=first_pass, critic_only=critic_only)
-                    for name, value in parts.items():
-                        losses[name] += value
-                return dict(losses), seen
+                    self._backward(item, whole, found, first_pass=first_pass, critic_only=critic_only)
+                return found
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
             self.scorer.ran_out(item.batch)
-            tally.counts["micro_batches_halved"] += 1
+            meter.counts["micro_batches_halved"] += 1
             prepared[:] = [part for other in prepared for part in other.halves_like(item.batch, self.scorer.size)]
 
     def _backward(
-        self, item: Prepared, whole: Denominators, seen: Tally, *, first_pass: bool, critic_only: bool
-    ) -> dict[str, float]:
-        """Add one micro-batch's gradient; returns its share of the losses."""
+        self, item: Prepared, whole: Denominators, found: Pass, *, first_pass: bool, critic_only: bool
+    ) -> None:
+        """Add one micro-batch's gradient, its share of the losses and its tokens."""
         wants_entropy = self.settings.algorithm.entropy_coef > 0
         scored = self.scorer.forward(item.batch, entropy_grad=wants_entropy, critic_only=critic_only)
         loss, losses, old = self.objective.loss(
-            item, scored, whole, seen, first_pass=first_pass, critic_only=critic_only
+            item, scored, whole, found.meter, first_pass=first_pass, critic_only=critic_only
         )
-        if self.observe is not None:
-            columns = (old.tolist(), scored.logprobs.tolist(), item.advantages.tolist())
-            for sample, before, now, worth in zip(item.samples, *columns, strict=True):
-                length = len(sample.token_ids)
-                self.observe(sample, before[:length], now[:length], worth[:length])
+        for name, value in losses.items():
+            found.losses[name] += value
+        assert item.advantages is not None
+        columns = torch.stack((old, scored.logprobs.detach(), item.advantages), dim=1)
+        found.tokens.update(zip(item.batch.indices, columns, strict=True))
         self.loss_scale.scale(loss).backward()
-        return losses
-
-
-def _not_finite(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if not math.isfinite(value)}
-
-
-def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant, or linear or cosine decay.
-
-    A function of the step alone, so that a resumed run needs no scheduler state. The last step of the warm-up is the
-    first at full rate; step ``total_steps`` is the last above ``min_lr_ratio`` of it.
-    """
-    warmup = training.warmup_steps
-    if training.warmup_ratio is not None:
-        warmup = math.ceil(training.warmup_ratio * total_steps)
-    if step < warmup:
-        return training.learning_rate * step / warmup
-    start = max(warmup, 1)
-    progress = min((step - start) / max(total_steps + 1 - start, 1), 1.0)
-    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    left = decay[training.lr_scheduler]
-    return training.learning_rate * (training.min_lr_ratio + (1 - training.min_lr_ratio) * left)

@@ -38,7 +38,7 @@ def agent_trajectory() -> Trajectory:
 )
 def test_the_tokens_a_mode_trains(mode: str, trained: list[int]) -> None:
     group = TrajectoryGroup("g", SCENARIO, [agent_trajectory()])
-    (sample,), _ = make_samples([group], {"t": 1.0}, MODES[mode].loss_mask)
+    (sample,), _ = make_samples([group], MODES[mode].loss_mask)
     assert sample.loss_mask == trained
     assert group.trajectories[0].samples[0].loss_mask == [0, 0, 0, 1, 1, 0, 0, 1, 0]  # recorded the same in all modes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from emailrl.training.step.samples import TrainingSample
 def sample(length: int, name: str = "t") -> TrainingSample:
     trained = [0] + [1] * (length - 1)
     logprobs = [-0.5 if one else None for one in trained]
-    return TrainingSample(name, "g", list(range(1, length + 1)), trained, logprobs, advantage=length / 10)
+    return TrainingSample(name, "g", list(range(1, length + 1)), trained, logprobs)
 
 
 def test_padding() -> None:
@@ -22,7 +21,6 @@ def test_padding() -> None:
     assert batch.token_ids.tolist() == [[1, 2, 3, 4], [1, 2, 99, 99]]
     assert batch.loss_mask.tolist() == [[False, True, True, True], [False, True, False, False]]
     assert batch.sampler_logprobs.nan_to_num(9).tolist() == [[9, -0.5, -0.5, -0.5], [9, -0.5, 9, 9]]
-    torch.testing.assert_close(batch.advantages, torch.tensor([0.4, 0.2]))
     assert (batch.num_tokens, batch.num_trainable) == (6, 4)
 
 
@@ -82,14 +80,20 @@ def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) ->
     assert sum(batch.num_tokens for batch in batches) == sum(lengths)
 
 
+def test_batches_of_chosen_samples_keep_the_places_of_all() -> None:
+    made = [sample(length) for length in (2, 4, 3, 6, 5)]
+    assert [batch.indices for batch in micro_batches(made, 8, chosen=[0, 2, 4])] == [(4,), (2, 0)]
+    (packed,) = micro_batches(made, 99, chosen=[1, 3], packing=True, share_prefixes=True)
+    assert packed.indices == (1, 3) and packed.token_ids[0].tolist() == [1, 2, 3, 4, 0, 0]
+
+
 def test_mini_batches() -> None:
     samples = [sample(5, f"t{i // 2}") for i in range(10)]  # five trajectories of two samples
     parts = list(mini_batches(samples, 2, seed="7/1"))
     assert sorted(len(part) for part in parts) == [4, 6]
-    names = [{one.trajectory_id for one in part} for part in parts]
+    names = [{samples[i].trajectory_id for i in part} for part in parts]
     assert names[0] | names[1] == {f"t{i}" for i in range(5)} and not names[0] & names[1]
-    again = [[one.trajectory_id for one in part] for part in mini_batches(samples, 2, seed="7/1")]
-    assert again == [[one.trajectory_id for one in part] for part in parts]
-    orders = {str([one.trajectory_id for one in next(mini_batches(samples, 2, seed=f"7/{i}"))]) for i in range(9)}
+    assert list(mini_batches(samples, 2, seed="7/1")) == parts
+    orders = {str(next(mini_batches(samples, 2, seed=f"7/{i}"))) for i in range(9)}
     assert len(orders) > 1
     assert [len(part) for part in mini_batches(samples, 99, seed="x")] == [2] * 5

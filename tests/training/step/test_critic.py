@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training.updaters import make_updater, plain_logprobs, plain_values, samples
+from training.updaters import PAID, make_updater, plain_logprobs, plain_values, samples
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
@@ -22,7 +22,6 @@ from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 
 Make = Callable[..., Updater]
-REWARDS = [1.0, -0.5, 0.25, -1.5]
 
 
 @pytest.fixture
@@ -56,14 +55,14 @@ def test_gradients_of_adapter_and_critic_whatever_the_micro_batches(make: Make, 
     for sample, row, foreseen in zip(samples(), logprobs, values, strict=True):
         reference = plain_logprobs(updater.policy, sample, reference=True)
         rewards = (-0.1 * (row.detach() - reference)).tolist()
-        rewards[-1] += sample.advantage
+        rewards[-1] += PAID[sample.trajectory_id]
         advantages.append(plain_gae(rewards, foreseen.tolist(), 0.9, 0.8))
         returns.append(torch.tensor(advantages[-1]) + foreseen.detach())
     gain = torch.cat(whitened(advantages)) * torch.cat(logprobs)
     error = (torch.cat(values) - torch.cat(returns)).square() / 2
     parameters = updater.parameters + updater.critic
     expected = torch.autograd.grad((-gain + 0.3 * error).mean(), parameters, retain_graph=True)
-    metrics = updater.step(samples(), step=1)
+    metrics = updater.train(samples(), PAID, step=1).metrics
     for parameter, gradient in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
     assert max(part.abs().max() for part in expected[:-2]) > 1e-3 and expected[-2].abs().max() > 1e-3
@@ -79,8 +78,8 @@ def test_gradients_of_adapter_and_critic_whatever_the_micro_batches(make: Make, 
 def test_the_critics_loss_is_a_token_mean_whatever_the_policys(make: Make, aggregation: str) -> None:
     updater = make(loss_aggregation=aggregation)
     values = torch.cat([plain_values(updater, sample) for sample in samples()])
-    returns = torch.tensor([sample.advantage for sample in samples() for _ in range(sample.num_trainable)])
-    metrics = updater.step(samples(), step=1)
+    returns = torch.tensor([PAID[sample.trajectory_id] for sample in samples() for _ in range(sample.num_trainable)])
+    metrics = updater.train(samples(), PAID, step=1).metrics
     assert metrics["value_loss"] == pytest.approx(((values - returns).square() / 2).mean().item(), abs=1e-6)
 
 
@@ -91,7 +90,7 @@ def test_a_fresh_critic_foresees_nothing_and_draws_no_random_number(make: Make, 
     updater = make(moved=False)
     assert torch.rand(1) == drawn
     assert all((parameter == 0).all() and parameter.dtype == torch.float32 for parameter in updater.critic)
-    metrics = updater.step(samples(), step=1)
+    metrics = updater.train(samples(), PAID, step=1).metrics
     assert metrics["value_mean"] == 0 and metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
 
 
@@ -100,14 +99,14 @@ def test_the_critic_learns_at_its_own_rate_and_alone_in_its_warm_up(make: Make) 
     adapter = [parameter.clone() for parameter in updater.parameters]
     for step, rate in ((1, 0.0125), (2, 0.025)):
         critic = [parameter.clone() for parameter in updater.critic]
-        metrics = updater.step(samples(), step=step)
+        metrics = updater.train(samples(), PAID, step=step).metrics
         assert all(map(torch.equal, adapter, updater.parameters)) and metrics["grad_norm"] == 0
         assert metrics["loss"] == pytest.approx(0.1 * metrics["value_loss"], abs=1e-6)
         if step == 1:  # AdamW's first move is the learning rate against the gradient's sign
             for was, now in zip(critic, updater.critic, strict=True):
                 assert float((now - was).abs().max().detach()) == pytest.approx(rate, rel=1e-3)
         assert updater.kl.coef == 0.1  # a policy that stands still says nothing of the weight
-    updater.step(samples(), step=3)
+    updater.train(samples(), PAID, step=3)
     assert not any(map(torch.equal, adapter, updater.parameters)) and updater.kl.coef != 0.1
     assert [group["lr"] for group in updater.optimizer.param_groups] == pytest.approx([0.0075, 0.0375])
 
@@ -115,17 +114,17 @@ def test_the_critic_learns_at_its_own_rate_and_alone_in_its_warm_up(make: Make) 
 def test_several_updates_keep_old_values_and_returns_and_clip(make: Make) -> None:
     updater = make(update_epochs=3, critic_learning_rate=0.5, value_clip=0.05)
     old = torch.cat([plain_values(updater, sample).detach() for sample in samples()])
-    metrics = updater.step(samples(), step=1)
+    metrics = updater.train(samples(), PAID, step=1).metrics
     assert metrics["value_clip_fraction"] > 0.01 and metrics["ratio_max"] > 1.01
     # gamma = lambda = 1 and no KL: the return of a token is its trajectory's reward, in each pass.
-    rewards = [sample.advantage for sample in samples() for _ in range(sample.num_trainable)]
+    rewards = [PAID[sample.trajectory_id] for sample in samples() for _ in range(sample.num_trainable)]
     assert metrics["return_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-6)
     assert metrics["value_mean"] == pytest.approx(old.mean().item(), abs=1e-6)
 
 
 def test_the_critic_foresees_after_some_steps(make: Make) -> None:
     updater = make(learning_rate=1e-6, critic_learning_rate=0.05)
-    metrics = [updater.step(samples(), step=step) for step in range(1, 61)]
+    metrics = [updater.train(samples(), PAID, step=step).metrics for step in range(1, 61)]
     assert metrics[0]["explained_variance"] < 0.1 and metrics[-1]["explained_variance"] > 0.8
     assert metrics[-1]["value_loss"] < 0.3 * metrics[0]["value_loss"]
 
@@ -140,7 +139,7 @@ def test_observations_have_no_value(make: Make) -> None:
     updater = make(max_tokens_per_micro_batch=16384)
     assert updater.policy.value_head is not None
     updater.policy.value_head.register_forward_hook(listen)
-    updater.step(samples(), step=1)
+    updater.train(samples(), PAID, step=1)
     assert asked == [sum(sample.num_trainable for sample in samples())] * 2
 
 
@@ -173,16 +172,16 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: flo
     }  # fmt: skip
     first = make(**options)
     for step in (1, 2):
-        first.step(samples(), step=step)
+        first.train(samples(), PAID, step=step)
     stream = io.BytesIO()
     torch.save(first.state_dict(), stream)
     first.policy.save_adapter(tmp_path)
-    uninterrupted = [first.step(samples(), step=step) for step in (3, 4)]
+    uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     policy = load_policy(first.settings, adapter=tmp_path, trainable=True)
     second = Updater(policy, first.algorithm, first.settings)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
-    assert [second.step(samples(), step=step) for step in (3, 4)] == uninterrupted
+    assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
     assert all(map(torch.equal, first.parameters + first.critic, second.parameters + second.critic))
 
 
@@ -199,9 +198,9 @@ def test_a_broken_trajectorys_second_sample_teaches_its_first(make: Make) -> Non
     """The reward stands at the end of the last sample; undiscounted, it is every token's return."""
     first, second = samples()[:2]
     parts = [
-        TrainingSample("t", "g", part.token_ids, part.loss_mask, part.sampler_logprobs, 2.0) for part in (first, second)
+        TrainingSample("t", "g", part.token_ids, part.loss_mask, part.sampler_logprobs) for part in (first, second)
     ]
-    metrics = make(moved=False).step(parts, step=1)
+    metrics = make(moved=False).train(parts, {"t": 2.0}, step=1).metrics
     assert metrics["return_mean"] == pytest.approx(2.0) and metrics["value_loss"] == pytest.approx(2.0)
 
 
@@ -211,4 +210,4 @@ def test_a_half_precision_policy_has_a_float32_critic(tiny_model: Path) -> None:
     head = make_value_head(updater.policy.model)
     head.weight.data += 1 / 1024
     assert head(hidden).dtype == torch.float32 and head(hidden).tolist() == [32 / 1024] * 2
-    assert math.isfinite(updater.step(samples(), step=1)["value_loss"])
+    assert math.isfinite(updater.train(samples(), PAID, step=1).metrics["value_loss"])

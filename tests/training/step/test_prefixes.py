@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.updaters import make_updater, samples
+from training.updaters import PAID, gradients, make_updater, samples
 
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.step import scoring
@@ -88,6 +88,9 @@ def family() -> list[TrainingSample]:
     return [*made, replace(made[3], trajectory_id="t4", token_ids=ids)]
 
 
+FAMILY_PAID = PAID | {"t4": PAID["t3"]}
+
+
 def test_batches_count_a_shared_prefix_once() -> None:
     made = family()
     (batch,) = micro_batches(made, 99, packing=True, share_prefixes=True)
@@ -123,10 +126,6 @@ def test_halves_share_within_themselves_alone() -> None:
     assert batch.shared.tolist() == before
 
 
-def gradients(updater: Updater) -> list[torch.Tensor]:
-    return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
-
-
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str) -> None:
     """With everything on: KL, correction, entropy, two passes, mini-batches; under one micro-batch and several."""
@@ -137,17 +136,17 @@ def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str)
     }  # fmt: skip
     for minis in (1, 2):
         apart = make(prefix_sharing=False, num_mini_batches=minis, **options)
-        expected, expected_gradients = apart.step(family(), step=1), gradients(apart)
+        expected, expected_gradients = apart.train(family(), FAMILY_PAID, step=1).metrics, gradients(apart)
         assert max(part.abs().max() for part in expected_gradients) > 1e-5
         for cap in (16384, 24):
             updater = make(max_tokens_per_micro_batch=cap, num_mini_batches=minis, **options)
-            assert updater.step(family(), step=1) == pytest.approx(expected, abs=1e-5, rel=1e-5)
+            assert updater.train(family(), FAMILY_PAID, step=1).metrics == pytest.approx(expected, abs=1e-5, rel=1e-5)
             for actual, reference in zip(gradients(updater), expected_gradients, strict=True):
                 torch.testing.assert_close(actual, reference, atol=1e-5, rtol=1e-4)
 
 
 def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = make(beta=0.1).step(family(), step=1)
+    expected = make(beta=0.1).train(family(), FAMILY_PAID, step=1).metrics
     honest, refused = scoring.token_logprobs, []
 
     def limited(model: Any, token_ids: torch.Tensor, *given: Any, **options: Any) -> Any:
@@ -157,7 +156,7 @@ def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: 
         return honest(model, token_ids, *given, **options)
 
     monkeypatch.setattr(scoring, "token_logprobs", limited)
-    metrics = make(beta=0.1).step(family(), step=1)
+    metrics = make(beta=0.1).train(family(), FAMILY_PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == len(refused) > 0 and expected.pop("micro_batches_halved") == 0
     assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import EmailRLError
-from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.step.samples import make_samples, trajectory_advantages
+from emailrl.training.step.samples import make_samples
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
@@ -56,10 +55,10 @@ def group(*rewards: float, name: str = "g", exceptions: tuple[int, ...] = (), **
     ],
 )
 def test_loss_masks(loss_mask: Any, token_ids: list[int], trained: list[int], sampler: list[float | None]) -> None:
-    samples, counts = make_samples([group(1.0)], {"g0": 0.5}, loss_mask)
+    samples, counts = make_samples([group(1.0)], loss_mask)
     (sample,) = samples
     assert (sample.token_ids, sample.loss_mask, sample.sampler_logprobs) == (token_ids, trained, sampler)
-    assert (sample.trajectory_id, sample.group_id, sample.advantage) == ("g0", "g", 0.5)
+    assert (sample.trajectory_id, sample.group_id) == ("g0", "g")
     assert sample.num_trainable == sum(trained)
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
 
@@ -68,17 +67,15 @@ def test_a_completion_is_its_sampled_tokens() -> None:
     tokens = TokenSample()
     tokens.append_prompt([1, 2, 3])
     tokens.append_sampled([4, 5], [-1.0, -2.0])
-    samples, _ = make_samples([group(1.0, samples=[tokens])], {"g0": 1.0}, "completion")
+    samples, _ = make_samples([group(1.0, samples=[tokens])], "completion")
     assert samples[0].loss_mask == [0, 0, 0, 1, 1]
 
 
-def test_a_broken_trajectory_gives_its_advantage_to_each_sample() -> None:
+def test_a_broken_trajectory_gives_several_samples() -> None:
     prompt_only = TokenSample()
     prompt_only.append_prompt([1, 2, 3])
-    samples, counts = make_samples(
-        [group(1.0, samples=[two_turns(), two_turns(), prompt_only])], {"g0": -0.25}, "sampled"
-    )
-    assert [sample.advantage for sample in samples] == [-0.25, -0.25]
+    samples, counts = make_samples([group(1.0, samples=[two_turns(), two_turns(), prompt_only])], "sampled")
+    assert [sample.trajectory_id for sample in samples] == ["g0", "g0"]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 1}
 
 
@@ -86,36 +83,25 @@ def test_trajectories_cut_off_at_the_token_limit_are_masked_where_asked_and_coun
     cut, whole, out_of_turns = group(0.0, 1.0, 2.0).trajectories
     cut.stop_reason, out_of_turns.stop_reason = StopReason.TRUNCATED, StopReason.RAN_OUT_OF_TURNS
     groups = [TrajectoryGroup("g", SCENARIO, [cut, whole, out_of_turns])]
-    advantages = {"g0": -1.0, "g1": 0.0, "g2": 1.0}
-    samples, counts = make_samples(groups, advantages, "sampled")
+    samples, counts = make_samples(groups, "sampled")
     assert [sample.trajectory_id for sample in samples] == ["g0", "g1", "g2"]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
-    samples, counts = make_samples(groups, advantages, "sampled", mask_truncated=True)
-    assert [(sample.trajectory_id, sample.advantage) for sample in samples] == [("g1", 0.0), ("g2", 1.0)]
+    samples, counts = make_samples(groups, "sampled", mask_truncated=True)
+    assert [sample.trajectory_id for sample in samples] == ["g1", "g2"]
     assert counts == {"trajectories_truncated": 1, "samples_nothing_trainable": 0}
 
 
 def test_a_sample_stays_as_it_was_made() -> None:
-    (sample,), _ = make_samples([group(1.0)], {"g0": 0.5}, "sampled")
+    (sample,), _ = make_samples([group(1.0)], "sampled")
     with pytest.raises(AttributeError):
-        sample.advantage = 1.0  # type: ignore[misc]
+        sample.group_id = "h"  # type: ignore[misc]
 
 
 def test_a_sample_without_sampled_tokens_is_left_out_wherever_it_stands() -> None:
     prompt_only = TokenSample()
     prompt_only.append_prompt([1, 2, 3])
-    samples, counts = make_samples([group(1.0, samples=[prompt_only, two_turns()])], {"g0": 0.5}, "sampled")
+    samples, counts = make_samples([group(1.0, samples=[prompt_only, two_turns()])], "sampled")
     assert len(samples) == 1 and counts["samples_nothing_trainable"] == 1
-
-
-def test_advantages_by_trajectory_over_groups_of_different_sizes() -> None:
-    groups = [group(0.0, 1.0, 5.0, name="a"), group(1.0, 0.0, name="b")]
-    # Against the others' mean: 0 - 3, 1 - 2.5, 5 - 0.5; 1 - 0, 0 - 1.
-    assert trajectory_advantages(groups, ALGORITHMS["rloo"]) == pytest.approx(
-        {"a0": -3.0, "a1": -1.5, "a2": 4.5, "b0": 1.0, "b1": -1.0}
-    )
-    with pytest.raises(EmailRLError, match="Trajectory c1 has reward nan"):
-        trajectory_advantages([group(0.0, math.nan, name="c")], ALGORITHMS["grpo"])
 
 
 def damaged(**changes: Any) -> TokenSample:
@@ -138,4 +124,4 @@ def damaged(**changes: Any) -> TokenSample:
 )
 def test_what_cannot_be_trained_is_refused(samples: list[TokenSample], problem: str) -> None:
     with pytest.raises(EmailRLError, match=f"Trajectory g0 cannot be trained: .*{problem}"):
-        make_samples([group(1.0, samples=samples)], {"g0": 1.0}, "sampled")
+        make_samples([group(1.0, samples=samples)], "sampled")

@@ -1,4 +1,4 @@
-"""Advantages of tokens from the number of a trajectory, against arithmetic done by hand."""
+"""From rewards to the advantages of tokens, against arithmetic done by hand."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
+from emailrl.errors import EmailRLError
 from emailrl.settings import AlgorithmSettings
-from emailrl.training.algorithms import Algorithm
-from emailrl.training.run.metrics import sample_record
+from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.step.batches import micro_batches
 from emailrl.training.step.prepared import Prepared
 from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.shaping import shape_advantages
+from emailrl.training.step.shaping import shape_advantages, terminal_rewards
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 NAN = math.nan
 GAE = Algorithm("mine", advantage="gae", kl_in="reward", kl_estimator="k1")
 
 
-def sample(name: str, mask: list[int], worth: float) -> TrainingSample:
-    return TrainingSample(name, "g", [7] * len(mask), mask, [-1.0] * len(mask), worth)
+def sample(name: str, mask: list[int]) -> TrainingSample:
+    return TrainingSample(name, "g", [7] * len(mask), mask, [-1.0] * len(mask))
 
 
 # Trajectory a is broken in two; b is one sample. Between a's second token and its third stands an observation.
-SAMPLES = [sample("a", [0, 1, 0, 1], 2.0), sample("b", [0, 1], -4.0), sample("a", [0, 0, 0, 0, 1], 2.0)]
+SAMPLES = [sample("a", [0, 1, 0, 1]), sample("b", [0, 1]), sample("a", [0, 0, 0, 0, 1])]
+PAID = {"b": -4.0, "a": 2.0}
 VALUES = {0: [NAN, 1.0, NAN, 0.5], 1: [NAN, 3.0], 2: [NAN, NAN, NAN, NAN, -1.0]}
 GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
 """Log-probability less the reference's."""
@@ -47,16 +49,16 @@ def shape(
             Prepared(
                 batch,
                 [SAMPLES[i] for i in batch.indices],
-                advantages=batch.advantages,
                 old_logprobs=rows(GAPS, batch.indices, width),
                 ref_logprobs=torch.zeros(batch.token_ids.shape) if kl_coef else None,
                 old_values=rows(VALUES, batch.indices, width),
             )
         )
-    metrics = shape_advantages(items, SAMPLES, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef)
+    metrics = shape_advantages(items, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef)
     found: dict[int, list[float]] = {}
     returns: dict[int, list[float]] = {}
     for item in items:
+        assert item.advantages is not None
         assert (item.advantages[~item.batch.loss_mask] == 0).all()
         for row, i in enumerate(item.batch.indices):
             trained = item.batch.loss_mask[row]
@@ -70,6 +72,23 @@ def close(actual: list[list[float]] | None, expected: list[list[float]]) -> None
     assert actual is not None and [len(row) for row in actual] == [len(row) for row in expected]
     for row, wanted in zip(actual, expected, strict=True):
         assert row == pytest.approx(wanted, abs=1e-6)
+
+
+def group(name: str, *rewards: float) -> TrajectoryGroup:
+    scenario = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
+    members = [Trajectory(f"{name}{i}", name, scenario, reward=reward) for i, reward in enumerate(rewards)]
+    return TrajectoryGroup(name, scenario, members)
+
+
+def test_what_trajectories_are_paid_over_groups_of_different_sizes() -> None:
+    groups = [group("a", 0.0, 1.0, 5.0), group("b", 1.0, 0.0)]
+    # Against the others' mean: 0 - 3, 1 - 2.5, 5 - 0.5; 1 - 0, 0 - 1.
+    assert terminal_rewards(groups, ALGORITHMS["rloo"]) == pytest.approx(
+        {"a0": -3.0, "a1": -1.5, "a2": 4.5, "b0": 1.0, "b1": -1.0}
+    )
+    assert terminal_rewards(groups, ALGORITHMS["ppo"]) == {"a0": 0.0, "a1": 1.0, "a2": 5.0, "b0": 1.0, "b1": 0.0}
+    with pytest.raises(EmailRLError, match="Trajectory c1 has reward nan"):
+        terminal_rewards([group("c", 0.0, math.nan)], ALGORITHMS["grpo"])
 
 
 @pytest.mark.parametrize(("cap", "order"), [(1, 1), (1, -1), (5, 1), (100, 1)])
@@ -139,16 +158,3 @@ def test_a_variance_below_one_is_one_to_explain() -> None:
 def test_equal_returns_leave_nothing_to_explain() -> None:
     _, _, metrics = shape(GAE, reward_clip_low=5.0)
     assert metrics["return_mean"] == 5.0 and metrics["explained_variance"] == 0.0
-
-
-def test_the_record_has_the_advantages_of_tokens_where_they_differ_from_the_trajectorys() -> None:
-    one = sample("a", [0, 1, 0, 1], 0.1)
-    flat = torch.tensor([0.0, 0.1, 0.0, 0.1]).tolist()  # float32's 0.1
-    record = sample_record(one, [0.0, -1.0, 0.0, -2.0], [0.0, -1.5, 0.0, 998.0], flat)
-    assert record == {
-        "loss_mask": [0, 1, 0, 1],
-        "old_logprobs": [None, -1.0, None, -2.0],
-        "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
-    }
-    shaped = sample_record(one, [0.0] * 4, [0.0] * 4, [0.0, 0.3, 0.0, 0.1])
-    assert shaped["advantages"] == [None, 0.3, None, 0.1]

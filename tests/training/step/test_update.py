@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training.updaters import LENGTHS, make_updater, plain_logprobs, samples
+from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, samples
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
 from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater, learning_rate
+from emailrl.training.step.update import Updater
 
 Make = Callable[..., Updater]
 
@@ -36,7 +36,7 @@ def assert_gradient(updater: Updater, loss: Tensor) -> None:
     """Compare the gradient that the last step left behind with that of ``loss``, made before it."""
     expected = torch.autograd.grad(loss, updater.parameters)
     before = [parameter.detach().clone() for parameter in updater.parameters]
-    updater.step(samples(), step=1)
+    updater.train(samples(), PAID, step=1)
     assert max(part.abs().max() for part in expected) > 1e-3
     for actual, reference in zip(updater.parameters, expected, strict=True):
         torch.testing.assert_close(actual.grad, reference, atol=1e-6, rtol=1e-4)
@@ -54,7 +54,7 @@ def test_grpo_gradient_whatever_the_micro_batches(make: Make, cap: int) -> None:
         logprobs = plain_logprobs(updater.policy, sample)
         d = logprobs.detach() - plain_logprobs(updater.policy, sample, reference=True)
         # At ratio 1 the surrogate's gradient is -A grad(logprob); that of k3 is (1 - e^-d) grad(logprob).
-        rows.append((-sample.advantage + 0.1 * (1 - torch.exp(-d))) * logprobs)
+        rows.append((-PAID[sample.trajectory_id] + 0.1 * (1 - torch.exp(-d))) * logprobs)
     assert_gradient(updater, torch.cat(rows).mean())
 
 
@@ -64,7 +64,7 @@ def test_reinforce_pp_gradient_kl_in_the_reward_and_whitened(make: Make) -> None
     returns = []
     for sample, row in zip(samples(), logprobs, strict=True):
         kl = (row.detach() - plain_logprobs(updater.policy, sample, reference=True)).tolist()
-        returns += [sample.advantage - 0.1 * sum(kl[t:]) for t in range(len(kl))]
+        returns += [PAID[sample.trajectory_id] - 0.1 * sum(kl[t:]) for t in range(len(kl))]
     mean = sum(returns) / len(returns)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
     whitened = torch.tensor([(value - mean) / deviation for value in returns])
@@ -78,7 +78,7 @@ def test_fp16_gradients_do_not_vanish_under_many_tokens(make: Make, first_scale:
     wide, narrow = make(**options), make(**options, dtype="fp16")
     narrow.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
     assert narrow.policy.model.get_input_embeddings().weight.dtype == torch.float16
-    metrics = [updater.step(samples(), step=1) for updater in (wide, narrow)]
+    metrics = [updater.train(samples(), PAID, step=1).metrics for updater in (wide, narrow)]
     assert metrics[1]["updates_skipped"] == 0
     assert metrics[1]["grad_norm"] == pytest.approx(metrics[0]["grad_norm"], rel=0.02)
     for right, close in zip(wide.parameters, narrow.parameters, strict=True):
@@ -91,15 +91,15 @@ def test_fp16_gradients_do_not_vanish_under_many_tokens(make: Make, first_scale:
 
 def test_a_broken_loss_in_fp16_is_skipped_as_in_any_other(make: Make) -> None:
     updater = make(dtype="fp16")
-    assert updater.step(samples([math.nan, 1.0, 1.0, 1.0]), step=1)["updates_skipped"] == 1
-    assert updater.step(samples(), step=2)["updates_skipped"] == 0
+    assert updater.train(samples(), PAID | {"t0": math.nan}, step=1).metrics["updates_skipped"] == 1
+    assert updater.train(samples(), PAID, step=2).metrics["updates_skipped"] == 0
 
 
 def test_dr_grpo_divides_by_sequences_times_constant(make: Make) -> None:
     updater = make(algorithm="dr_grpo")  # MAX_TOKENS is 4096
-    total = sum((-sample.advantage * plain_logprobs(updater.policy, sample)).sum() for sample in samples())
+    total = sum((-PAID[sample.trajectory_id] * plain_logprobs(updater.policy, sample)).sum() for sample in samples())
     expected = torch.autograd.grad(total / (4 * 4096), updater.parameters)
-    updater.step(samples(), step=1)
+    updater.train(samples(), PAID, step=1)
     for actual, reference in zip(updater.parameters, expected, strict=True):
         torch.testing.assert_close(actual.grad, reference, atol=1e-9, rtol=1e-3)
 
@@ -108,12 +108,12 @@ def test_first_update_has_ratio_one_and_its_metrics_add_up(make: Make) -> None:
     updater = make(beta=0.1, max_tokens_per_micro_batch=30)
     old = [plain_logprobs(updater.policy, sample).detach() for sample in samples()]
     reference = [plain_logprobs(updater.policy, sample, reference=True) for sample in samples()]
-    metrics = updater.step(samples(), step=1)
+    metrics = updater.train(samples(), PAID, step=1).metrics
     assert (metrics["ratio_min"], metrics["ratio_mean"], metrics["ratio_max"]) == (1.0, 1.0, 1.0)
     assert (metrics["clip_fraction"], metrics["approx_kl"]) == (0.0, 0.0)
     d = torch.cat(old) - torch.cat(reference)
     kl = (torch.exp(-d) - 1 + d).mean().item()
-    per_token = [s.advantage for s in samples() for _ in range(s.num_trainable)]
+    per_token = [PAID[s.trajectory_id] for s in samples() for _ in range(s.num_trainable)]
     assert metrics["kl"] == pytest.approx(kl, abs=1e-6)
     assert metrics["policy_loss"] == pytest.approx(-sum(per_token) / len(per_token), abs=1e-6)
     assert metrics["loss"] == pytest.approx(metrics["policy_loss"] + 0.1 * kl, abs=1e-6)
@@ -127,7 +127,7 @@ def test_first_update_has_ratio_one_and_its_metrics_add_up(make: Make) -> None:
 def test_only_the_adapter_moves(make: Make) -> None:
     updater = make(beta=0.1)
     before = {name: value.clone() for name, value in updater.policy.model.state_dict().items()}
-    updater.step(samples(), step=1)
+    updater.train(samples(), PAID, step=1)
     moved = {name for name, value in updater.policy.model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and all("lora_" in name for name in moved) and len(moved) == len(updater.parameters)
 
@@ -138,28 +138,23 @@ def test_zero_advantages_move_nothing_and_no_beta_asks_no_reference(
     updater = make()
     monkeypatch.setattr(Policy, "reference", lambda self: pytest.fail("reference asked for without a beta"))
     before = [parameter.clone() for parameter in updater.parameters]
-    metrics = updater.step(samples([0.0] * 4), step=1)
+    metrics = updater.train(samples(), dict.fromkeys(PAID, 0.0), step=1).metrics
     assert all(map(torch.equal, before, updater.parameters))
     assert metrics["grad_norm"] == 0 and "kl" not in metrics
 
 
 def test_several_updates_keep_the_old_logprobs_and_clip(make: Make) -> None:
     updater = make(num_mini_batches=2, update_epochs=3, learning_rate=0.05)
-    old = {s.trajectory_id: plain_logprobs(updater.policy, s).detach() for s in samples()}
-    heard: list[tuple[str, Tensor, Tensor]] = []
-
-    def observe(sample: TrainingSample, before: list[float], now: list[float], worth: list[float]) -> None:
+    old = [plain_logprobs(updater.policy, sample).detach() for sample in samples()]
+    result = updater.train(samples(), PAID, step=1)
+    for sample, numbers, before in zip(samples(), result.tokens, old, strict=True):
         trained = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        assert worth == [sample.advantage * on for on in sample.loss_mask]
-        heard.append((sample.trajectory_id, torch.tensor(before)[trained], torch.tensor(now)[trained]))
-
-    updater.observe = observe
-    metrics = updater.step(samples(), step=1)
-    for name, before, _ in heard:
-        torch.testing.assert_close(before, old[name], atol=1e-5, rtol=0)
-    assert [name for name, _, _ in heard[:4]] == [name for name, _, _ in heard[4:8]]
-    assert len(heard) == 12 and not torch.equal(heard[0][1], heard[-1][2])
-    assert metrics["ratio_max"] > 1.2 and metrics["clip_fraction"] > 0
+        assert len(numbers.old_logprobs) == len(numbers.logprobs) == len(sample.token_ids)
+        assert numbers.advantages == [PAID[sample.trajectory_id] * on for on in sample.loss_mask]
+        torch.testing.assert_close(torch.tensor(numbers.old_logprobs)[trained], before, atol=1e-5, rtol=0)
+        # The last pass found the policy moved by the five updates before it, or four.
+        assert (torch.tensor(numbers.logprobs)[trained] - before).abs().max() > 0.05
+    assert result.metrics["ratio_max"] > 1.2 and result.metrics["clip_fraction"] > 0
     assert updater.optimizer.state[updater.parameters[0]]["step"] == 6
 
 
@@ -172,18 +167,18 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: flo
     torch.manual_seed(1)
     first = make(**options)
     for step in (1, 2):
-        first.step(samples(), step=step)
+        first.train(samples(), PAID, step=step)
     stream = io.BytesIO()
     torch.save(first.state_dict(), stream)
     weights = [parameter.detach().clone() for parameter in first.parameters]
-    uninterrupted = [first.step(samples(), step=step) for step in (3, 4)]
+    uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     torch.manual_seed(99)  # whatever the process did in between must not matter
     second = make(**options)
     for parameter, value in zip(second.parameters, weights, strict=True):
         parameter.data.copy_(value)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
-    assert [second.step(samples(), step=step) for step in (3, 4)] == uninterrupted
+    assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
     assert all(map(torch.equal, first.parameters, second.parameters))
     assert first.kl.coef == second.kl.coef != 0.1
 
@@ -196,11 +191,11 @@ def test_state_of_another_adapter_is_refused(make: Make) -> None:
 
 def test_a_loaded_state_is_a_copy(make: Make) -> None:
     first, second = make(), make()
-    first.step(samples(), step=1)
+    first.train(samples(), PAID, step=1)
     state = first.state_dict()
     before = state["optimizer"]["state"][0]["exp_avg"].clone()
     second.load_state_dict(state)
-    second.step(samples(), step=2)
+    second.train(samples(), PAID, step=2)
     assert torch.equal(state["optimizer"]["state"][0]["exp_avg"], before)
 
 
@@ -211,23 +206,23 @@ def test_updates_that_are_not_finite_are_skipped_kept_and_end_the_run_at_the_thi
     updater = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
     updater.skipped_dir = tmp_path / "skipped"
     before = [parameter.clone() for parameter in updater.parameters]
-    broken = samples([1.0, bad, 1.0, 1.0])
+    broken, paid = samples(), PAID | {"t1": bad, "t2": 1.0}
     for step in (3, 4):
-        metrics = updater.step(broken, step=step)
+        metrics = updater.train(broken, paid, step=step).metrics
         assert metrics["updates_skipped"] == 1 and "loss" not in metrics and updater.kl.coef == 0.1
         assert all(map(torch.equal, before, updater.parameters))
     resumed = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
     resumed.load_state_dict(updater.state_dict())
     with pytest.raises(EmailRLError, match=r"The (policy_)?loss is (nan|-?inf) at step 5, .* third") as caught:
-        resumed.step(broken, step=5)
+        resumed.train(broken, paid, step=5)
     assert "LEARNING_RATE" in caught.value.hint
-    assert updater.step(samples(), step=5)["updates_skipped"] == 0 and updater.skipped_in_a_row == 0
+    assert updater.train(samples(), PAID, step=5).metrics["updates_skipped"] == 0 and updater.skipped_in_a_row == 0
     assert not all(map(torch.equal, before, updater.parameters))
     names = sorted(path.name for path in updater.skipped_dir.iterdir())
     assert names == [f"step-00000{step}-1.{end}" for step in (3, 4) for end in ("json", "safetensors")]
     said = json.loads((updater.skipped_dir / "step-000003-1.json").read_text())
     assert said["step"] == 3 and said["not_finite"]["loss"] in ("nan", "inf", "-inf")
-    assert {row["trajectory_id"]: row["advantage"] for row in said["rows"]}["t1"] is None  # JSON has no NaN
+    assert sorted(row["trajectory_id"] for row in said["rows"]) == list(PAID)
     kept = load_file(updater.skipped_dir / "step-000003-1.safetensors")
     (row,) = [row for row in said["rows"] if row["trajectory_id"] == "t2"]
     n, length = row["micro_batch"], LENGTHS[2]
@@ -237,36 +232,18 @@ def test_updates_that_are_not_finite_are_skipped_kept_and_end_the_run_at_the_thi
 
 def test_gradient_clipping(make: Make) -> None:
     free, clipped = make(), make(max_grad_norm=1e-3)
-    norm = free.step(samples(), step=1)["grad_norm"]
-    assert clipped.step(samples(), step=1)["grad_norm"] == pytest.approx(norm) and norm > 1e-3
+    norm = free.train(samples(), PAID, step=1).metrics["grad_norm"]
+    assert clipped.train(samples(), PAID, step=1).metrics["grad_norm"] == pytest.approx(norm) and norm > 1e-3
     total = math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.parameters if p.grad is not None))
     assert total == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_nothing_to_train(make: Make, tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="without samples"):
-        make().step([], step=1)
+        make().train([], {}, step=1)
     settings = Settings.model_validate({"model": {"name": str(tiny_model)}})
     with pytest.raises(EmailRLError, match="nothing to train"):
         Updater(load_policy(settings), resolve(settings), settings)
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "rates"),
-    [
-        # Warm-up over 4 steps, 8 in all; the decay runs from step 4 to step 9, where it would be 0.
-        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
-        ("linear", [0.25, 0.5, 0.75, 1, 0.8, 0.6, 0.4, 0.2]),
-        ("cosine", [0.25, 0.5, 0.75, 1, 0.9045085, 0.6545085, 0.3454915, 0.0954915]),
-    ],
-)
-def test_learning_rate(scheduler: str, rates: list[float]) -> None:
-    training = Settings.model_validate(
-        {"training": {"learning_rate": 2.0, "warmup_steps": 4, "lr_scheduler": scheduler}}
-    ).training
-    assert [learning_rate(step, training, 8) / 2 for step in range(1, 9)] == pytest.approx(rates, abs=1e-6)
-    no_warmup = training.model_copy(update={"warmup_steps": 0})
-    assert learning_rate(1, no_warmup, 8) == 2.0
 
 
 def test_a_bandit_learns(make: Make) -> None:
@@ -284,10 +261,11 @@ def test_a_bandit_learns(make: Make) -> None:
         ids = torch.multinomial(now, 32, replacement=True, generator=generator).tolist()
         share = sum(token < 128 for token in ids) / 32
         made = [
-            TrainingSample(f"{i}", "g", [7, token], [0, 1], [None, float(now[token].log())], (token < 128) - share)
+            TrainingSample(f"{i}", "g", [7, token], [0, 1], [None, float(now[token].log())])
             for i, token in enumerate(ids)
         ]
-        metrics = updater.step(made, step=step)
+        paid = {str(i): (token < 128) - share for i, token in enumerate(ids)}
+        metrics = updater.train(made, paid, step=step).metrics
         assert metrics["sampler_gap_max"] < 1e-4
     end = float(probabilities()[:128].sum())
     assert begin < 0.7 and end > 0.9, (begin, end)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training.updaters import LENGTHS, gradients, make_updater, samples
+from training.updaters import LENGTHS, PAID, gradients, make_updater, samples
 
 from emailrl.errors import EmailRLError
 from emailrl.training.step import scoring
@@ -48,23 +48,23 @@ def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
 ) -> None:
     options: dict[str, Any] = {"algorithm": name, "beta": 0.1 if name != "gspo" else 0.0, "update_epochs": 2}
     rich, poor = make(**options), make(**options)
-    expected = rich.step(samples(), step=1)
+    expected = rich.train(samples(), PAID, step=1).metrics
     memory = Memory(20, only_training=only_training)
     monkeypatch.setattr(scoring, "token_logprobs", memory)
-    metrics = poor.step(samples(), step=1)
+    metrics = poor.train(samples(), PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
     assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
     for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
     refused = memory.refused
-    poor.step(samples(), step=2)
+    poor.train(samples(), PAID, step=2)
     assert memory.refused == refused  # it has learned what fits
 
 
 def test_half_a_gradient_is_thrown_away(make: Make) -> None:
     """Memory may run out in the middle of a backward pass, with some parameters' gradients already added."""
     rich, poor = make(), make()
-    rich.step(samples(), step=1)
+    rich.train(samples(), PAID, step=1)
     refused: list[int] = []
 
     def refuse(gradient: Tensor) -> None:
@@ -73,7 +73,7 @@ def test_half_a_gradient_is_thrown_away(make: Make) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     handle = poor.parameters[0].register_hook(refuse)  # the first layer's: backward reaches it last
-    metrics = poor.step(samples(), step=1)
+    metrics = poor.train(samples(), PAID, step=1).metrics
     handle.remove()
     assert metrics["micro_batches_halved"] == 1
     for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
@@ -86,7 +86,7 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     updater = make()
     monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
     with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
-        updater.step(samples(), step=1)
+        updater.train(samples(), PAID, step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
 
 
@@ -94,7 +94,7 @@ def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make
     made = samples()
     scorer = make(max_tokens_per_micro_batch=30, packing=False).scorer
     large, small = (
-        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.loss_mask * batch.advantages[:, None])
+        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.token_ids.float())
         for batch in scorer.micro_batches(made)
     )
     assert [len(item.samples) for item in (large, small)] == [2, 2]
@@ -106,7 +106,7 @@ def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make
         length = len(one.token_ids)
         assert half.samples == [one] and half.batch.indices == (made.index(one),)
         assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
-        assert half.advantages.tolist() == [[one.advantage * on for on in one.loss_mask]]
+        assert half.advantages is not None and half.advantages.tolist() == [one.token_ids]  # cut along
     assert halves[0].halves_like(halves[0].batch, scorer.size) == [halves[0]]  # one row is not halved
 
 
@@ -115,7 +115,7 @@ def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
         """Samples of ten common tokens and four of their own."""
         rows = [[*range(5, 15), first, 3, 4, 5] for first in first_of_own]
         return [
-            TrainingSample(str(n), "group", row, [0] * 10 + [1] * 4, [None] * 10 + [-1.0] * 4, 1.0)
+            TrainingSample(str(n), "group", row, [0] * 10 + [1] * 4, [None] * 10 + [-1.0] * 4)
             for n, row in enumerate(rows)
         ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training.updaters import LENGTHS, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
+from training.updaters import LENGTHS, PAID, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
 
 from emailrl.engines.base import SamplingParams
 from emailrl.engines.sampling import Uniforms, sample
@@ -28,10 +28,12 @@ def make(tiny_model: Path) -> Make:
     return partial(make_updater, tiny_model)
 
 
-def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample]) -> dict[str, float]:
+def assert_gradients(
+    updater: Updater, loss: Tensor, made: list[TrainingSample], paid: dict[str, float] = PAID
+) -> dict[str, float]:
     """Compare a step's gradient with that of ``loss``, made before it; returns the step's metrics."""
     expected = torch.autograd.grad(loss, updater.parameters)
-    metrics = updater.step(made, step=1)
+    metrics = updater.train(made, paid, step=1).metrics
     assert max(part.abs().max() for part in expected) > 1e-4
     for parameter, gradient in zip(updater.parameters, expected, strict=True):
         # The largest are above 1e-4; float32 sums in another order differ by some 1e-6.
@@ -42,7 +44,7 @@ def assert_gradients(updater: Updater, loss: Tensor, made: list[TrainingSample])
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, name: str) -> None:
     """With everything on: KL, correction, entropy, whitening, several samples a trajectory, tool tokens."""
-    made = [*samples(), replace(samples()[1], trajectory_id="t0", advantage=1.0)]
+    made = [*samples(), replace(samples()[1], trajectory_id="t0")]
     tool = [None, *made[0].sampler_logprobs[1:4], *[None] * (LENGTHS[0] - 4)]
     made[0] = replace(made[0], sampler_logprobs=tool)  # no sampler drew most of its tokens
     options = {
@@ -53,7 +55,7 @@ def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, n
     for count, cap in ((1, 16384), (2, 30), (5, 1)):
         updater = make(max_tokens_per_micro_batch=cap, **options)
         assert len(updater.scorer.micro_batches(made)) == count
-        metrics = updater.step(made, step=1)
+        metrics = updater.train(made, PAID, step=1).metrics
         runs[count] = metrics, gradients(updater)
     for count in (2, 5):
         assert runs[count][0] == pytest.approx(runs[1][0], abs=2e-6, rel=1e-5)
@@ -67,18 +69,18 @@ def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, n
 def test_a_trajectory_in_several_samples_is_one_sequence(make: Make, aggregation: str, cap: int) -> None:
     """Of three trajectories the first is broken into two samples: each trajectory weighs a third."""
     made = samples()
-    made[1] = replace(made[1], trajectory_id="t0", advantage=made[0].advantage)
+    made[1] = replace(made[1], trajectory_id="t0")
     updater = make(loss_aggregation=aggregation, constant_length=9 if aggregation == "constant" else None,
                    max_tokens_per_micro_batch=cap)  # fmt: skip
     logprobs = [plain_logprobs(updater.policy, one) for one in made]
     tokens = [torch.cat(logprobs[:2]), logprobs[2], logprobs[3]]
-    worth = [made[0].advantage, made[2].advantage, made[3].advantage]
+    worth = [PAID["t0"], PAID["t2"], PAID["t3"]]
     sums = [each.sum() / (9 if aggregation == "constant" else len(each)) for each in tokens]
     assert_gradients(updater, -sum(a * total for a, total in zip(worth, sums, strict=True)) / 3, made)
 
 
 def test_the_kl_of_a_trajectory_in_several_samples_weighs_once(make: Make) -> None:
-    made = [replace(one, advantage=0.0) for one in samples()]
+    made = samples()
     made[1] = replace(made[1], trajectory_id="t0")
     updater = make(loss_aggregation="sequence_mean", beta=2.0, kl_estimator="k2")
     rows = []
@@ -86,7 +88,7 @@ def test_the_kl_of_a_trajectory_in_several_samples_weighs_once(make: Make) -> No
         reference = plain_logprobs(updater.policy, one, reference=True)
         rows.append((plain_logprobs(updater.policy, one) - reference).square() / 2)
     means = [torch.cat(rows[:2]).mean(), rows[2].mean(), rows[3].mean()]
-    assert_gradients(updater, 2.0 * sum(means) / 3, made)
+    assert_gradients(updater, 2.0 * sum(means) / 3, made, dict.fromkeys(PAID, 0.0))
 
 
 def sampled_otherwise(updater: Updater, gaps: list[float]) -> list[TrainingSample]:
@@ -117,7 +119,7 @@ def test_token_corrections(make: Make, kind: str, weights: list[float], cut: flo
         logprobs = plain_logprobs(updater.policy, one)
         weight = torch.tensor((weights * 20)[: len(logprobs)])
         counted.append(weight)
-        rows.append(-one.advantage * weight * logprobs)
+        rows.append(-PAID[one.trajectory_id] * weight * logprobs)
     flat = torch.cat(counted)
     share = float(((flat != 2.0).float()).mean())
     metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
@@ -143,7 +145,7 @@ def test_sequence_mask_keeps_or_drops_whole_rows(make: Make) -> None:
         cut += 0 if kept else len(logprobs)
         total += len(logprobs)
         weight = torch.tensor([math.exp(log) * kept for log in (LOGS * 20)[: len(logprobs)]])
-        rows.append(-one.advantage * weight * logprobs)
+        rows.append(-PAID[one.trajectory_id] * weight * logprobs)
     metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
     assert 0 < cut < total and metrics["correction_cut_fraction"] == pytest.approx(cut / total)
 
@@ -158,7 +160,7 @@ def test_gspo_corrects_whole_sequences_by_their_geometric_mean(make: Make, kind:
     )
     # At ratio 1 the sequence ratio's gradient is the mean of its tokens': a mean over rows of their means.
     rows = [
-        -one.advantage * bounded(mean) * plain_logprobs(updater.policy, one).mean()
+        -PAID[one.trajectory_id] * bounded(mean) * plain_logprobs(updater.policy, one).mean()
         for one, mean in zip(samples(), means, strict=True)
     ]
     metrics = assert_gradients(updater, torch.stack(rows).mean(), sampled_otherwise(updater, LOGS))
@@ -178,7 +180,7 @@ def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
         tool = set(trained[::3])
         drawn += len(trained) - len(tool)
         weight = torch.tensor([1.0 if t in tool else 2.0 for t in trained])
-        rows.append(-one.advantage * weight * plain_logprobs(updater.policy, one))
+        rows.append(-PAID[one.trajectory_id] * weight * plain_logprobs(updater.policy, one))
         hidden = [None if t in tool else logprob for t, logprob in enumerate(one.sampler_logprobs)]
         made.append(replace(one, sampler_logprobs=hidden))
     metrics = assert_gradients(updater, torch.cat(rows).mean(), made)
@@ -189,8 +191,8 @@ def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
 def test_a_faithful_sampler_needs_no_correction(make: Make, epochs: int) -> None:
     plain, corrected = make(update_epochs=epochs), make(update_epochs=epochs, importance_correction="icepop")
     made = sampled_otherwise(plain, [0.0])
-    plain.step(made, step=1)
-    metrics = corrected.step(made, step=1)
+    plain.train(made, PAID, step=1)
+    metrics = corrected.train(made, PAID, step=1).metrics
     assert metrics["correction_cut_fraction"] == 0 and metrics["correction_mean"] == pytest.approx(1, abs=1e-5)
     for actual, expected in zip(gradients(corrected), gradients(plain), strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
@@ -206,8 +208,8 @@ def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: fl
         with torch.no_grad():
             logits = updater.policy.model(input_ids=torch.tensor([[7, n + 1]])).logits[0, -1:]
         (token,), (logprob,) = sample(logits, [params], [Uniforms(n)])
-        made.append(TrainingSample(f"t{n}", "g", [7, n + 1, token], [0, 0, 1], [None, None, logprob], 1.0))
-    metrics = updater.step(made, step=1)
+        made.append(TrainingSample(f"t{n}", "g", [7, n + 1, token], [0, 0, 1], [None, None, logprob]))
+    metrics = updater.train(made, {one.trajectory_id: 1.0 for one in made}, step=1).metrics
     assert metrics["correction_min"] == pytest.approx(1, abs=1e-4)
     assert metrics["correction_max"] == pytest.approx(1, abs=1e-4)
 
@@ -221,6 +223,6 @@ def test_entropy_bonus(make: Make) -> None:
         logp = logits.log_softmax(-1)[trained - 1]
         rows.append(-(logp.exp() * logp).sum(-1))
     entropy = torch.cat(rows).mean()
-    metrics = assert_gradients(updater, -0.2 * entropy, samples([0.0] * 4))
+    metrics = assert_gradients(updater, -0.2 * entropy, samples(), dict.fromkeys(PAID, 0.0))
     assert metrics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
     assert metrics["loss"] == pytest.approx(-0.2 * entropy.item(), abs=1e-5) and metrics["policy_loss"] == 0

@@ -1,11 +1,30 @@
-"""Metrics of a step, gathered over its micro-batches."""
+"""What the updates of a step came to: metrics, gathered over its micro-batches, and the numbers of its tokens."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 
-class Tally:
+@dataclass(frozen=True, slots=True)
+class TokenNumbers:
+    """What one sample's tokens were in the last pass over it; lists as long as its ids, of no meaning off its mask."""
+
+    old_logprobs: list[float]
+    logprobs: list[float]
+    advantages: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the updates of a step came to."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    tokens: list[TokenNumbers] = field(default_factory=list)
+    """Of each sample, in their order."""
+
+
+class Meter:
     """Weighted means and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
 
     def __init__(self) -> None:
@@ -23,7 +42,7 @@ class Tally:
             self.sums[name] += value * weight
             self.weights[name] += weight
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: Meter) -> None:
         """Count all that ``other`` counted."""
         for name, value in other.sums.items():
             self.sums[name] += value
