@@ -21,8 +21,9 @@ from emailrl.settings import Settings
 from emailrl.sft.examples import Example
 from emailrl.training.step.batches import MicroBatch
 from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.scoring import Scorer
-from emailrl.training.step.update import MAX_SKIPPED_IN_A_ROW, learning_rate
+from emailrl.training.step.schedule import learning_rate
+from emailrl.training.step.scoring import LogprobScorer
+from emailrl.training.step.update import MAX_SKIPPED_IN_A_ROW
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
 WARMUP_RATIO = 0.05
@@ -58,7 +59,7 @@ class Fitter:
         self.optimizer = torch.optim.AdamW(
             self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=policy.device.type == "cuda"
         )
-        self.scorer = Scorer(policy, settings)
+        self.scorer = LogprobScorer(policy, settings)
         self.skipped_in_a_row = 0
 
     def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
@@ -171,7 +172,6 @@ class Fitter:
             token_ids=example.token_ids[:end].tolist(),
             loss_mask=trained[:end].astype(int).tolist(),
             sampler_logprobs=[None] * end,
-            advantage=0.0,
         )
 
     def _make_room(self, batch: MicroBatch | None) -> None:
