@@ -37,7 +37,10 @@ COMMANDS: Final = {
     "trust": "Let a folder's settings name servers, keys and code.",
     "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
 }
-"""What ``emailrl --help`` says of each command, in the order of a policy's life; its module has the command's name."""
+"""What ``emailrl --help`` says of each command, in the order of a policy's life.
+
+Its module has the command's name, and its help for a docstring.
+"""
 
 
 class _Commands(TyperGroup):
@@ -50,10 +53,11 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS and self.commands[cmd_name] is None:
             name = cmd_name.replace("-", "_")
-            found = getattr(importlib.import_module(f"emailrl.cli.{name}"), name)
+            module = importlib.import_module(f"emailrl.cli.{name}")
+            found = getattr(module, name)
             if not isinstance(found, typer.Typer):
                 command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                found.command()(command)
+                found.command(help=command.__doc__ or module.__doc__)(command)
             self.commands[cmd_name] = typer.main.get_command(found)
         return super().get_command(ctx, cmd_name)
 

@@ -1,4 +1,29 @@
-"""``emailrl benchmark``: policies on the test split, side by side, with intervals and paired significance."""
+"""Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
+
+Without --checkpoint or --model: the newest run's best checkpoint, else the model itself. Several are compared on
+the same questions by an exact paired test. Each question is kept on disk as it ends; after Ctrl-C or a crash,
+--resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine openai measures a model
+of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
+
+All but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token of a
+conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
+completion_tokens what the policy wrote. docs/benchmark.md explains every row.
+
+--attack measures each policy twice: plainly, and on mails with orders in them (answer this, cite that, read that),
+of which it says how many were obeyed.
+
+Examples:
+
+\b
+  emailrl benchmark --sequential
+  emailrl benchmark --checkpoint best --model nano
+  emailrl benchmark --reward my_rewards.py:right_and_brief
+  emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
+  emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
+  emailrl benchmark --sequential --resume
+  emailrl benchmark --checkpoint best --attack
+  emailrl benchmark --samples 8 --temperature 0.7
+"""
 
 from __future__ import annotations
 
@@ -48,32 +73,6 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
-
-    Without --checkpoint or --model: the newest run's best checkpoint, else the model itself. Several are compared on
-    the same questions by an exact paired test. Each question is kept on disk as it ends; after Ctrl-C or a crash,
-    --resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine openai measures a model
-    of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
-
-    All but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token of a
-    conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
-    completion_tokens what the policy wrote. docs/benchmark.md explains every row.
-
-    --attack measures each policy twice: plainly, and on mails with orders in them (answer this, cite that, read that),
-    of which it says how many were obeyed.
-
-    Examples:
-
-    \b
-      emailrl benchmark --sequential
-      emailrl benchmark --checkpoint best --model nano
-      emailrl benchmark --reward my_rewards.py:right_and_brief
-      emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
-      emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
-      emailrl benchmark --sequential --resume
-      emailrl benchmark --checkpoint best --attack
-      emailrl benchmark --samples 8 --temperature 0.7
-    """
     from emailrl.benchmark import choose_subjects, run_benchmark, to_resume, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note

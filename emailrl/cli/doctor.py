@@ -1,4 +1,14 @@
-"""``emailrl doctor``: what is installed, what is missing, what to do."""
+"""Show what is installed, what is missing and what to do about it.
+
+Reads this machine alone: no network, no secret shown. Exits 1 only where something essential is broken.
+
+Examples:
+
+\b
+  emailrl doctor
+  emailrl doctor --deep
+  emailrl doctor --json
+"""
 
 from __future__ import annotations
 
@@ -21,18 +31,6 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also import every package (ten seconds or so).")] = False,
     json: Json = False,
 ) -> None:
-    """Show what is installed, what is missing and what to do about it.
-
-    Reads this machine alone: no network, no secret shown. Exits 1 only where something essential is broken.
-
-    Examples:
-
-    \b
-      emailrl doctor
-      emailrl doctor --deep
-      emailrl doctor --json
-    """
-
     from emailrl.doctor import examine
 
     checks = examine(deep=deep)

@@ -1,4 +1,14 @@
-"""``emailrl export``: a checkpoint as a folder that others load and serve."""
+"""Write a checkpoint (none named: the best) as a folder that transformers, PEFT and vLLM load as it is.
+
+Files are checked against their hashes; tokenizer, generation config and a README with accuracy, settings and how to
+load and serve are added.
+
+Examples:
+
+\b
+  emailrl export --format merged --out mail-agent
+  emailrl export --checkpoint outputs/grpo_masked/checkpoint-20 --format adapter --json
+"""
 
 from __future__ import annotations
 
@@ -23,17 +33,6 @@ def export(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint (none named: the best) as a folder that transformers, PEFT and vLLM load as it is.
-
-    Files are checked against their hashes; tokenizer, generation config and a README with accuracy, settings and how to
-    load and serve are added.
-
-    Examples:
-
-    \b
-      emailrl export --format merged --out mail-agent
-      emailrl export --checkpoint outputs/grpo_masked/checkpoint-20 --format adapter --json
-    """
     if format not in ("adapter", "merged"):
         raise UsageError(f"Unknown format '{format}'.", "Use adapter or merged.")
     from emailrl.checkpoints import find_checkpoint

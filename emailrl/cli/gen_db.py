@@ -1,4 +1,18 @@
-"""``emailrl gen-db``: build the mail database."""
+"""Build the searchable mail database from a mailbox.
+
+A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
+or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
+stored, or counted as skipped by its reason. Without --source a database that is already there is kept. The demo's
+questions are written beside it.
+
+Examples:
+
+\b
+  emailrl gen-db --source demo
+  emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
+  emailrl gen-db --source takeout.mbox.gz --db data/mine.db --verbose
+  emailrl gen-db --source more_mail/ --append --json
+"""
 
 from __future__ import annotations
 
@@ -56,21 +70,6 @@ def gen_db(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Build the searchable mail database from a mailbox.
-
-    A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
-    or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
-    stored, or counted as skipped by its reason. Without --source a database that is already there is kept. The demo's
-    questions are written beside it.
-
-    Examples:
-
-    \b
-      emailrl gen-db --source demo
-      emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
-      emailrl gen-db --source takeout.mbox.gz --db data/mine.db --verbose
-      emailrl gen-db --source more_mail/ --append --json
-    """
     from emailrl.settings import load_settings
 
     everything = load_settings(overrides, trust=trust, builds_db=True)

@@ -1,4 +1,23 @@
-"""``emailrl gen-questions``: questions with known answers out of a mail database."""
+"""Make questions with known answers from any database that gen-db built.
+
+Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail; of three mailboxes
+or two the one that gives most questions is for training, one alone is all test. --allow-shared-inbox splits one or
+two by subject instead, so that they can be trained on and tested (say it to train and benchmark too).
+
+The template generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to
+the server of GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped
+goes on where it was.
+
+Examples:
+
+\b
+  emailrl gen-questions
+  emailrl gen-questions --db data/mail.db --inbox me@example.org --limit 500
+  emailrl gen-questions --db data/mine.db --inbox me@example.org --allow-shared-inbox
+  emailrl gen-questions --out questions.jsonl --overwrite --json
+  emailrl gen-questions --generator llm --dry-run
+  emailrl gen-questions --generator llm --limit 200 --max-cost 2 --out llm_questions.jsonl
+"""
 
 from __future__ import annotations
 
@@ -37,26 +56,6 @@ def gen_questions(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Make questions with known answers from any database that gen-db built.
-
-    Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail; of three mailboxes
-    or two the one that gives most questions is for training, one alone is all test. --allow-shared-inbox splits one or
-    two by subject instead, so that they can be trained on and tested (say it to train and benchmark too).
-
-    The template generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to
-    the server of GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped
-    goes on where it was.
-
-    Examples:
-
-    \b
-      emailrl gen-questions
-      emailrl gen-questions --db data/mail.db --inbox me@example.org --limit 500
-      emailrl gen-questions --db data/mine.db --inbox me@example.org --allow-shared-inbox
-      emailrl gen-questions --out questions.jsonl --overwrite --json
-      emailrl gen-questions --generator llm --dry-run
-      emailrl gen-questions --generator llm --limit 200 --max-cost 2 --out llm_questions.jsonl
-    """
     import time
 
     from emailrl.scenarios import write_scenarios

@@ -1,4 +1,16 @@
-"""``emailrl inspect-trajectory``: one trajectory on the terminal, turn by turn, token by token."""
+"""Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
+
+--verbose adds the prompt, the rubric and every token: coloured by the loss mask, each sampled one with its
+log-probability and, where tokens have advantages of their own (PPO, whitening), its advantage.
+
+Examples:
+
+\b
+  emailrl inspect-trajectory --verbose
+  emailrl inspect-trajectory outputs/grpo_masked --index 0
+  emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl
+  emailrl inspect-trajectory outputs/grpo_masked --follow
+"""
 
 from __future__ import annotations
 
@@ -26,19 +38,6 @@ def inspect_trajectory(
     overrides: Overrides,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
 ) -> None:
-    """Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
-
-    --verbose adds the prompt, the rubric and every token: coloured by the loss mask, each sampled one with its
-    log-probability and, where tokens have advantages of their own (PPO, whitening), its advantage.
-
-    Examples:
-
-    \b
-      emailrl inspect-trajectory --verbose
-      emailrl inspect-trajectory outputs/grpo_masked --index 0
-      emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl
-      emailrl inspect-trajectory outputs/grpo_masked --follow
-    """
     from emailrl.inspection import locate
     from emailrl.plain import plain_line
     from emailrl.settings import load_settings

@@ -1,4 +1,15 @@
-"""``emailrl quickstart``: the whole cycle on a made-up mailbox."""
+"""Run the whole cycle on a CPU in minutes: a demo mailbox, the packaged small policy, training, and its effect.
+
+The policy answers questions on mailboxes it never saw, is trained on others by reinforcement, and answers again.
+The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run bare there. Ctrl-C saves the last
+step, and the same command goes on from it.
+
+Examples:
+
+\b
+  emailrl quickstart
+  emailrl quickstart --steps 5 --out /tmp/try --json
+"""
 
 from __future__ import annotations
 
@@ -28,19 +39,6 @@ def quickstart(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Run the whole cycle on a CPU in minutes: a demo mailbox, the packaged small policy, training, and its effect.
-
-    The policy answers questions on mailboxes it never saw, is trained on others by reinforcement, and answers again.
-    The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run bare there. Ctrl-C saves the last
-    step, and the same command goes on from it.
-
-    Examples:
-
-    \b
-      emailrl quickstart
-      emailrl quickstart --steps 5 --out /tmp/try --json
-    """
-
     from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
     from emailrl.quickstart import quickstart as run
 

@@ -1,4 +1,16 @@
-"""``emailrl rollout``: let a policy play questions on a mailbox and keep what it did."""
+"""Play questions with a policy, score the answers, and write every trajectory with its tokens.
+
+--checkpoint plays a checkpoint, or an exported adapter, on its own base model. Each trajectory is kept on disk as
+it ends; after Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
+
+Examples:
+
+\b
+  emailrl rollout --model nano --num-scenarios 50
+  emailrl rollout --checkpoint best
+  emailrl rollout --model nano --group-size 6 --temperature 1 --split train
+  emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
+"""
 
 from __future__ import annotations
 
@@ -45,19 +57,6 @@ def rollout(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Play questions with a policy, score the answers, and write every trajectory with its tokens.
-
-    --checkpoint plays a checkpoint, or an exported adapter, on its own base model. Each trajectory is kept on disk as
-    it ends; after Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
-
-    Examples:
-
-    \b
-      emailrl rollout --model nano --num-scenarios 50
-      emailrl rollout --checkpoint best
-      emailrl rollout --model nano --group-size 6 --temperature 1 --split train
-      emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
-    """
     from emailrl.evaluation import Evaluation, reason
     from emailrl.rollout.journal import Journal
     from emailrl.settings import load_settings

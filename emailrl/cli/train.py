@@ -1,4 +1,20 @@
-"""``emailrl train``: reinforcement learning on mail-search questions."""
+"""Train a policy's LoRA adapter on its own rollouts; the best model by validation accuracy is kept.
+
+Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
+to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
+metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on with
+the options the run was begun with, save those given again; code and servers must be.
+
+Examples:
+
+\b
+  emailrl train
+  emailrl train --mode masked --preset quick --model nano
+  emailrl train --mode simple --max-steps 20
+  emailrl train --resume latest
+  emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
+  emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
+"""
 
 from __future__ import annotations
 
@@ -36,23 +52,6 @@ def train(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Train a policy's LoRA adapter on its own rollouts; the best model by validation accuracy is kept.
-
-    Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
-    to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
-    metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on with
-    the options the run was begun with, save those given again; code and servers must be.
-
-    Examples:
-
-    \b
-      emailrl train
-      emailrl train --mode masked --preset quick --model nano
-      emailrl train --mode simple --max-steps 20
-      emailrl train --resume latest
-      emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
-      emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
-    """
     if from_openrlhf is not None:
         from emailrl.openrlhf import to_toml
 

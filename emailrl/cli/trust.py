@@ -1,4 +1,18 @@
-"""``emailrl trust``: let a folder's own settings files name servers, keys, code and places outside it."""
+"""Trust a folder with what its settings files set now: servers, keys, code, and places outside it.
+
+Before that, commands there refuse an emailrl.toml, a .env or a wandb/settings that would send keys or mail to
+servers of its choice, run code or write elsewhere (docs/security.md). Each such setting is shown, and asked about.
+When one changes, or the file of code that it names, trust is asked for anew. It is kept in
+$XDG_CONFIG_HOME/emailrl/trusted.json (~/.config where that is not set), outside the folder.
+
+Examples:
+
+\b
+  emailrl trust .
+  emailrl trust ~/work/mail --yes
+  emailrl trust --list
+  emailrl trust . --revoke
+"""
 
 from __future__ import annotations
 
@@ -24,21 +38,6 @@ def trust(
     list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders.")] = False,
     json: Json = False,
 ) -> None:
-    """Trust a folder with what its settings files set now: servers, keys, code, and places outside it.
-
-    Before that, commands there refuse an emailrl.toml, a .env or a wandb/settings that would send keys or mail to
-    servers of its choice, run code or write elsewhere (docs/security.md). Each such setting is shown, and asked about.
-    When one changes, or the file of code that it names, trust is asked for anew. It is kept in
-    $XDG_CONFIG_HOME/emailrl/trusted.json (~/.config where that is not set), outside the folder.
-
-    Examples:
-
-    \b
-      emailrl trust .
-      emailrl trust ~/work/mail --yes
-      emailrl trust --list
-      emailrl trust . --revoke
-    """
     here = (folder or Path()).absolute()
     if not list_all and not here.is_dir():
         raise UsageError(f"{here} is no folder.")
