@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from emailrl.store.sources import Source
     from emailrl.store.writing import Progress as Report
 
+BASIS_SECONDS = 3
+"""Before that the time left is not estimated."""
 NUM_SHOWN = 5
 """Inboxes that the summary names."""
 
@@ -93,6 +96,11 @@ def gen_db(
                 workers=workers, progress=progress, listing=_listing(console) if verbose else None,
             )  # fmt: skip
         _print_summary(report)
+        if append and report.emails:
+            say(
+                "The database has changed: runs begun on it do not resume, and old questions for the first, the last "
+                "or a number of mails may have other answers. Write new ones with gen-questions."
+            )
     _print_next(settings, report.db)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
@@ -179,11 +187,11 @@ def _is_named(owners: list[Owner]) -> bool:
 @contextmanager
 def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     """A bar with rate and time left on stderr: reading first, then indexing; and the console to print above it."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s"), TimeRemainingColumn(),
+        TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
     )  # fmt: skip
     # No refresh thread: parsing processes are forked while the bar is up.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
@@ -194,13 +202,13 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         if not tasks:  # not before the first message, so that a wrong argument ends in its error line alone
             bar.start()
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=None, messages=0, rate=0.0)
+            tasks[phase] = bar.add_task(phase, total=None, messages=0, rate=0.0, left="")
         begun = started.setdefault(phase, time.monotonic())
         seconds = time.monotonic() - begun
         fraction = source.fraction() if total is None else messages / max(total, 1)
         bar.update(
             tasks[phase], total=None if fraction is None else 1.0, completed=fraction or 0.0, messages=messages,
-            rate=messages / seconds if seconds else 0.0, refresh=True,
+            rate=messages / seconds if seconds else 0.0, left=time_left(seconds, fraction or 0.0), refresh=True,
         )  # fmt: skip
 
     try:
@@ -208,6 +216,14 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     finally:
         if tasks:
             bar.stop()
+
+
+def time_left(seconds: float, fraction: float) -> str:
+    """How long what takes so long for this fraction still takes; empty while that tells nothing: reading runs ahead of
+    parsing at first."""
+    if seconds < BASIS_SECONDS or not 0 < fraction < 1:
+        return ""
+    return f"{timedelta(seconds=round(seconds / fraction - seconds))} left"
 
 
 def _listing(console: Console) -> Listing:

@@ -148,10 +148,10 @@ AMOUNT = Extractor(
         rf"\$|\b\d[\d,.]*\s?(?:dollars|cents|bucks|usd|million|billion|mm|k)\b|[€£]|{_LARGE_NUMBER}(?!\s?{_UNIT})",
         re.IGNORECASE,
     ),
-    ranges=re.compile(rf"\$\s?\d[\d,.]*\s?(?:million|[mk]\b)?{_TO}\$?\d", re.IGNORECASE),
+    ranges=re.compile(rf"(?<!\w)[-\u2212]\$|\$\s?\d[\d,.]*\s?(?:million|[mk]\b)?{_TO}\$?\d", re.IGNORECASE),
 )
 PERCENT = Extractor(
-    _pattern(r"(?<![\d.])\d{1,3}(?:\.\d+)?\s?(?:%|percent\b)"),
+    _pattern(r"(?<![\d.])(?:(?<!\w)[-\u2212])?\d{1,3}(?:\.\d+)?\s?(?:%|percent\b)"),
     _amount,
     ranges=re.compile(rf"\d{_TO}\d+(?:\.\d+)?\s?(?:%|percent)", re.IGNORECASE),
 )

@@ -87,7 +87,7 @@ _SCALE = _alternatives(SCALES)
 _FRACTION = _alternatives(FRACTIONS)
 
 NUMBER = re.compile(
-    rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>-(?=\d))?(?:"
+    rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>[-\u2212](?=\d))?(?:"
     rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
     rf"|(?P<digits>{_DIGITS})(?:(?P<short>\s?(?!m\b)(?:{_alternatives(SHORT_SCALES)})|m)\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"

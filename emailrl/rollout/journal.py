@@ -26,6 +26,7 @@ from emailrl.rewards.build import uses_judge
 from emailrl.scenarios import fingerprint
 from emailrl.settings import Settings, without_credentials
 from emailrl.store import database_fingerprint
+from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
@@ -164,9 +165,10 @@ class Conditions:
         if self.is_new:
             raise nothing_to_resume(self.path)
         if changed := differences(self.path, self._now):
+            also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
             raise UsageError(
                 f"{self.path} was begun under other conditions: {'; '.join(changed)}.",
-                "Give the same, name another with --out, or begin anew.",
+                f"Give the same, name another with --out, or begin anew.{also}",
             )
 
 

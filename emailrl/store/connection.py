@@ -25,6 +25,9 @@ from emailrl.store.schema import meta, sqlite_master
 SCHEMA_VERSION = 3
 """Raised whenever a database written before cannot be read any more."""
 
+HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite make a database another: keep a copy of the old one."
+"""The hint where something was begun on a database that is not the same any more."""
+
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
 """As the driver raises them, and as Core does."""
 

@@ -92,7 +92,10 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
         ({"model_name": str(copied)}, r"was trained from .*, not from .*Resume with --model"),
         ({"questions": fewer}, "another set of questions"),
         ({"train_dataset_size": 4}, "another set of questions"),
-        ({"emailrl_db": tmp_path / "o.db"}, "another database"),
+        (
+            {"emailrl_db": tmp_path / "o.db"},
+            "another database.*gen-db --append and --overwrite",
+        ),
         ({"lora_rank": 8}, "lora_rank 4, not 8.*LORA_RANK=4"),
     ]
     for changes, complaint in refused:

@@ -37,6 +37,17 @@ def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
     assert differences(path, conditions()) == ["other chat template"]
 
 
+def test_of_another_database_it_is_said_how_one_changes(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.json"
+    path.write_text(json.dumps({"database": "0" * 16, "seed": 1}))
+    with pytest.raises(UsageError, match="other database") as refused:
+        Conditions(path, {"database": "1" * 16, "seed": 1}, resume=True)
+    assert "gen-db --append" in (refused.value.hint or "")
+    with pytest.raises(UsageError, match="seed 1 there, 2 now") as refused:
+        Conditions(path, {"database": "0" * 16, "seed": 2}, resume=True)
+    assert "gen-db" not in (refused.value.hint or "")
+
+
 def test_where_nothing_was_played_nothing_is_left(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "conditions.json"
     with Conditions(path, {}, resume=False):

@@ -137,3 +137,21 @@ def test_an_mbox_that_breaks_off(path: Path) -> None:
     with pytest.raises(EmailRLError, match="breaks off or is damaged after 2 whole messages"):
         read(path)
     assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_mail_that_thunderbird_has_deleted_is_skipped(path: Path, line_end: bytes) -> None:
+    def flagged(number: int, status: bytes, body: str = "") -> bytes:
+        return b"X-Mozilla-Status: " + status + b"\n" + mail(number, body)
+
+    quoted = mail(6, "X-Mozilla-Status: 0008\nwas in its file")
+    mails = [
+        flagged(1, b"0001"),
+        flagged(2, b"0009"),
+        flagged(3, b"0008"),
+        flagged(4, b"1000"),
+        flagged(5, b"?"),
+        quoted,
+    ]
+    path.write_bytes(mbox(*mails).replace(b"\n", line_end))
+    assert read(path) == ["<1@x>", "deleted:mail.bin#2", "deleted:mail.bin#3", "<4@x>", "<5@x>", "<6@x>"]

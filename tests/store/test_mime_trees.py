@@ -155,6 +155,12 @@ HTML, FOOTER, INVITATION = (
         (group(b"alternative", group(b"related", HTML), INVITATION), "Main"),
         (group(b"mixed", FOOTER, INVITATION), "Footer"),
         (group(b"mixed", text(b"plain", b" \n"), FOOTER), "Footer"),
+        (group(b"mixed", text(b"plain", b"Main"), HTML), "Main"),
+        (
+            group(b"mixed", text(b"html", b"<p>Call <b>Ann</b> at\n 5</p>"), text(b"plain", b"Call *Ann* at 5\n")),
+            "Call *Ann* at 5\n",
+        ),
+        (group(b"mixed", text(b"plain", b"Main, but more"), HTML), "Main, but more\nMain"),
     ],
 )
 def test_all_texts_of_a_mixed_mail_are_its_body_and_of_alternatives_one(raw: bytes, body: str) -> None:
@@ -177,6 +183,65 @@ def test_any_text_is_text_where_there_is_no_better(subtype: bytes) -> None:
 def test_enriched_text_is_shown_without_its_tags() -> None:
     raw = text(b"enriched", b"<bold>One</bold>\nline, 1 << 2.\n\n<color><param>red</param>Two</color>")
     assert read(raw) == ("One line, 1 < 2.\nTwo", ())
+
+
+@pytest.mark.parametrize(
+    ("delsp", "written", "shown"),
+    [
+        (b"", b"One \ntwo\nthree", "One two\nthree"),
+        (b"; delsp=yes", b"One \ntwo  \nthree", "Onetwo three"),
+        (b"; DelSp=No", b"One \n\ntwo", "One \n\ntwo"),
+        (b"", b" From here \n on", "From here on"),
+        (b"", b"> One \n> two\n>> Deep \n> not so", "> One two\n>> Deep \n> not so"),
+        (b"", b"One \n-- \nAnn", "One \n-- \nAnn"),
+    ],
+)
+def test_flowed_text_has_a_line_for_each_paragraph(delsp: bytes, written: bytes, shown: str) -> None:
+    assert read(b'Content-Type: text/plain; charset="us-ascii"; format=flowed' + delsp + b"\n\n" + written) == (
+        shown,
+        (),
+    )
+    assert read(text(b"plain", written))[0] == written.decode()
+
+
+def der(tag: int, *contents: bytes) -> bytes:
+    content = b"".join(contents)
+    size = len(content).to_bytes(2, "big")
+    return bytes([tag]) + (bytes([len(content)]) if len(content) < 128 else b"\x82" + size) + content
+
+
+PLAIN_CONTENT, SIGNED = bytes.fromhex("06092a864886f70d010701"), bytes.fromhex("06092a864886f70d010702")
+
+
+def smime(*contents: bytes) -> bytes:
+    """A mail that is nothing but CMS data around these."""
+    cms = der(0x30, SIGNED, der(0xA0, der(0x30, b"\2\1\1", der(0x31), *contents, der(0x31, b"\2\1\7"))))
+    head = (
+        b"Content-Type: application/pkcs7-mime; smime-type=signed-data; name=smime.p7m\nContent-Disposition: attachment"
+    )
+    return head + b"; filename=smime.p7m\n" + in_base64(cms)
+
+
+def test_what_an_opaque_signature_wraps_is_read() -> None:
+    inner = TEXT.replace(b"\n", b"\r\n")
+    assert read(smime(der(0x30, PLAIN_CONTENT, der(0xA0, der(0x04, inner))))) == ("The text", ())
+    long = group(b"alternative", text(b"plain", b"word " * 100), HTML)
+    assert read(smime(der(0x30, PLAIN_CONTENT, der(0xA0, der(0x04, long))))) == ("word " * 100, ())
+    pieces = der(0x04, inner[:9]), der(0x04, inner[9:])
+    assert read(smime(der(0x30, PLAIN_CONTENT, der(0xA0, der(0x24, *pieces))))) == ("The text", ())
+    streamed = b"\x30\x80" + PLAIN_CONTENT + b"\xa0\x80\x24\x80" + b"".join(pieces) + bytes(6)
+    assert read(smime(streamed)) == ("The text", ())
+
+
+def test_cms_data_without_a_readable_message_says_why_it_shows_nothing() -> None:
+    whole = smime(der(0x30, PLAIN_CONTENT, der(0xA0, der(0x04, TEXT))))
+    detached = smime(der(0x30, PLAIN_CONTENT))
+    encrypted = smime(der(0x30, PLAIN_CONTENT, der(0x30), der(0x80, b"cipher"))).replace(b"signed-d", b"enveloped-d")
+    assert read(encrypted) == ("", ("encrypted", "no_text"))
+    head, _, body = whole.partition(b"\n\n")
+    for size in range(len(body)):
+        assert read(head + b"\n\n" + body[:size])[0] in ("", "The text")
+    assert read(detached) == ("", ("bad_mime", "no_text"))
 
 
 def test_the_only_text_is_kept_though_it_is_attached_without_a_name() -> None:

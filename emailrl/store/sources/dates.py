@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_tz
+from zoneinfo import ZoneInfo
 
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
@@ -15,6 +16,8 @@ _LAST_SECOND = 59
 _SHORT_YEARS = range(100, 1000)
 """Years of three digits count from 1900 (RFC 5322, 4.3)."""
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
+_RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
+"""A zone whose summer time the zone database knows."""
 _MONTHS = {
     name: i + 1
     for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
@@ -60,12 +63,15 @@ def parse_date(value: str) -> datetime | None:
             return None
         year = fields[0] + 1900 if fields[0] in _SHORT_YEARS else fields[0]
         local = datetime(year, *fields[1:5], _second(fields[5]), tzinfo=UTC)
+        if ruled := _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_CHARS])):
+            return local.replace(tzinfo=ZoneInfo(ruled[1])).astimezone(UTC)
         return local - timedelta(seconds=fields[9] or 0)
     except (
         ValueError,
         OverflowError,
         TypeError,
         IndexError,
+        KeyError,  # a machine without a zone database
     ):  # the library lets odd fields through, or trips over them
         return None
 

@@ -1,4 +1,4 @@
-"""HTML mail to text, by Beautiful Soup on the standard library's parser."""
+"""Marked-up text as it is shown: HTML (Beautiful Soup on the standard library's parser), enriched and flowed text."""
 
 from __future__ import annotations
 
@@ -29,6 +29,28 @@ def enriched_to_text(text: str) -> str:
         return "<" if found[0] == "<<" else ""
 
     return _ENRICHED.sub(plain, text)
+
+
+def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
+    """The text of ``format=flowed`` (RFC 3676), each paragraph on one line; ``delete_spaces`` is its DelSp.
+
+    A line that ends in a space goes on below where as deep in quotes; the signature's mark and empty lines never do.
+    """
+    lines: list[str] = []
+    open_depth = None  # of the paragraph that goes on
+    for line in text.split("\n"):
+        content = line.lstrip(">")
+        depth = len(line) - len(content)
+        content = content.removeprefix(" ")
+        is_mark = content == "-- "
+        flows = content.endswith(" ") and not is_mark
+        shown = content[:-1] if flows and delete_spaces else content
+        if depth == open_depth and content and not is_mark:
+            lines[-1] += shown
+        else:
+            lines.append(f"{'>' * depth} {shown}" if depth else shown)
+        open_depth = depth if flows else None
+    return "\n".join(lines)
 
 
 def html_to_text(html: str, defects: list[str]) -> str:

@@ -48,6 +48,9 @@ _START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" +
 MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
 _ENVELOPE_BYTES = 2048
 """No match of ``_ENVELOPE`` is longer."""
+_STATUS = b"\nX-Mozilla-Status:"
+_EXPUNGED = 0x0008
+"""Thunderbird's flag of a mail that goes when its folder is compacted."""
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 
@@ -83,10 +86,13 @@ class Stream(Protocol):
 
 
 def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """The messages of a decompressed mbox; those of more than ``largest`` bytes as ``Skipped("too_large")``."""
+    """The messages of a decompressed mbox; those of more than ``largest`` bytes as ``Skipped("too_large")``, those that
+    Thunderbird has deleted, and not yet taken out of the file, as ``Skipped("deleted")``."""
     for number, piece in enumerate(_pieces(stream, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
+        elif _is_deleted(piece):
+            yield Skipped("deleted", f"{name}#{number}")
         else:
             yield f"{name}#{number}", _message(piece)
 
@@ -123,6 +129,16 @@ def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
     if broken is not None:
         raise broken
     yield None if dropped or len(buffer) > largest else bytes(buffer)
+
+
+def _is_deleted(piece: bytes) -> bool:
+    at = piece.find(_STATUS)
+    if at < 0 or any(piece.find(end, 0, at + 1) >= 0 for end in (b"\n\n", b"\r\n\r\n")):  # in the body
+        return False
+    try:
+        return bool(int(piece[at + len(_STATUS) :].split(None, 1)[0], 16) & _EXPUNGED)
+    except (ValueError, IndexError):
+        return False
 
 
 def _message(piece: bytes) -> bytes:

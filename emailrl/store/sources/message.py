@@ -88,7 +88,7 @@ def _plain_headers(head: bytes) -> dict[str, str] | None:
     return headers
 
 
-_CONTENT_TYPE = re.compile(r'text/plain(?:; *charset="?([\w.:-]+)"?)?(?:; *format=flowed)?;?', re.IGNORECASE)
+_CONTENT_TYPE = re.compile(r'text/plain(?:; *charset="?([\w.:-]+)"?)?;?', re.IGNORECASE)
 _ASCII_CHARSETS = frozenset(("us-ascii", "ascii", "ansi_x3.4-1968", "utf-8", "utf8", "iso-8859-1", "windows-1252"))
 
 

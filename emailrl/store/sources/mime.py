@@ -8,7 +8,7 @@ from emailrl.store.parties import clean_text
 from emailrl.store.sources.addresses import MAX_ADDRESS_CHARS, addresses_of
 from emailrl.store.sources.charsets import decode
 from emailrl.store.sources.headers import Fields, header_text, read_headers
-from emailrl.store.sources.markup import enriched_to_text, html_to_text
+from emailrl.store.sources.markup import enriched_to_text, flowed_to_text, html_to_text
 from emailrl.store.sources.parts import Group, Part, part_of, shown_parts
 from emailrl.store.sources.raw_email import PEOPLE, RawEmail, Skipped, assemble
 
@@ -31,6 +31,7 @@ _DATA_SUBTYPES = frozenset(
         "xml",
     )
 )
+_WORD = re.compile(r"\w+")
 _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 
@@ -81,9 +82,18 @@ def _text_of(tree: Group, defects: list[str]) -> str:
             said = [one for one in found if _says(one)] or found
             if all(rank == _HTML for rank, _ in said):
                 defects.append("html_only")
-            return "\n".join(text for _, text in said)
+            return "\n".join(_without_repeats(said))
     defects.append("no_text")
     return ""
+
+
+def _without_repeats(texts: list[tuple[int, str]]) -> list[str]:
+    """The texts without HTML that says, word for word, what another kind does: some programs send both as ``mixed``."""
+    if len({rank for rank, _ in texts}) == 1:
+        return [text for _, text in texts]
+    words = [tuple(_WORD.findall(text)) for _, text in texts]
+    said = {one for one, (rank, _) in zip(words, texts, strict=True) if rank != _HTML}
+    return [text for one, (rank, text) in zip(words, texts, strict=True) if rank != _HTML or one not in said]
 
 
 def _texts(member: Part | Group, named: bool, defects: list[str]) -> list[tuple[int, str]]:
@@ -142,4 +152,8 @@ def _decoded(part: Part, defects: list[str]) -> str:
     text = decode(part.decoded(defects), _charset(part) or "us-ascii", defects).replace("\r\n", "\n")
     if _rank(part) == _HTML:
         return html_to_text(text, defects)
-    return enriched_to_text(text) if part.head.get_content_type() == "text/enriched" else text
+    if part.head.get_content_type() == "text/enriched":
+        return enriched_to_text(text)
+    if _rank(part) == _PLAIN and part.parameter("format").lower() == "flowed":
+        return flowed_to_text(text, delete_spaces=part.parameter("delsp").lower() == "yes")
+    return text

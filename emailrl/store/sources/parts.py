@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from emailrl.store.sources.charsets import decode
 from emailrl.store.sources.headers import Fields, read_headers
+from emailrl.store.sources.signed import signed_content
 
 _MAX_PARAMETERS = 2_048
 """Characters that are read of a header with parameters: the library takes time squared over them."""
@@ -23,6 +24,7 @@ _MAX_PARTS = 10_000
 """Parts of one container that are read."""
 _MAX_DEPTH = 50
 """Containers within containers that are opened."""
+_SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
 _MESSAGES = ("rfc822", "global", "news", "partial")
 _DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
@@ -101,6 +103,8 @@ class Group(NamedTuple):
 def shown_parts(part: Part, defects: list[str]) -> Group:
     """The tree of a message's parts without what is attached: attached containers, and attached files with a name. A
     container without parts to be found (``bad_mime`` is noted) is itself a part."""
+    if part.head.get_content_type() in _SMIME and part.depth < _MAX_DEPTH:
+        return Group([shown_parts(one, defects) for one in _signed_in(part, defects)])
     kind = part.head.get_content_maintype()
     attached = part.head.get_content_disposition() == "attachment"
     if kind not in ("multipart", "message"):
@@ -140,6 +144,15 @@ def _message_in(container: Part, defects: list[str]) -> list[Part]:
     if fields and subtype not in _MESSAGES:
         return []
     return [part_of(fields, body, container.depth + 1)]
+
+
+def _signed_in(part: Part, defects: list[str]) -> list[Part]:
+    """The message that an opaque signature wraps; none where it is ``encrypted`` or cannot be read, as is noted."""
+    content = signed_content(part.decoded(defects))
+    if content is None:
+        defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
+        return []
+    return [part_of(*read_headers(content.replace(b"\r\n", b"\n"), defects), part.depth + 1)]
 
 
 def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:

@@ -33,6 +33,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
+from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.directory import checkpoint_to_resume, held, loss_of_going_back, run_to_resume
 from emailrl.training.run.state import RunState
 
@@ -106,6 +107,8 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
     ):
         if old != new:
             hint = "Resume with the same one (file, sizes and seed), or begin a new run without --resume."
+            if what == "database":
+                hint = f"{HOW_DATABASES_CHANGE} Resume with that, or begin a new run without --resume."
             raise UsageError(f"{path} was trained on another {what}.", hint)
     changes = []
     for section, values in settings.public().items():

@@ -1,0 +1,44 @@
+"""What an opaque signature wraps (S/MIME, RFC 8551): the message inside CMS signed data. Nothing is verified."""
+
+from __future__ import annotations
+
+_DATA = bytes.fromhex("06092a864886f70d010701")
+"""The identifier of plain content: signed data has the content behind it, encrypted data a cipher."""
+_CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
+_END = b"\0\0"
+
+
+def signed_content(cms: bytes) -> bytes | None:
+    """The content of signed data in DER or BER; None where none can be read: encrypted, detached or cut off."""
+    at = cms.find(_DATA)
+    try:
+        tag, begin, _ = _header(cms, at + len(_DATA))
+        if at < 0 or tag != _CONTENT:
+            return None
+        tag, begin, end = _header(cms, begin)
+        if tag == _OCTETS:
+            return cms[begin:end]
+        pieces = []
+        while tag == _PIECES and begin != end and cms[begin : begin + 2] != _END:
+            kind, inside, begin = _header(cms, begin)
+            if kind != _OCTETS:
+                return None
+            pieces.append(cms[inside:begin])
+        return b"".join(pieces) or None
+    except (IndexError, ValueError):
+        return None
+
+
+def _header(data: bytes, at: int) -> tuple[int, int, int]:
+    """The tag at this place, where its content begins, and where that ends (-1: at a mark)."""
+    tag, length, begin = data[at], data[at + 1], at + 2
+    if length == 0x80:
+        if tag == _OCTETS:
+            raise ValueError("pieces alone end at a mark")
+        return tag, begin, -1
+    if length > 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[at + 2 : begin], "big")
+    if begin + length > len(data):
+        raise ValueError("cut off")
+    return tag, begin, begin + length
