@@ -1,17 +1,21 @@
-"""One flag of OpenRLHF, and how flags are found by name; the table itself is in ``table``."""
+"""OpenRLHF's flags by name, and a command line of them read as a shell and argparse would read it."""
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from emailrl.errors import UsageError
 from emailrl.openrlhf.table import ROWS
 from emailrl.settings.names import Leaf, by_name, nearest
 
 Takes = Literal["nothing", "one", "two", "some"]
+Given = dict[str, list[str]]
+"""Flag (by its old name) → its values as written; of a flag that comes twice, the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,76 @@ def find_flag(name: str) -> Flag:
     near = nearest(bare, NAMES)
     hint = f"Did you mean --{near}?" if near else "docs/openrlhf.md lists those known."
     raise UsageError(f"Unknown flag of OpenRLHF: {name}.", hint)
+
+
+_COMMAND = re.compile(r"openrlhf[./]cli[./]\w+(\.py)?$")
+_COUNTS = {"nothing": (0, 0), "one": (1, 1), "two": (2, 2), "some": (1, None)}
+
+
+def parse(text: str) -> Given:
+    """Read flags with shell quoting, ``--flag value`` or ``--flag=value``, over several lines ended by a backslash.
+
+    What stands before the flags is passed over where it starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``).
+    Raises UsageError for an unknown flag, with the nearest known one, and for too few or too many values. No value is
+    ever quoted in an error: it may be a token.
+    """
+    try:
+        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
+    except ValueError as error:
+        raise UsageError(f"The flags cannot be read: {error}.", "Quote them as for a shell.") from None
+    started = [place for place, word in enumerate(words) if _COMMAND.search(word)]
+    words = words[started[-1] + 1 :] if started else words
+    # A backslash before the end of a line that a Markdown block or a Windows file left spaces behind.
+    words = [word for word in words if word.strip()]
+    if words and not words[0].startswith("--"):
+        raise UsageError(
+            "The flags do not begin with a flag.", 'Give them as one text: --from-openrlhf "--pretrain …".'
+        )
+    given: Given = {}
+    place = 0
+    while place < len(words):
+        name, equals, value = words[place].partition("=")
+        flag = find_flag(name)
+        place += 1
+        values = [value] if equals else []
+        while not equals and place < len(words) and not words[place].startswith("--"):
+            values.append(words[place])
+            place += 1
+        _check_values(flag, name, values)
+        given[flag.name] = values
+    return given
+
+
+def _check_values(flag: Flag, name: str, values: list[str]) -> None:
+    least, most = _COUNTS[flag.takes]
+    if len(values) > least == 0:
+        raise UsageError(f"{name} takes no value, not {len(values)}.", "Leave the flag out where it is to be off.")
+    if len(values) < least or (most is not None and len(values) > most):
+        wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
+        hint = "An empty one does not count." if len(values) < least else "Quote a value that holds spaces."
+        raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
+    if not all(value.strip() for value in values) and flag.name != "use_wandb":  # there an empty one means off
+        raise UsageError(f"{name}: the value is empty.", "Fill it in, or leave the flag out.")
+
+
+def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:
+    """A value as its setting has it; UsageError for what is no number where one is due. Choices are checked later."""
+    if bool in leaf.kinds:
+        return text == "true"
+    if not leaf.kinds & {int, float}:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "two" else "a number"
+        raise UsageError(f"--{flag.name} takes {kind}; this is none.", hint_of(flag))
+    return int(number) if int in leaf.kinds and number.is_integer() else number
+
+
+def hint_of(flag: Flag) -> str:
+    """Where to look, with what the flag is by default: an example of what it takes."""
+    example = flag.default.strip("`")
+    shown = f"OpenRLHF's default is {example}. " if example[:1].isdigit() or example[:1] == "-" else ""
+    return f"{shown}See docs/openrlhf.md."

@@ -1,64 +1,301 @@
-"""Flags and their values taken into settings, one by one and then those that mean something only together."""
+"""What flags come to: settings one by one, those of several flags together, and notes where there is no setting."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from emailrl.errors import UsageError
-from emailrl.openrlhf.flags import FLAGS, Flag
-from emailrl.openrlhf.joint import JOINT, take_batches, take_objective
-from emailrl.openrlhf.parse import Given
-from emailrl.openrlhf.special import SPECIAL, Conversion
-from emailrl.settings.names import Leaf, by_name
+from emailrl.openrlhf.flags import FLAGS, Flag, Given, hint_of, read_value
+from emailrl.scenarios.hub import HUB_QUESTIONS
+from emailrl.settings.names import by_name
+
+NEVER: Final = 1_000_000_000
+"""Steps between two saves or evaluations where OpenRLHF's -1 means none in between."""
+ESTIMATORS: Final = {
+    "gae": "ppo",
+    "reinforce": "reinforce_pp",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "group_norm": "grpo",
+    "rloo": "rloo",
+    "dr_grpo": "dr_grpo",
+}
+WHITENED: Final = ("gae", "reinforce", "reinforce_baseline")
+SIZES: Final = ("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size")
+JOINT: Final = frozenset(
+    ("train_batch_size", "rollout_batch_size", "micro_train_batch_size", "advantage_estimator", "policy_loss_type",
+     "use_kl_loss", "kl_estimator", "enable_vllm_is_correction", "use_icepop", "is_correction_type")
+)  # fmt: skip
+"""Flags that mean something only together with others."""
+CONSTANTS: Final = {
+    "bf16": "bf16",
+    "flash_attn": "flash_attention_2",
+    "gradient_checkpointing": "on",
+    "load_checkpoint": "auto",
+}
+"""What a flag without a value sets its setting to, where that is not true."""
+ALWAYS_ON: Final = {
+    "apply_chat_template": "chat_template names another than the model's own",
+    "use_dynamic_batch": "max_tokens_per_micro_batch",
+}
+SUPERSEDED: Final = {"bf16": "param_dtype", "eps_clip": "eps_clip_low_high", "flash_attn": "attn_implementation"}
+"""Flags that count for nothing beside another one."""
+NEEDED_BY: Final = {
+    "enable_vllm_is_correction": ("correction_low", "correction_high"),
+    "dynamic_filtering": ("filter_low", "filter_high"),
+    "overlong_buffer_len": ("overlong_penalty",),
+}
+"""Flags without which these settings have no effect."""
+
+
+@dataclass(slots=True)
+class Conversion:
+    """The settings that a command line comes to."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Setting (by its unique name) → value."""
+    flags: dict[str, str] = field(default_factory=dict)
+    """Setting → the flag it came from, or what else to write behind its line."""
+    notes: list[str] = field(default_factory=list)
+
+    def set(self, key: str, value: Any, why: str) -> None:
+        """Take a value; of a clipped reward an endless bound is none, which here is no setting."""
+        if key in ("reward_clip_low", "reward_clip_high") and math.isinf(value):
+            self.notes.append(f"{why}: an endless bound is none ({key} is left out)")
+        else:
+            self.values[key], self.flags[key] = value, why
+
+    def drop(self, keys: Iterable[str], note: str) -> None:
+        """Take settings out again, and note why where there were any."""
+        present = [key for key in keys if key in self.values]
+        for key in present:
+            self.notes.append(f"{self.flags.pop(key)}: {note}")
+            del self.values[key]
+
+
+Special = Callable[[list[str], Given, Conversion], None]
 
 
 def take_all(given: Given) -> Conversion:
     """The settings that flags come to; raises UsageError for a value of the wrong kind."""
-    plan = Conversion()
+    taken = Conversion()
     for flag in FLAGS:
         if flag.name in given:
-            _take(flag, given[flag.name], given, plan)
-    take_batches(given, plan)
-    take_objective(given, plan)
-    return plan
+            _take(flag, given[flag.name], given, taken)
+    _take_batches(given, taken)
+    _take_objective(given, taken)
+    return taken
 
 
-def _take(flag: Flag, values: list[str], given: Given, plan: Conversion) -> None:
+def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> None:
     """One flag that was given: its settings, or a note of why it has none."""
     why = f"--{flag.name}"
     if not flag.is_built:
-        plan.notes.append(f"{why}: not built yet ({flag.note})")
+        taken.notes.append(f"{why}: not built yet ({flag.note})")
     elif not flag.settings:
-        plan.notes.append(f"{why}: {flag.note}")
+        taken.notes.append(f"{why}: {flag.note}")
+    elif flag.name in ALWAYS_ON:
+        taken.notes.append(f"{why}: always on ({ALWAYS_ON[flag.name]})")
     elif flag.name in SPECIAL:
         try:
-            SPECIAL[flag.name](values, given, plan)
+            SPECIAL[flag.name](values, given, taken)
         except ValueError:
-            raise UsageError(f"{why} takes a whole number; this is none.", _hint(flag)) from None
-    elif flag.name not in JOINT:
-        for key, value in zip(flag.settings, values or ["true"], strict=True):
-            plan.set(key, _value(by_name()[key], value, flag), why)
+            raise UsageError(f"{why} takes a whole number; this is none.", hint_of(flag)) from None
+    elif flag.name not in JOINT and SUPERSEDED.get(flag.name) not in given:
+        values = values or [CONSTANTS.get(flag.name, "true")]
+        values = values * len(flag.settings) if len(values) == 1 else values
+        for key, value in zip(flag.settings, values, strict=True):
+            taken.set(key, read_value(flag, by_name()[key], value), why)
 
 
-def _value(leaf: Leaf, text: str, flag: Flag) -> Any:
-    """A value as its setting has it; what is wrong with a number or a choice, validation says."""
-    if bool in leaf.kinds:
-        return text == "true"
-    if not leaf.kinds & {int, float}:
-        return text
+# -- flags that come to something else than the value of a setting
+
+
+def _scheduler(values: list[str], given: Given, taken: Conversion) -> None:
+    names = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
+    renamed = f" {values[0]}" if values[0] in names else ""
+    taken.set("lr_scheduler", names.get(values[0], values[0]), "--lr_scheduler" + renamed)
+    if values[0] == "cosine_with_min_lr":
+        taken.set("min_lr_ratio", 0.1, "--lr_scheduler cosine_with_min_lr")
+
+
+def _prompts(values: list[str], given: Given, taken: Conversion) -> None:
+    if values[0] == HUB_QUESTIONS:
+        taken.notes.append("--prompt_data: what is read where `questions` names no file")
+    else:
+        taken.set("questions", values[0], "--prompt_data, a question file (docs/data.md)")
+
+
+def _reward(values: list[str], given: Given, taken: Conversion) -> None:
+    if "," in values[0] and "://" in values[0]:
+        raise UsageError("--remote_rm_url names several servers.", "Give one address; it may balance the load.")
+    taken.set("reward", f"{values[0]}:reward_func" if values[0].endswith(".py") else values[0], "--remote_rm_url")
+
+
+def _engines(values: list[str], given: Given, taken: Conversion) -> None:
+    count = int(values[0])
+    if count < 0:
+        raise UsageError("--vllm_num_engines is less than 0.", "0 is transformers in process, 1 vLLM in process.")
+    taken.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
+    if count > 1 and "colocate_all_models" not in given:
+        taken.notes.append(f'--vllm_num_engines {count}: start so many servers and name them: vllm_urls = "http://…,…"')
+    elif count > 1:
+        taken.notes.append(f"--vllm_num_engines {count} that share GPUs with the trainer: not built yet (one is)")
+
+
+def _minus_one(key: str, stands_for: int, meaning: str) -> Special:
+    def take(values: list[str], given: Given, taken: Conversion) -> None:
+        count = int(values[0])
+        taken.set(key, stands_for if count == -1 else count, f"--{key} {count}" + f": {meaning}" * (count == -1))
+
+    return take
+
+
+def _window(values: list[str], given: Given, taken: Conversion) -> None:
+    prompt, completion = (
+        int(given[name][0]) if name in given else 1024 for name in ("prompt_max_len", "generate_max_len")
+    )
+    taken.set("max_model_len", prompt + completion, "--prompt_max_len + --generate_max_len")
+
+
+def _filter(values: list[str], given: Given, taken: Conversion) -> None:
+    taken.set("dynamic_filtering", True, "--dynamic_filtering")
+    own = "remote_rm_url" in given
+    taken.set("filter_on", "reward" if own else "accuracy", "OpenRLHF filters by the scores of --remote_rm_url")
+
+
+def _lora_rank(values: list[str], given: Given, taken: Conversion) -> None:
+    if int(values[0]) == 0:
+        raise UsageError("--lora_rank 0 trains all weights; emailrl trains an adapter.", "Give a rank of at least 1.")
+    taken.set("lora_rank", int(values[0]), "--lora_rank")
+
+
+def _wandb(values: list[str], given: Given, taken: Conversion) -> None:
+    if values[0].strip():
+        taken.set("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login")
+    else:
+        taken.set("wandb_mode", "disabled", "--use_wandb is empty, which is off in OpenRLHF")
+
+
+def _tensorboard(values: list[str], given: Given, taken: Conversion) -> None:
+    taken.set("tensorboard", True, "--use_tensorboard")
+    taken.set("tensorboard_dir", values[0], "--use_tensorboard")
+
+
+def _export_format(values: list[str], given: Given, taken: Conversion) -> None:
+    taken.set("export_format", "merged", "--save_hf_ckpt")
+    if "save_path" not in given:
+        taken.set("export_dir", "./ckpt", "--save_path not given: OpenRLHF's default")
+
+
+SPECIAL: Final[dict[str, Special]] = {
+    "agent_func_path": lambda values, given, taken: taken.set(
+        "environment", f"{values[0]}:Environment", "--agent_func_path; its class is to have start() and step()"
+    ),
+    "colocate_all_models": lambda values, given, taken: taken.set(
+        "vllm_urls", "", "--colocate_all_models: vLLM, where it is used, in the trainer's process"
+    ),
+    "dynamic_filtering": _filter,
+    "eval_steps": _minus_one("eval_steps", NEVER, "never in between"),
+    "lora_rank": _lora_rank,
+    "lr_scheduler": _scheduler,
+    "prompt_data": _prompts,
+    "prompt_max_len": _window,
+    "remote_rm_url": _reward,
+    "save_hf_ckpt": _export_format,
+    "save_steps": _minus_one("save_steps", NEVER, "never in between"),
+    "target_modules": lambda values, given, taken: taken.set("target_modules", ",".join(values), "--target_modules"),
+    "top_k": _minus_one("top_k", 0, "all, which is 0 here"),
+    "use_tensorboard": _tensorboard,
+    "use_wandb": _wandb,
+    "vllm_num_engines": _engines,
+}
+
+
+# -- flags that mean something only together
+
+
+def _take_batches(given: Given, taken: Conversion) -> None:
+    """Questions a step, and updates of its rollouts: OpenRLHF counts an update's trajectories instead."""
+    sizes = {name: _size(name, given[name][0]) for name in SIZES if name in given}
+    rollouts, update = sizes.get("n_samples_per_prompt", 1), sizes.get("train_batch_size")
+    questions = sizes.get("rollout_batch_size")
+    if questions is None and update is not None:
+        questions = max(update // rollouts, 1)
+        why = f"--train_batch_size / --n_samples_per_prompt{_rounded(update, rollouts, questions)}: one update a step"
+        taken.set("per_device_train_batch_size", questions, f"{why} (--rollout_batch_size not given: 1024 in OpenRLHF)")
+    elif questions is not None:
+        taken.set("per_device_train_batch_size", questions, "--rollout_batch_size, questions a step")
+        if update is not None:
+            updates = -(-questions * rollouts // update)
+            why = "--rollout_batch_size x --n_samples_per_prompt / --train_batch_size"
+            taken.set("num_mini_batches", updates, why + _rounded(questions * rollouts, update, updates))
+    if "micro_train_batch_size" in sizes and "use_dynamic_batch" not in given:
+        taken.set("max_rows_per_micro_batch", sizes["micro_train_batch_size"], "--micro_train_batch_size")
+
+
+def _size(name: str, text: str) -> int:
     try:
-        number = float(text)
+        size = float(text)
     except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "two" else "a number"
-        raise UsageError(f"--{flag.name} takes {kind}; this is none.", _hint(flag))
-    return int(number) if int in leaf.kinds and number.is_integer() else number
+        size = math.nan
+    if not size.is_integer() or size < 1:
+        raise UsageError(f"--{name} takes a whole number of at least 1; this is none.", "See docs/openrlhf.md.")
+    return int(size)
 
 
-def _hint(flag: Flag) -> str:
-    """Where to look, with what the flag is by default: an example of what it takes."""
-    example = flag.default.strip("`")
-    shown = f"OpenRLHF's default is {example}. " if example[:1].isdigit() or example[:1] == "-" else ""
-    return f"{shown}See docs/openrlhf.md."
+def _rounded(dividend: int, divisor: int, result: int) -> str:
+    """What to say of a division that does not come out even."""
+    if dividend == result * divisor:
+        return ""
+    return f" = {dividend} / {divisor}, rounded {'up' if result * divisor > dividend else 'down'} to {result}"
+
+
+def _take_objective(given: Given, taken: Conversion) -> None:
+    """What is optimised, in full: OpenRLHF's defaults are part of it."""
+    estimator = given.get("advantage_estimator", ["gae"])[0]
+    if estimator not in ESTIMATORS:
+        raise UsageError(f"--advantage_estimator {estimator}: should be one of {', '.join(ESTIMATORS)}.")
+    loss = given.get("policy_loss_type", ["ppo"])[0]
+    if loss not in ("ppo", "gspo"):
+        raise UsageError(f"--policy_loss_type {loss}: should be ppo or gspo.")
+    sequence = loss == "gspo"
+    why = "--advantage_estimator" + ("" if "advantage_estimator" in given else " not given: OpenRLHF's default is gae")
+    theirs = "as OpenRLHF has it"
+    taken.set("algorithm", ESTIMATORS[estimator], why)
+    taken.set("whiten_advantages", estimator in WHITENED, theirs)
+    taken.set("ratio_level", "sequence" if sequence else "token", "--policy_loss_type" if sequence else theirs)
+    taken.set("loss_aggregation", "sequence_mean" if sequence else "token_mean", theirs)
+    in_loss = "use_kl_loss" in given
+    taken.set("kl_in", "loss" if in_loss or sequence else "reward", "--use_kl_loss" if in_loss else theirs)
+    if sequence and not in_loss:
+        taken.flags["kl_in"] = "OpenRLHF: reward; a ratio a sequence leaves no place for a KL a token there"
+    estimated = given.get("kl_estimator", ["k1"])[0]
+    taken.set("kl_estimator", estimated, "--kl_estimator" if "kl_estimator" in given else theirs)
+    taken.set("min_group_std", 0.0, "OpenRLHF drops no group for equal rewards")
+    if not {"reward_clip_low", "reward_clip_high"} & set(taken.values) and "reward_clip_range" not in given:
+        taken.set("reward_clip_low", -10.0, theirs)
+        taken.set("reward_clip_high", 10.0, theirs)
+    if "enable_vllm_is_correction" in given:
+        kind = "icepop" if "use_icepop" in given else given.get("is_correction_type", ["tis"])[0]
+        kind = {"seq-mask-tis": "sequence_mask"}.get(kind, kind)
+        taken.set("importance_correction", kind, "--enable_vllm_is_correction")
+    _drop_idle(estimator, given, taken)
+
+
+def _drop_idle(estimator: str, given: Given, taken: Conversion) -> None:
+    """Leave out what has no effect beside the other flags."""
+    for name, keys in NEEDED_BY.items():
+        if name not in given:
+            taken.drop(keys, f"idle without --{name}")
+    if "enable_vllm_is_correction" not in given:
+        idle = [name for name in ("use_icepop", "is_correction_type") if name in given]
+        taken.notes += [f"--{name}: idle without --enable_vllm_is_correction" for name in idle]
+    if estimator != "gae":
+        taken.drop(("critic_learning_rate", "value_clip", "gae_lambda"), f"idle, {estimator} has no critic")
+    if estimator not in ("gae", "reinforce"):
+        taken.drop(("gamma",), f"idle, as in OpenRLHF: {estimator} gives a sequence one advantage")
+    if taken.values.get("beta") == 0:
+        taken.drop(("kl_target", "kl_horizon"), "idle without a KL (--init_kl_coef 0)")
