@@ -73,18 +73,19 @@ def loop(run: Run) -> None:
         clock = Clock()
         with droppable(), clock.phase("rollout"):
             run.refresh_engine()
-            collected, cursor = run.collect()
+            collected, questions = run.collect()
         paid = terminal_rewards(collected.kept, run.algorithm)
         samples, counts = make_samples(collected.kept, run.mode.loss_mask, mask_truncated=run.mask_truncated)
         with clock.phase("update"):
             trained = run.train(samples, paid)
         run.record_training(collected, samples, trained.tokens)
         rollouts = rollout_metrics(collected)
-        state.end_step(cursor, rollouts["accuracy"])
+        state.note_pass_rates(questions.asked, collected.groups)
+        state.end_step(questions.cursor, rollouts["accuracy"])
         with clock.phase("evaluation"):
             evaluation = run.evaluate_if_due()
         metrics = (
-            {"step": state.step, "epoch": cursor.epoch}
+            {"step": state.step, "epoch": state.cursor.epoch}
             | update_metrics(trained.metrics)
             | rollouts
             | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from emailrl.training.run.modes import Mode
 from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.questions import Data
 from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
-from emailrl.training.run.state import Cursor, RunState, StepQuestions, questions_per_step
+from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
 from emailrl.training.run.tracking import Tracker, evaluation_block, percent
 from emailrl.training.step.meter import StepResult, TokenNumbers
 from emailrl.training.step.samples import TrainingSample
@@ -102,13 +103,19 @@ class Run:
         # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
         remove_checkpoints(sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS])
 
-    def collect(self) -> tuple[Collected, Cursor]:
+    def collect(self) -> tuple[Collected, StepQuestions]:
         """Roll out the next step's questions, others in place of those dropped, and record all that came.
 
-        Returns it with the cursor behind the questions; raises EmailRLError where every rollout raised.
+        Returns it with the questions that were asked; raises EmailRLError where every rollout raised.
         """
         training, step = self.settings.training, self.state.step + 1
-        questions = StepQuestions(self.data.train, self.state.cursor, training.seed, epochs=self.epochs)
+        questions = StepQuestions(
+            self.data.train,
+            self.state.cursor,
+            training.seed,
+            epochs=self.epochs,
+            resting=partial(self.state.resting, rest_epochs=training.rest_epochs),
+        )
         played: list[Trajectory] = []
 
         def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
@@ -124,7 +131,7 @@ class Run:
 
         collected = collect_groups(questions.take, play, self.filter, count=questions_per_step(training))
         self.engine.release()
-        return collected, questions.cursor
+        return collected, questions
 
     def evaluate_if_due(self) -> Evaluation | None:
         """Evaluate at step 0, every EVAL_STEPS and after the last step, unless that was done already."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from emailrl.evaluation import Evaluation
+from emailrl.evaluation import Evaluation, is_correct, is_judged
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.run.stopping import no_longer_rising
-from emailrl.trajectory import Scenario
+from emailrl.trajectory import Scenario, TrajectoryGroup
 
 MOVING_STEPS = 10
 """Steps whose rollouts the moving accuracy is taken over."""
@@ -48,6 +48,8 @@ class RunState:
     """Numbers of the last steps that tell a collapse (``training.collapse``)."""
     collapsing: list[str] = field(default_factory=list)
     """Signs of collapse that were warned of and have not passed."""
+    pass_rates: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By question id: the epoch it was last asked in, and the share of its rollouts that were right."""
     steps_without_update: int = 0
     """Steps in which no group was left to learn from."""
     last_metrics: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +66,22 @@ class RunState:
             return True
         self.evaluations_without_better += 1
         return False
+
+    def resting(self, epoch: int, rest_epochs: int) -> set[str]:
+        """The questions that this epoch leaves out: asked last in one of the ``rest_epochs`` before, all right or all
+        wrong. Who rests does not change while the epoch lasts."""
+        return {
+            name
+            for name, (asked, rate) in self.pass_rates.items()
+            if rate in (0.0, 1.0) and 0 < epoch - asked <= rest_epochs
+        }
+
+    def note_pass_rates(self, asked: Mapping[str, int], groups: Sequence[TrajectoryGroup]) -> None:
+        """Keep how many of each question's rollouts were right; ``asked`` says in which epoch it was asked."""
+        for group in groups:
+            right = [is_correct(trajectory) for trajectory in group.trajectories if is_judged(trajectory)]
+            if right:
+                self.pass_rates[group.scenario.id] = (asked[group.scenario.id], sum(right) / len(right))
 
     def end_step(self, cursor: Cursor, accuracy: float) -> None:
         """Count a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
@@ -125,22 +143,36 @@ class StepQuestions:
     still goes through all questions once.
     """
 
-    def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
-        """``epochs``: take nothing beyond so many; None goes on for ever."""
+    def __init__(
+        self,
+        scenarios: Sequence[Scenario],
+        cursor: Cursor,
+        seed: int,
+        *,
+        epochs: int | None,
+        resting: Callable[[int], Container[str]] = lambda _: (),
+    ) -> None:
+        """``epochs``: take nothing beyond so many; None goes on for ever. ``resting`` says whom an epoch leaves out."""
         self.cursor = cursor
-        self._scenarios, self._seed, self._epochs = scenarios, seed, epochs
-        self._met: list[str] = []
+        self.asked: dict[str, int] = {}
+        """The epoch in which each question of the step was taken, by its id."""
+        self._scenarios, self._seed, self._epochs, self._resting = scenarios, seed, epochs, resting
 
     def take(self, count: int) -> list[Scenario]:
         """The next ``count`` questions; fewer at the end of an epoch, none where all were met or no epoch follows."""
-        if self._epochs is not None and self.cursor.epoch >= self._epochs:
-            return []
-        if self._met and self.cursor.position == 0:
-            self.cursor = replace(self.cursor, last=tuple(self._met))
-        count = min(count, len(self._scenarios) - len(self._met))
-        questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
-        self._met += [question.id for question in questions]
-        return questions
+        while self._epochs is None or self.cursor.epoch < self._epochs:
+            epoch, resting = self.cursor.epoch, self._resting(self.cursor.epoch)
+            awake = [scenario for scenario in self._scenarios if scenario.id not in resting]
+            if not awake:
+                self.cursor = Cursor(epoch + 1)
+                continue
+            if self.asked and self.cursor.position == 0:
+                self.cursor = replace(self.cursor, last=tuple(self.asked))
+            count = min(count, sum(scenario.id not in self.asked for scenario in awake))
+            questions, self.cursor = next_questions(awake, self.cursor, count, self._seed)
+            self.asked |= {question.id: epoch for question in questions}
+            return questions
+        return []
 
 
 def questions_per_step(training: TrainingSettings) -> int:
