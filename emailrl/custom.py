@@ -69,7 +69,7 @@ def load_part(name: str, use: str) -> CustomPart:
 
 def blame(error: BaseException, file: str | None) -> str:
     """What went wrong, with the file and line of the user's code where it did."""
-    told = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -77,7 +77,7 @@ def blame(error: BaseException, file: str | None) -> str:
     # Where loading fails before the user's code runs (no such module), the machinery's own frames say nothing.
     if file is None:
         own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    return f"{own[-1].filename}, line {own[-1].lineno}: {told}" if own else told
+    return f"{own[-1].filename}, line {own[-1].lineno}: {reason}" if own else reason
 
 
 def _import_name(name: str) -> ModuleType:

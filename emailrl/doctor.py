@@ -268,8 +268,8 @@ def _smol(name: str, given: Path | None) -> Check:
         return Check("hardware", "model", "missing", "smol has no packaged adapter", f"Use --model {SMOL_BASE}.")
     if source is None:
         return Check("hardware", "model", "note", f"{name}, fetched from the hub at first use", INSTALL_SMOL)
-    made = "converted" if cached_folder(name, source).is_dir() else "converted at first use"
-    return Check("hardware", "model", "ok", f"{name} from {source.origin}, {made}")
+    state = "converted" if cached_folder(name, source).is_dir() else "converted at first use"
+    return Check("hardware", "model", "ok", f"{name} from {source.origin}, {state}")
 
 
 # -- data and accounts ------------------------------------------------------------------------------------------------

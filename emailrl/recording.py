@@ -110,12 +110,12 @@ def mend(path: Path) -> None:
     content = path.read_bytes()
     if not content or content.endswith(b"\n"):
         return
-    whole = content.rfind(b"\n") + 1
+    end = content.rfind(b"\n") + 1
     try:
-        json.loads(content[whole:])
+        json.loads(content[end:])
     except (ValueError, RecursionError):
         with path.open("rb+") as file:
-            file.truncate(whole)
+            file.truncate(end)
     else:
         with path.open("ab") as file:
             file.write(b"\n")

@@ -21,8 +21,10 @@ REPORT_FILES = ("results.json", "results.csv", "questions.csv")
 def write_report(report: Report, out: Path) -> None:
     """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
     records = report.records()
-    whole = {"results": records, "comparisons": [_named(each) for each in report.comparisons], "notes": report.notes}
-    text = json.dumps(whole | {"interrupted": report.interrupted}, indent=2, default=lambda path: str(path.absolute()))
+    document = {"results": records, "comparisons": [_named(each) for each in report.comparisons], "notes": report.notes}
+    text = json.dumps(
+        document | {"interrupted": report.interrupted}, indent=2, default=lambda path: str(path.absolute())
+    )
     replace_bytes(out / "results.json", text.encode() + b"\n")
     _write_csv(out / "results.csv", [record | {"notes": "; ".join(record["notes"])} for record in records])
     rows = [row for result in report.results for row in _question_rows(result, attack=report.attack)]

@@ -117,7 +117,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _told(error: Any) -> str:
+def _describe(error: Any) -> str:
     """Wrong usage as a sentence that repeats what was written: newer Typer keeps the value to itself."""
     from pydantic import ValidationError
 
@@ -144,7 +144,7 @@ def _run() -> NoReturn:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
         command = error.ctx.command_path if error.ctx else "emailrl"
-        fail(_told(error), f"See {command} --help.", error.exit_code)
+        fail(_describe(error), f"See {command} --help.", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:

@@ -23,7 +23,7 @@ class Tally:
         self._bar: Progress | None = None
         self._name = ""
         self._done = self._before = 0
-        self._first = self._said = 0.0
+        self._first = self._last = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -42,8 +42,8 @@ class Tally:
                 self._stop()
         elif self._done == self._before + 1:
             self._first = now  # what came before, the model's loading too, tells nothing of what is left
-        elif now - max(self._said, self._first) >= LINE_SECONDS:  # the first few end in a burst
-            self._said = now
+        elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few end in a burst
+            self._last = now
             left = (now - self._first) / (self._done - self._before - 1) * (total - self._done)
             say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
 
@@ -62,7 +62,7 @@ class Tally:
 
         self._stop()
         self._name, self._done, self._before = name, done, done
-        self._said = time.monotonic()
+        self._last = time.monotonic()
         if self._console.is_terminal:
             title, left = TextColumn("{task.description}", markup=False), TextColumn("left")
             counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, TimeRemainingColumn())

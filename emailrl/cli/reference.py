@@ -20,7 +20,7 @@ from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
 
 WIDTH: Final = 100
-_MADE: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
+_GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
 _SETTINGS: Final = """# Settings
 
 A value is taken from the first of these that has one: command-line flag, environment variable, `.env`, `emailrl.toml`,
@@ -47,12 +47,12 @@ def cli_reference() -> str:
     pages = (
         f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
     )
-    return "\n".join(["# Commands\n", _MADE, *pages])
+    return "\n".join(["# Commands\n", _GENERATED, *pages])
 
 
 def settings_reference() -> str:
     """``docs/settings.md``: a table for each section of the tree, then the presets."""
-    parts = [_SETTINGS, _MADE]
+    parts = [_SETTINGS, _GENERATED]
     for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
         parts.append(f"## [{section}]\n\n| setting | environment | default | meaning |\n|---|---|---|---|")
         parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in members) + "\n"
@@ -62,7 +62,7 @@ def settings_reference() -> str:
 def openrlhf_reference() -> str:
     """``docs/openrlhf.md``: every flag of OpenRLHF and what stands for it here."""
     head, _, rest = openrlhf_page().partition("\n\n")
-    return f"{head}\n\n{_MADE}\n{rest}"
+    return f"{head}\n\n{_GENERATED}\n{rest}"
 
 
 def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:

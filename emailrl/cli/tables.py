@@ -106,8 +106,8 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     compared = ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     priced = ["cost"] if record["cost"] is not None else []
     unjudged = ["unjudged"] if record["unjudged"] else []
-    told = ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds")
-    for name in (*told, *tokens, *priced, *rubric, *compared):
+    always = ("num_questions", *unjudged, "exceptions", "reward", "latency_seconds")
+    for name in (*always, *tokens, *priced, *rubric, *compared):
         value = record[name]
         cells[name] = "none" if value is None else f"{value:,.3f}" if isinstance(value, float) else str(value)
     return cells | (_obeyed(record) if record.get("attacked") else {})

@@ -112,7 +112,7 @@ class OpenAIEngine:
     async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
         import openai
 
-        from emailrl.remote.chat import told
+        from emailrl.remote.chat import describe
 
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
@@ -121,7 +121,7 @@ class OpenAIEngine:
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIError as error:
-            completion.error = redacted(told(error), *self._secrets)
+            completion.error = redacted(describe(error), *self._secrets)
         except Exception as error:  # whatever a server sends, and the client makes of it, ends this trajectory alone
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             completion.error = f"the server's reply cannot be read: {redacted(reason, *self._secrets)}"
@@ -198,13 +198,13 @@ def as_api(message: Message) -> dict[str, Any]:
     }
 
 
-def as_message(said: ChatMessage) -> Message:
+def as_message(received: ChatMessage) -> Message:
     """The server's message; arguments that are no JSON object, or markup left in the text, make a ``parse_error``."""
-    message = Message("assistant", said.text)
+    message = Message("assistant", received.text)
     try:
-        if not said.tool_calls and parse_tool_calls(message.content):
+        if not received.tool_calls and parse_tool_calls(message.content):
             raise ValueError("the server left the tool call in the text: does it have a parser for this model?")
-        for number, call in enumerate(said.tool_calls or ()):
+        for number, call in enumerate(received.tool_calls or ()):
             if call.type not in (None, "function") or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")
             arguments = _read_arguments(call.function.arguments)

@@ -44,7 +44,7 @@ class Replica:
     def __str__(self) -> str:
         return f"The vLLM server {self._shown}"
 
-    def told(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """What it says, on one line, without the secrets it was sent."""
         return redacted(text, *self._secrets)
 
@@ -74,7 +74,7 @@ class Replica:
             )
             if name not in await self.models(client):
                 raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {self.told(refusal(response))}, and does not list it.",
+                    f"{self} did not load the adapter {path}: {self.redact(refusal(response))}, and does not list it.",
                     "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
                     "folder (VLLM_ADAPTER_PATH_MAP).",
                 )
@@ -109,12 +109,12 @@ class Replica:
         try:
             response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
-            raise ReplicaDown(self.told(cause(error))) from error
+            raise ReplicaDown(self.redact(cause(error))) from error
         if response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
             raise EmailRLError(
-                f"{self} refused {path}: {self.told(refusal(response))}", "Check VLLM_URLS and VLLM_API_KEY."
+                f"{self} refused {path}: {self.redact(refusal(response))}", "Check VLLM_URLS and VLLM_API_KEY."
             )
         return response
 

@@ -40,8 +40,8 @@ def apply_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
             )
     except Exception as error:  # it may raise whatever it likes
-        said = " ".join(str(error).split())[:200]
-        reason = said if isinstance(error, _TooLongError) else f"{type(error).__name__}: {said}"
+        line = " ".join(str(error).split())[:200]
+        reason = line if isinstance(error, _TooLongError) else f"{type(error).__name__}: {line}"
         raise _failed(reason) from None
     if len(str(text)) > MOST_CHARACTERS:
         raise _failed(f"it makes {len(str(text)):,} characters of {len(messages)} messages")

@@ -191,9 +191,9 @@ class VllmEngine:
         outputs: list[Any] = []
         while not outputs:
             outputs = self._step()
-        ids, said = self._probe.ids, outputs[0].outputs[0]
+        ids, sampled = self._probe.ids, outputs[0].outputs[0]
         prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
-        self._probe.check("vLLM", prompt, said.token_ids, logprobs_of(said))
+        self._probe.check("vLLM", prompt, sampled.token_ids, logprobs_of(sampled))
         self._proven = True
 
     def _take_adapter(self) -> None:
@@ -245,23 +245,23 @@ class VllmEngine:
 
 def read_output(output: Any, request: Request, seconds: float) -> Completion:
     """A finished ``vllm.RequestOutput`` as a completion."""
-    said = output.outputs[0]
+    sampled = output.outputs[0]
     completion = Completion(
         request.trajectory_id,
-        list(said.token_ids),
-        logprobs_of(said),
-        str(said.finish_reason),
+        list(sampled.token_ids),
+        logprobs_of(sampled),
+        str(sampled.finish_reason),
         seconds=seconds,
         prompt_tokens=len(request.prompt_ids),
     )
-    if said.finish_reason not in ("stop", "length"):
-        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {said.finish_reason!r}"
+    if sampled.finish_reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {sampled.finish_reason!r}"
     return completion
 
 
-def logprobs_of(said: Any) -> list[float]:
+def logprobs_of(sampled: Any) -> list[float]:
     """The log-probability of each sampled token."""
-    return [entry[token].logprob for token, entry in zip(said.token_ids, said.logprobs, strict=True)]
+    return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
 
 
 @contextmanager

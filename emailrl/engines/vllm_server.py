@@ -218,13 +218,13 @@ class VllmServers:
                 if response.status_code == 200:
                     return read_completion(replica, request, response, name, self._probe.vocabulary)
             except (httpx.RequestError, ReplicaDown) as error:
-                failure, shunned = replica.told(cause(error)), replica
+                failure, shunned = replica.redact(cause(error)), replica
                 pause = 0.0 if len(self.alive) > 1 else 2.0 ** (attempt - 1)
                 await self._examine(client, replica, failure)
                 continue
             finally:
                 replica.in_flight[name] -= 1
-            failure, shunned = replica.told(f"HTTP {response.status_code}: {response.text}"), replica
+            failure, shunned = replica.redact(f"HTTP {response.status_code}: {response.text}"), replica
             asked = retry_after(response)
             pause = 2.0 ** (attempt - 1) if asked is None else asked
             if response.status_code == 404:  # started anew, it knows no adapters

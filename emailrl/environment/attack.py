@@ -114,6 +114,6 @@ def _made_up_id(message_ids: list[str], rng: Random) -> str:
         shape = "<1000000.mail@example.com>"
     while True:
         drawn = (rng.choice(string.digits if char.isdigit() else string.ascii_lowercase) for char in shape)
-        made = "".join(new if char.isalnum() else char for char, new in zip(shape, drawn, strict=True))
-        if made not in message_ids:
-            return made
+        forged = "".join(new if char.isalnum() else char for char, new in zip(shape, drawn, strict=True))
+        if forged not in message_ids:
+            return forged

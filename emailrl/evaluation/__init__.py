@@ -58,7 +58,7 @@ class Evaluation:
         return cls(step, list(trajectories), rubric_means([each for each in trajectories if each.exception is None]))
 
     @cached_property
-    def whole(self) -> list[Trajectory]:
+    def completed(self) -> list[Trajectory]:
         """Those that did not raise, and got a verdict and a reward."""
         return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
 
@@ -99,17 +99,17 @@ class Evaluation:
     @property
     def exceptions(self) -> int:
         """Trajectories that raised, or got no verdict or no reward."""
-        return len(self.trajectories) - len(self.whole)
+        return len(self.trajectories) - len(self.completed)
 
     @property
     def reward(self) -> float | None:
         """Mean over the trajectories that did not raise; None when all did."""
-        return mean([trajectory.reward for trajectory in self.whole])
+        return mean([trajectory.reward for trajectory in self.completed])
 
     @property
     def tokens(self) -> float | None:
         """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
-        return mean([num_tokens(trajectory) for trajectory in self.whole])
+        return mean([num_tokens(trajectory) for trajectory in self.completed])
 
     @property
     def accuracy(self) -> float:
@@ -137,7 +137,7 @@ class Evaluation:
             "accuracy_low": low,
             "accuracy_high": high,
             **self._several(),
-            "latency_seconds": mean([trajectory.seconds for trajectory in self.whole]),
+            "latency_seconds": mean([trajectory.seconds for trajectory in self.completed]),
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,

@@ -70,22 +70,22 @@ class Extractor:
             facts.append(Mention(self.key(shown), shown, _is_whole(match)))
         return facts
 
-    def only(self, own: str, whole: str) -> Mention | None:
+    def only(self, own: str, full_text: str) -> Mention | None:
         """The one fact of its kind in the whole body, if it stands in the mail's own text; else None."""
         mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
-        all_found = self.find(whole)
+        all_found = self.find(full_text)
         if not mine or len({fact.key for fact in all_found}) != 1:
             return None
         if not all(fact.is_whole for fact in (*mine, *all_found)):
             return None
         if self.lookalikes is not None and any(
             len(other) == len(mine[0].text) and self.key(other) != mine[0].key
-            for other in self.lookalikes.findall(whole)
+            for other in self.lookalikes.findall(full_text)
         ):
             return None
-        if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", whole)):
+        if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", full_text)):
             return None
-        if self.ranges is not None and self.ranges.search(whole):
+        if self.ranges is not None and self.ranges.search(full_text):
             return None
         return mine[0]
 

@@ -63,8 +63,8 @@ def render_trajectory(
         parts.append(_numbers("Rubric", trajectory.rubric))
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            worth = note.token_advantages if note else ()
-            parts.append(_tokens(name, sample, tokens, worth[number - 1] if len(worth) >= number else None))
+            advantages = note.token_advantages if note else ()
+            parts.append(_tokens(name, sample, tokens, advantages[number - 1] if len(advantages) >= number else None))
     return Group(*parts)
 
 
@@ -191,10 +191,10 @@ def _telling(terms: dict[str, float]) -> dict[str, float]:
 
 def _advantage(note: TrainingNote) -> str:
     """The advantage of all tokens, or the mean and range of theirs; nothing of a trajectory that was not trained."""
-    worth = [each for sequence in note.token_advantages for each in sequence if each is not None]
-    if worth:
-        mean = sum(worth) / len(worth)
-        return f"{mean:+.4f} on average, {min(worth):+.4f} to {max(worth):+.4f} by token"
+    advantages = [each for sequence in note.token_advantages for each in sequence if each is not None]
+    if advantages:
+        mean = sum(advantages) / len(advantages)
+        return f"{mean:+.4f} on average, {min(advantages):+.4f} to {max(advantages):+.4f} by token"
     return "" if note.advantage is None else f"{note.advantage:+.4f}"
 
 
@@ -221,7 +221,9 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None, worth: tuple[float | None, ...] | None) -> Panel:
+def _tokens(
+    name: str, sample: TokenSample, tokens: TokenTexts | None, advantages: tuple[float | None, ...] | None
+) -> Panel:
     """Every token of one training sequence; a sampled one carries its log-probability as ``⟨-0.31⟩``, behind it its
     advantage where tokens have their own (``⟨-0.31 +0.50⟩``)."""
     trained = sum(sample.loss_mask)
@@ -235,7 +237,8 @@ def _tokens(name: str, sample: TokenSample, tokens: TokenTexts | None, worth: tu
         facts += "\nids only: their tokenizer was not found"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
-    shown = worth if worth is not None and len(worth) == len(sample.token_ids) else (None,) * len(sample.token_ids)
+    none = (None,) * len(sample.token_ids)
+    shown = advantages if advantages is not None and len(advantages) == len(none) else none
     for piece, trainable, logprob, each in zip(pieces, sample.loss_mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if trainable else CONTEXT)
         if logprob is not None:

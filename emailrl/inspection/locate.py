@@ -113,8 +113,8 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
 def _before_last_line(file: Path) -> tuple[int, int]:
     """Byte offset and number (from 0) of the last line that ends in a newline."""
     lines = file.read_bytes().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    return (sum(map(len, whole[:-1])), len(whole) - 1) if whole else (0, 0)
+    complete = [line for line in lines if line.endswith(b"\n")]
+    return (sum(map(len, complete[:-1])), len(complete) - 1) if complete else (0, 0)
 
 
 def _object(file: Path, number: int, line: bytes) -> dict[str, Any]:

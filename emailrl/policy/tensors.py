@@ -29,7 +29,7 @@ def writing_tensors(path: Path) -> Iterator[None]:
         with naming(path):
             yield
     except (SafetensorError, RuntimeError) as error:
-        told = re.search(r"os error (\d+)", str(error))
-        if told is None:  # torch says no more than that a write failed
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:  # torch says no more than that a write failed
             raise OSError(errno.EIO, "cannot be written; is the disk full?", str(path)) from error
-        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

@@ -75,7 +75,7 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
     return read
 
 
-def told(error: openai.APIError) -> str:
+def describe(error: openai.APIError) -> str:
     """What went wrong, in words, and the address that gave no reply; a server may have put the key into them."""
     if isinstance(error, openai.APIStatusError):
         return f"HTTP {error.status_code}: {error.message}"

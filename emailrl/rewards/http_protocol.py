@@ -132,10 +132,10 @@ def _first_assistant(messages: Sequence[Message]) -> int:
 
 
 def _text(messages: Sequence[Message]) -> str:
-    return "\n\n".join(f"{message.role}: {_said(message)}" for message in messages)
+    return "\n\n".join(f"{message.role}: {_spoken(message)}" for message in messages)
 
 
-def _said(message: Message) -> str:
+def _spoken(message: Message) -> str:
     """The content, and the calls of a chat server's message; sampled text holds its calls already."""
     if not message.tool_calls or "<tool_call>" in message.content:
         return message.content

@@ -75,9 +75,9 @@ class HttpReward:
         try:
             return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}", self._tellable)]
         except EmailRLError as error:
-            told = EmailRLError(self._tellable(error.message), error.hint)
-            logger.warning("%d trajectories got no reward: %s", len(batch), told)
-            return [told] * len(batch)
+            masked = EmailRLError(self._tellable(error.message), error.hint)
+            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
+            return [masked] * len(batch)
 
     def _tellable(self, text: str) -> str:
         return redacted(text, *self._secrets, limit=500)

@@ -77,7 +77,7 @@ class LLMJudge:
     def _ask(self, prompt: str) -> bool:
         import openai
 
-        from emailrl.remote.chat import told
+        from emailrl.remote.chat import describe
 
         failure, wait = "", 0.0
         for tries in range(self._settings.judge_retries + 1):
@@ -87,7 +87,7 @@ class LLMJudge:
             try:
                 reply = self._complete(prompt)
             except openai.APIError as error:
-                failure = told(error)
+                failure = describe(error)
                 if isinstance(error, openai.APIStatusError):
                     wait = pause_asked_for(error.response.headers)
                     if not may_pass(error.status_code):

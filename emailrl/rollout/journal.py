@@ -84,7 +84,7 @@ class Conditions:
         self.path = path
         self._now = json.loads(json.dumps(now))
         self._resumed = resume
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
         self._stands = resume
         self._idle = False
         self._held: IO[bytes] | None = None
@@ -113,7 +113,7 @@ class Conditions:
         if self._idle:
             self.path.unlink(missing_ok=True)
             with suppress(OSError):  # something else is in them
-                for folder in self._made:
+                for folder in self._new_folders:
                     folder.rmdir()
         self._held.close()
         self._held = None
@@ -134,7 +134,7 @@ class Conditions:
     def _hold(self) -> None:
         """Open the file, made where it is missing, and lock it."""
         if not self._resumed:
-            self._made = [folder for folder in self.path.parents if not folder.exists()]
+            self._new_folders = [folder for folder in self.path.parents if not folder.exists()]
             self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:
@@ -184,7 +184,7 @@ def differences(path: Path, now: Record) -> list[str]:
     except (ValueError, RecursionError):
         raise UsageError(f"{path} cannot be read.", "Begin anew with --overwrite.") from None
     now, then = json.loads(json.dumps(now)), then if isinstance(then, dict) else {}
-    return [_told(name, then.get(name), now.get(name)) for name in now | then if now.get(name) != then.get(name)]
+    return [_difference(name, then.get(name), now.get(name)) for name in now | then if now.get(name) != then.get(name)]
 
 
 class Journal:
@@ -249,7 +249,7 @@ def _is_over(trajectory: Trajectory) -> bool:
     return bool(trajectory.reward_terms) or trajectory.stop_reason is StopReason.EXCEPTION
 
 
-def _told(name: str, then: Any, now: Any) -> str:
+def _difference(name: str, then: Any, now: Any) -> str:
     """One difference; of hashes and lists only that they differ."""
     words = name.removesuffix("_sha256").replace("_", " ")
     for value in (then, now):

@@ -8,7 +8,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.rows import ART_E, Fields, parse_row
-from emailrl.store.sources.hub import go_offline_if_unreachable, told
+from emailrl.store.sources.hub import describe, go_offline_if_unreachable
 from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
@@ -43,7 +43,7 @@ def _load(name: str) -> Any:
         return datasets.load_dataset(name)
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
         raise EmailRLError(
-            f"Cannot load the questions {name} from the hub: {told(error)}.",
+            f"Cannot load the questions {name} from the hub: {describe(error)}.",
             "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
             "or `emailrl gen-db --source demo`.",
         ) from error
@@ -63,7 +63,7 @@ def _load_folder(folder: Path) -> Any:
     except EmailRLError:
         raise
     except Exception as error:  # as in _load
-        raise UsageError(f"{folder} is not a folder of questions that datasets can load: {told(error)}.") from error
+        raise UsageError(f"{folder} is not a folder of questions that datasets can load: {describe(error)}.") from error
 
 
 def _data_files(folder: Path) -> tuple[str, dict[str, list[str]]]:

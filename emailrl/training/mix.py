@@ -60,29 +60,29 @@ def resolve(settings: Settings) -> Algorithm:
 
 def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
     """What to say of settings that work together, but seldom as meant; for the head of a run."""
-    said, wanted = [], settings.algorithm
+    notes, wanted = [], settings.algorithm
     if wanted.beta and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
-        said.append(
+        notes.append(
             "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0 on average: k2 or k3 hold the policy back"
         )
     if wanted.beta and algorithm.kl_in == "reward" and algorithm.kl_estimator != "k1":
-        said.append(
+        notes.append(
             f"KL_ESTIMATOR={algorithm.kl_estimator} with KL_IN=reward does not follow the gradient of the KL: k1 does"
         )
     if algorithm.ratio_level == "sequence" and max(algorithm.clip_low, algorithm.clip_high) > 0.1:
-        said.append(
+        notes.append(
             f"RATIO_LEVEL=sequence averages over tokens: CLIP_LOW={algorithm.clip_low:g} and"
             f" CLIP_HIGH={algorithm.clip_high:g} will hardly ever clip (GSPO's are 3e-4 and 4e-4)"
         )
     updates = updates_per_step(settings)
     if updates > 1 and settings.lora.lora_dropout:
-        said.append(
+        notes.append(
             f"LORA_DROPOUT={settings.lora.lora_dropout:g} with {updates} updates a step makes the ratios noisy: each"
             " pass drops other weights than the one before; LORA_DROPOUT=0 is advised"
         )
     if not algorithm.compares_rollouts and not algorithm.has_critic and not algorithm.whiten:
-        said.append(f"{_estimator(algorithm, settings)} without WHITEN_ADVANTAGES has no baseline at all")
-    return said
+        notes.append(f"{_estimator(algorithm, settings)} without WHITEN_ADVANTAGES has no baseline at all")
+    return notes
 
 
 def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ import openai
 import pytest
 from local_server import DrippingServer, LocalServer, QuietHandler
 
-from emailrl.remote.chat import ChatReply, complete, connect, told
+from emailrl.remote.chat import ChatReply, complete, connect, describe
 from emailrl.remote.reply import Client, EndlessReply, WholeReplies, wait_for
 
 GOOD = json.dumps({
@@ -94,7 +94,7 @@ def test_a_reply_without_end_is_read_up_to_the_bound(
     monkeypatch.setattr(WholeReplies, "max_bytes", 1 << 20)
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(endless(status, b" " * 65536)))
-    assert told(raised.value).startswith("APIConnectionError: the reply is longer than 1 MiB (http://127.0.0.1:")
+    assert describe(raised.value).startswith("APIConnectionError: the reply is longer than 1 MiB (http://127.0.0.1:")
 
 
 def test_a_reply_that_unpacks_without_end_is_too_long(
@@ -105,7 +105,7 @@ def test_a_reply_that_unpacks_without_end_is_too_long(
     assert len(bomb) < 1 << 16
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(lambda handler: send(handler, bomb, Content_Encoding="gzip", Content_Length=str(len(bomb)))))
-    assert "longer than 1 MiB" in told(raised.value)
+    assert "longer than 1 MiB" in describe(raised.value)
 
 
 def test_a_reply_packed_twice_is_refused_unread(serve: Callable[[Answer], str]) -> None:
@@ -118,7 +118,7 @@ def test_a_reply_packed_twice_is_refused_unread(serve: Callable[[Answer], str]) 
 
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(answer))
-    assert "the reply is packed as 'gzip, gzip', though it was asked for unpacked" in told(raised.value)
+    assert "the reply is packed as 'gzip, gzip', though it was asked for unpacked" in describe(raised.value)
     assert asked == ["identity"]
 
 
@@ -144,7 +144,7 @@ def test_a_reply_that_drips_is_given_up(serve: Callable[[Answer], str]) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(endless(200, b" ", pause=0.05)), timeout=0.4)
-    assert told(raised.value).startswith("APIConnectionError: no whole reply within 0.4 s (http://")
+    assert describe(raised.value).startswith("APIConnectionError: no whole reply within 0.4 s (http://")
     assert time.monotonic() - begun < 10
 
 
@@ -152,7 +152,7 @@ def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(dripping.url, timeout=1.5)
-    assert told(raised.value).startswith("APIConnectionError: no whole reply within 1.5 s (http://")
+    assert describe(raised.value).startswith("APIConnectionError: no whole reply within 1.5 s (http://")
     assert 1.4 < time.monotonic() - begun < 10
 
 
@@ -240,10 +240,10 @@ def test_what_went_wrong_is_told_with_its_cause(serve: Callable[[Answer], str]) 
     for address in ("http://127.0.0.1:9/v1", "http://ann:hunter2@127.0.0.1:9/v1"):  # no one listens there
         with pytest.raises(openai.APIConnectionError) as raised:
             ask(address)
-        assert told(raised.value) == (
+        assert describe(raised.value) == (
             "APIConnectionError: All connection attempts failed (http://127.0.0.1:9/v1/chat/completions)"
         )
     body = b'{"error": {"message": "no such key"}}'
     with pytest.raises(openai.APIStatusError) as refused:
         ask(serve(lambda handler: send(handler, body, 401, Content_Length=str(len(body)))))
-    assert told(refused.value).startswith("HTTP 401: ") and "no such key" in told(refused.value)
+    assert describe(refused.value).startswith("HTTP 401: ") and "no such key" in describe(refused.value)

@@ -109,96 +109,96 @@ class FusedLayer(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """``adapters`` are those that ``weights.refresh()`` returned: autograd has to see them."""
         states = states.detach()  # or every kernel is compiled twice, with and without a gradient
-        made = _States()
-        _fill(made, states, weights, rope, segments)
-        assert made.gate_up is not None and made.middle is not None
-        (output,), _ = weights.down.forward(fused(swiglu, *made.gate_up))
-        output += made.middle
+        computed = _States()
+        _fill(computed, states, weights, rope, segments)
+        assert computed.gate_up is not None and computed.middle is not None
+        (output,), _ = weights.down.forward(fused(swiglu, *computed.gate_up))
+        output += computed.middle
         ctx.weights, ctx.rope, ctx.segments, ctx.keep = weights, rope, segments, keep
-        ctx.states = (states, _kept(made, keep))
+        ctx.states = (states, _kept(computed, keep))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Compute again what was not kept, then walk the layer from its end."""
         weights, rope, segments = ctx.weights, ctx.rope, ctx.segments
-        states, made = ctx.states
+        states, computed = ctx.states
         ctx.states = None
-        _fill(made, states, weights, rope, segments)
-        grad_middle, by_mlp = _mlp_backward(grads[0], made, weights)
-        attended = made.attended[0].flatten(1)
+        _fill(computed, states, weights, rope, segments)
+        grad_middle, by_mlp = _mlp_backward(grads[0], computed, weights)
+        attended = computed.attended[0].flatten(1)
         grad_attended, by_inner = weights.out.input_gradient([grad_middle])
         by_out = weights.out.adapter_gradients([grad_middle], by_inner, attended)
-        grad_qkv = _attention_backward(grad_attended, made, weights, rope, segments)
+        grad_qkv = _attention_backward(grad_attended, computed, weights, rope, segments)
         norm = weights.layer.input_layernorm
         normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
         grad_normed, by_inner = weights.qkv.input_gradient(grad_qkv)
-        by_qkv = weights.qkv.adapter_gradients(grad_qkv, by_inner, normed, made.qkv_inner)
+        by_qkv = weights.qkv.adapter_gradients(grad_qkv, by_inner, normed, computed.qkv_inner)
         grad = fused(add_rms_norm_backward, grad_middle, grad_normed, states, norm.weight, norm.variance_epsilon)
         return grad, None, None, None, None, *by_qkv, *by_out, *by_mlp
 
 
 def _fill(
-    made: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
+    computed: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
 ) -> None:
-    """Compute what is missing in ``made``."""
+    """Compute what is missing in ``computed``."""
     layer, tokens = weights.layer, len(states)
-    if made.qkv is None:
+    if computed.qkv is None:
         norm = layer.input_layernorm
         normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
-        made.qkv, made.qkv_inner = weights.qkv.forward(normed)
+        computed.qkv, computed.qkv_inner = weights.qkv.forward(normed)
         del normed
-    if made.attended is None:
-        heads = [one.view(tokens, -1, weights.head_dim) for one in made.qkv]
+    if computed.attended is None:
+        heads = [one.view(tokens, -1, weights.head_dim) for one in computed.qkv]
         query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-        made.attended = varlen_forward(query, key, heads[2], segments, weights.scale)
+        computed.attended = varlen_forward(query, key, heads[2], segments, weights.scale)
         del heads, query, key
-    if made.gate_up is None:
+    if computed.gate_up is None:
         norm = layer.post_attention_layernorm
-        if made.middle is None:
-            (update,), _ = weights.out.forward(made.attended[0].flatten(1))
-            made.middle, normed = fused(add_rms_norm, states, update, norm.weight, norm.variance_epsilon)
+        if computed.middle is None:
+            (update,), _ = weights.out.forward(computed.attended[0].flatten(1))
+            computed.middle, normed = fused(add_rms_norm, states, update, norm.weight, norm.variance_epsilon)
         else:
-            normed = fused(rms_norm, made.middle, norm.weight, norm.variance_epsilon)
-        made.gate_up, made.gate_up_inner = weights.gate_up.forward(normed)
+            normed = fused(rms_norm, computed.middle, norm.weight, norm.variance_epsilon)
+        computed.gate_up, computed.gate_up_inner = weights.gate_up.forward(normed)
 
 
-def _kept(made: _States, keep: Keep) -> _States:
+def _kept(computed: _States, keep: Keep) -> _States:
     kept = _States()
     if keep >= Keep.ATTENTION:
-        kept.attended = made.attended
+        kept.attended = computed.attended
     if keep >= Keep.HIDDEN:
-        kept.qkv, kept.qkv_inner, kept.middle = made.qkv, made.qkv_inner, made.middle
+        kept.qkv, kept.qkv_inner, kept.middle = computed.qkv, computed.qkv_inner, computed.middle
     if keep >= Keep.ALL:
-        kept.gate_up, kept.gate_up_inner = made.gate_up, made.gate_up_inner
+        kept.gate_up, kept.gate_up_inner = computed.gate_up, computed.gate_up_inner
     return kept
 
 
-def _mlp_backward(grad: Tensor, made: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
+def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
     """From the layer's output back to ``made.middle``; lets go of gate and up on the way."""
-    assert made.gate_up is not None and made.middle is not None
+    assert computed.gate_up is not None and computed.middle is not None
     norm = weights.layer.post_attention_layernorm
     product, by_inner = weights.down.input_gradient([grad])
-    grad_gate_up, made.gate_up = made.gate_up, None
+    grad_gate_up, computed.gate_up = computed.gate_up, None
     fused(swiglu_backward_, product, *grad_gate_up)  # in place: these are the widest states of a layer
     by_down = weights.down.adapter_gradients([grad], by_inner, product)
     del product
-    normed = fused(rms_norm, made.middle, norm.weight, norm.variance_epsilon)
+    normed = fused(rms_norm, computed.middle, norm.weight, norm.variance_epsilon)
     grad_normed, by_inner = weights.gate_up.input_gradient(grad_gate_up)
-    by_gate_up = weights.gate_up.adapter_gradients(grad_gate_up, by_inner, normed, made.gate_up_inner)
-    grad_middle = fused(add_rms_norm_backward, grad, grad_normed, made.middle, norm.weight, norm.variance_epsilon)
+    by_gate_up = weights.gate_up.adapter_gradients(grad_gate_up, by_inner, normed, computed.gate_up_inner)
+    grad_middle = fused(add_rms_norm_backward, grad, grad_normed, computed.middle, norm.weight, norm.variance_epsilon)
     return grad_middle, by_gate_up + by_down
 
 
 def _attention_backward(
-    grad: Tensor, made: _States, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
+    grad: Tensor, computed: _States, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
 ) -> list[Tensor]:
     """Gradients of queries, keys and values before norm and rotation, each ``(P, heads * D)``."""
-    assert made.qkv is not None and made.attended is not None
-    heads = [one.view(len(grad), -1, weights.head_dim) for one in made.qkv]
+    assert computed.qkv is not None and computed.attended is not None
+    heads = [one.view(len(grad), -1, weights.head_dim) for one in computed.qkv]
     query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-    saved = (query, key, heads[2], *made.attended)
-    grads = varlen_backward(grad.view_as(made.attended[0]), saved, segments, weights.scale)
+    saved = (query, key, heads[2], *computed.attended)
+    grads = varlen_backward(grad.view_as(computed.attended[0]), saved, segments, weights.scale)
     turned = [
         weights.rotate_backward(one, states, norm, rope)
         for one, states, norm in zip(grads[:2], heads[:2], weights.norms, strict=True)

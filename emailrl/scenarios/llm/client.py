@@ -73,7 +73,7 @@ class ReplyClient:
         """
         import openai
 
-        from emailrl.remote.chat import told
+        from emailrl.remote.chat import describe
 
         failure, wait = "", 0.0
         refused = False
@@ -86,7 +86,7 @@ class ReplyClient:
             try:
                 return await self._complete(batch)
             except openai.APIError as error:
-                failure = told(error)
+                failure = describe(error)
                 if isinstance(error, openai.APIStatusError):
                     wait, refused = pause_asked_for(error.response.headers), error.status_code in _REFUSED
                     if not may_pass(error.status_code):

@@ -58,8 +58,10 @@ def harvest(
             found.append([scenario for scenario in checked if scenario is not None])
     scenarios = _first(found, plan.limit, max_source_mails, dropped)
     if not scenarios:
-        told = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
-        raise EmailRLError(f"No question of the model's can be used ({told or 'it wrote none'}).", "Try another model.")
+        counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
+        raise EmailRLError(
+            f"No question of the model's can be used ({counts or 'it wrote none'}).", "Try another model."
+        )
     ordered = sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
     return Harvest(ordered, dict(dropped.most_common()))
 

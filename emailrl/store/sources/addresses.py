@@ -34,20 +34,20 @@ def addresses_of(value: str) -> list[str]:
     words: list[str] = []  # items of one word since the last address
     for bare, angles in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
         inside = [address for angle in angles for address in _specs(angle)]
-        whole = [address for address in inside if "@" in address] or inside[-1:]
-        if whole:
+        complete = [address for address in inside if "@" in address] or inside[-1:]
+        if complete:
             words.clear()
         elif angles:
             continue
         else:
             tokens = _AROUND_SIGNS.sub(r"\1", bare.lower()).split()
-            whole = [token for token in tokens if "@" in token.strip("@")]
-            if not whole:
+            complete = [token for token in tokens if "@" in token.strip("@")]
+            if not complete:
                 words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
                 continue
-            if len(tokens) > len(whole):  # the words before were the beginning of a name, too
+            if len(tokens) > len(complete):  # the words before were the beginning of a name, too
                 words.clear()
-        found += words + [_bare(address) for address in whole]
+        found += words + [_bare(address) for address in complete]
         words.clear()
     return found + words
 

@@ -44,11 +44,12 @@ def _checksum_holds(block: bytes) -> bool:
     Adler-32's lower half is one more than the sum of the bytes, modulo 65521, and much quicker than adding them up.
     """
     try:
-        said = int(block[148:156].strip(b" \0") or b"0", 8)
+        checksum = int(block[148:156].strip(b" \0") or b"0", 8)
     except ValueError:
         return False
     return (
-        zlib.adler32(block[156:], zlib.adler32(b"        ", zlib.adler32(block[:148]))) & 0xFFFF == (said + 1) % 65521
+        zlib.adler32(block[156:], zlib.adler32(b"        ", zlib.adler32(block[:148]))) & 0xFFFF
+        == (checksum + 1) % 65521
     )
 
 

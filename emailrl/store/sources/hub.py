@@ -39,7 +39,7 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
     try:
         dataset = load_dataset(DATASET, split="train")
     except Exception as error:  # datasets and the HTTP stack below it raise many kinds; all mean that there is no data
-        raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {told(error)}.", _ALTERNATIVES) from error
+        raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {describe(error)}.", _ALTERNATIVES) from error
     yield from _rows([dataset])
 
 
@@ -53,7 +53,7 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
     try:
         loaded = load_from_disk(str(path))
     except Exception as error:  # as in read_hub
-        raise UsageError(f"{path} cannot be loaded as a dataset: {told(error)}.") from error
+        raise UsageError(f"{path} cannot be loaded as a dataset: {describe(error)}.") from error
     splits = [loaded] if isinstance(loaded, Dataset) else list(loaded.values())
     for split in splits:
         if missing := [name for name in COLUMNS if name not in split.column_names]:
@@ -72,7 +72,7 @@ def go_offline_if_unreachable() -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def told(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Why ``datasets`` loaded nothing, in at most 200 characters and without a full stop."""
     if isinstance(error, ConnectionError):  # its text ends in the name of a class
         return "the hub cannot be reached"

@@ -67,15 +67,15 @@ def html_to_text(html: str, defects: list[str]) -> str:
     html = _PRE.sub(_with_breaks, _COMMENT.sub("", html).replace("\0", ""))
     html = " ".join(html.split())
     html = _CELLS.sub(" <", _BLOCKS.sub("\n<", html))
-    whole, end, rest = html.rpartition(">")
-    html = whole + end + rest.replace("<", "&lt;")
+    complete, end, rest = html.rpartition(">")
+    html = complete + end + rest.replace("<", "&lt;")
     try:
         soup = BeautifulSoup(html, "html.parser")
-        whole = soup.get_text()
+        full_text = soup.get_text()
         for tag in [*soup.find_all("title"), *soup.find_all(style=_HIDDEN)]:
             tag.extract()
         text = soup.get_text()
-        text = text if text.strip() else whole
+        text = text if text.strip() else full_text
     except ParserRejectedMarkup:
         defects.append("bad_html")
         text = re.sub(r"<[^>]*>", " ", html)

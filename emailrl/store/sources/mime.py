@@ -79,10 +79,10 @@ def _text_of(tree: Group, defects: list[str]) -> str:
         if found:
             if named:
                 defects.append("named_text")
-            said = [one for one in found if _says(one)] or found
-            if all(rank == _HTML for rank, _ in said):
+            shown = [one for one in found if _says(one)] or found
+            if all(rank == _HTML for rank, _ in shown):
                 defects.append("html_only")
-            return "\n".join(_without_repeats(said))
+            return "\n".join(_without_repeats(shown))
     defects.append("no_text")
     return ""
 
@@ -92,8 +92,8 @@ def _without_repeats(texts: list[tuple[int, str]]) -> list[str]:
     if len({rank for rank, _ in texts}) == 1:
         return [text for _, text in texts]
     words = [tuple(_WORD.findall(text)) for _, text in texts]
-    said = {one for one, (rank, _) in zip(words, texts, strict=True) if rank != _HTML}
-    return [text for one, (rank, text) in zip(words, texts, strict=True) if rank != _HTML or one not in said]
+    shown = {one for one, (rank, _) in zip(words, texts, strict=True) if rank != _HTML}
+    return [text for one, (rank, text) in zip(words, texts, strict=True) if rank != _HTML or one not in shown]
 
 
 def _texts(member: Part | Group, named: bool, defects: list[str]) -> list[tuple[int, str]]:

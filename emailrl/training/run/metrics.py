@@ -73,9 +73,9 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
     Groups that were dropped count as the others do: what is kept says what was asked for, not how good the policy is.
     """
     trajectories = [trajectory for group in collected.groups for trajectory in group.trajectories]
-    whole = [trajectory for trajectory in trajectories if trajectory.exception is None]
-    rewards = [trajectory.reward for trajectory in whole]
-    rubric = rubric_means(whole)
+    completed = [trajectory for trajectory in trajectories if trajectory.exception is None]
+    rewards = [trajectory.reward for trajectory in completed]
+    rubric = rubric_means(completed)
     return {
         "accuracy": mean([float(is_correct(each)) for each in trajectories if is_judged(each)]),
         "reward_mean": mean(rewards),
@@ -84,13 +84,13 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
         **{name: rubric.get(name) for name in RUBRIC_METRICS},
-        **disagreement(whole),
+        **disagreement(completed),
         "num_trajectories": len(trajectories),
         "groups_kept": len(collected.kept),
         "refill_rounds": collected.refill_rounds,
         "trajectories_broken": sum(len(trajectory.samples) > 1 for trajectory in trajectories),
-        "exceptions": len(trajectories) - len(whole),
-        "duration": mean([trajectory.seconds for trajectory in whole]),
+        "exceptions": len(trajectories) - len(completed),
+        "duration": mean([trajectory.seconds for trajectory in completed]),
     }
 
 

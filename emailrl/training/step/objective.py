@@ -47,7 +47,7 @@ class Objective:
         self,
         item: Prepared,
         scored: TokenLogprobs,
-        whole: Denominators,
+        denominators: Denominators,
         meter: Meter,
         *,
         first_pass: bool,
@@ -62,19 +62,19 @@ class Objective:
         weight = item.batch.num_trainable
         if first_pass:
             _compare(old, item.batch, meter)
-        loss = self._surrogate(item, scored.logprobs, old, whole.policy, meter, first_pass=first_pass)
+        loss = self._surrogate(item, scored.logprobs, old, denominators.policy, meter, first_pass=first_pass)
         losses = {"policy_loss": float(loss.detach())}
         if item.ref_logprobs is not None:
             kl = estimate(scored.logprobs, item.ref_logprobs, self.algorithm.kl_estimator)
             meter.add("kl", float(kl.detach().sum()) / weight, weight)
             if self.algorithm.kl_in == "loss":
-                loss = loss + self.kl.coef * self._aggregate(kl, item, whole.policy)
+                loss = loss + self.kl.coef * self._aggregate(kl, item, denominators.policy)
         if scored.entropy is not None:
             meter.add("entropy", float(scored.entropy.detach().sum()) / weight, weight)
             if self.wanted.entropy_coef:
-                loss = loss - self.wanted.entropy_coef * self._aggregate(scored.entropy, item, whole.policy)
+                loss = loss - self.wanted.entropy_coef * self._aggregate(scored.entropy, item, denominators.policy)
         if scored.values is not None:
-            error = self._value_error(item, scored.values, whole.tokens, meter)
+            error = self._value_error(item, scored.values, denominators.tokens, meter)
             losses["value_loss"] = float(error.detach())
             loss = self.wanted.value_coef * error + (0 if critic_only else loss)
         losses["loss"] = float(loss.detach())
@@ -117,7 +117,7 @@ class Objective:
         kind = self.algorithm.importance_correction
         if kind == "off":
             return None
-        weights, said = correction_weights(
+        weights, found = correction_weights(
             old,
             batch.sampler_logprobs,
             batch.loss_mask,
@@ -128,7 +128,7 @@ class Objective:
         )
         by_token = self.algorithm.ratio_level == "token"
         sampled = batch.loss_mask & ~batch.sampler_logprobs.isnan() if by_token else batch.loss_mask
-        for name, value in said.items() if first_pass else ():
+        for name, value in found.items() if first_pass else ():
             meter.add(name, value, float(sampled.sum()))
         return weights
 
