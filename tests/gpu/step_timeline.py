@@ -116,7 +116,7 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
     for owner, method, name in (
         (run, "refresh_engine", OTHER), (run, "collect", OTHER), (run, "train", OTHER),
         (run, "_record", "records"), (run, "record_training", "records"), (run, "end_step", "records"),
-        (run, "save", "records"), (run.tracker, "step", "records"),
+        (run.writer, "write", "records"), (run.tracker, "step", "records"),
         (collector, "_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
         *((collector.renderer, method, "sampling/template") for method in ("start", "extend", "parse", "text_of")),
     ):  # fmt: skip

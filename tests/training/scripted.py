@@ -1,11 +1,12 @@
-"""A run whose parts that need a model are scripted."""
+"""A run whose parts that need a model are scripted: each notes what is asked of it, and answers as it was told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
@@ -20,6 +21,7 @@ from emailrl.settings import (
 )
 from emailrl.training.loop import loop
 from emailrl.training.mix import resolve
+from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES
@@ -35,32 +37,25 @@ from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, Tr
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
 
 
-class Script:
-    """Every part of a run that would need a model: notes what is asked of it, answers as it was told."""
+LABELS = {"val": "evaluate", "confirm": "confirm"}
 
-    def __init__(
-        self,
-        rewards: Callable[[int], list[float]],
-        accuracies: list[float],
-        raises: int | None,
-        outages: Mapping[int, int],
-        right: Callable[[int], set[str]] | None = None,
-        truncated: int | None = None,
-        entropy: Callable[[int], float] = lambda step: 0.1,
-    ) -> None:
-        self.entropy = entropy
-        self.rewards, self.accuracies, self.raises, self.outages = rewards, accuracies, raises, outages
-        self.right = right
-        """Questions of which the second rollout is right; None goes by the rewards."""
-        self.truncated = truncated
-        """The number of the rollout that is cut off at the token limit."""
-        self.events: list[str] = []
-        self.asked: list[tuple[str, list[str]]] = []
+
+class ScriptedPolicy:
+    """Has an adapter to save."""
+
+    def __init__(self) -> None:
         self.base_model, self.lora = "nano", {"rank": 1}
 
     def save_adapter(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "adapter_model.safetensors").write_text("x")
+
+
+@dataclass
+class ScriptedEngine:
+    """Notes when it loads, wakes and rests."""
+
+    events: list[str]
 
     def load_adapter(self, path: Path, version: str) -> None:
         assert version in (path.name, "best-1", "best-2") and (path / "adapter_model.safetensors").exists()
@@ -72,63 +67,96 @@ class Script:
     def resume(self) -> None:
         self.events.append("resume")
 
+
+@dataclass
+class ScriptedRollouts:
+    """Plays the questions of a step."""
+
+    events: list[str]
+    rewards: Callable[[int], list[float]]
+    """Of a group's members, by the step."""
+    raises: int | None
+    """The step in which every rollout raises."""
+    right: Callable[[int], set[str]] | None
+    """Questions of which the second rollout is right; None goes by the rewards."""
+    truncated: int | None
+    """The number of the rollout that is cut off at the token limit."""
+    asked: list[tuple[str, list[str]]] = field(default_factory=list)
+
     def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
-        evaluating = how.get("split_label") in ("val", "confirm")
-        label = {"val": "evaluate", "confirm": "confirm"}.get(how["split_label"], "collect")
-        self.events.append(f"{label} {step}")
+        self.events.append(f"collect {step}")
+        self.asked.append((how["split_label"], [scenario.id for scenario in scenarios]))
         groups = []
-        if not evaluating:
-            self.asked.append((how["split_label"], [scenario.id for scenario in scenarios]))
         for scenario in scenarios:
-            rewards = [0.0] if evaluating else self.rewards(step)
-            members = [self._play(scenario, n, step, reward) for n, reward in enumerate(rewards)]
-            if self.right is not None and not evaluating:
-                for member in members:
-                    member.rubric["answer_correct"] = (member.id.endswith("-1")) and scenario.id in self.right(step)
+            members = [rollout(scenario, n, step, reward) for n, reward in enumerate(self.rewards(step))]
+            for number, member in enumerate(members):
+                if step == self.raises:
+                    member.exception = "OSError: the engine is gone"
+                if number == self.truncated:
+                    member.stop_reason = StopReason.TRUNCATED
+                if self.right is not None:
+                    member.rubric["answer_correct"] = number == 1 and scenario.id in self.right(step)
             groups.append(TrajectoryGroup(f"{step}-{scenario.id}", scenario, members))
-        if evaluating:
-            right = round(self.accuracies.pop(0) * len(groups))
-            for group in groups[:right]:
-                group.trajectories[0].rubric["answer_correct"] = True
-            for group in groups[: self.outages.get(step, 0)]:
-                group.trajectories[0].exception = "EmailRLError: the judge is away"
-                group.trajectories[0].rubric["answer_correct"] = None
         return groups
 
-    def _play(self, scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
-        sample = TokenSample([1, 2, 7], [0, 0, 1], [None, None, -0.5])
-        exception = "OSError: the engine is gone" if step == self.raises else None
-        return Trajectory(
-            f"{step}-{scenario.id}-{number}",
-            f"{step}-{scenario.id}",
-            scenario,
-            turns=[Turn([7], [-0.5], "stop")],
-            samples=[sample],
-            reward=reward,
-            rubric={"answer_correct": reward > 1},
-            stop_reason=StopReason.TRUNCATED if number == self.truncated else None,
-            exception=exception,
-        )
+
+@dataclass
+class ScriptedEvaluations:
+    """Plays each evaluation with the next accuracy, its first answers without a verdict in an outage."""
+
+    events: list[str]
+    accuracies: list[float]
+    outages: Mapping[int, int]
+    """By the step, how many answers the judge misses."""
+
+    def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
+        self.events.append(f"{LABELS[how['split_label']]} {step}")
+        played = [rollout(scenario, 0, step, 0.0) for scenario in scenarios]
+        for one in played[: round(self.accuracies.pop(0) * len(played))]:
+            one.rubric["answer_correct"] = True
+        for one in played[: self.outages.get(step, 0)]:
+            one.exception = "EmailRLError: the judge is away"
+            one.rubric["answer_correct"] = None
+        return [TrajectoryGroup(one.group_id, one.scenario, [one]) for one in played]
+
+
+@dataclass
+class ScriptedUpdater:
+    """Takes the samples and moves nothing."""
+
+    events: list[str]
+    entropy: Callable[[int], float]
 
     def train(self, samples: list[TrainingSample], paid: Mapping[str, float], *, step: int) -> StepResult:
         self.events.append(f"update {step}")
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
         metrics = {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
-        logprobs = [0.0, 0.0, -0.5]
-        return StepResult(
-            metrics, [TokenNumbers(logprobs, logprobs, [0.0, 0.0, paid[s.trajectory_id]]) for s in samples]
-        )
+        rows = ([0.0, 0.0, paid[sample.trajectory_id]] for sample in samples)
+        return StepResult(metrics, [TokenNumbers([0.0, 0.0, -0.5], [0.0, 0.0, -0.5], row) for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
 
-class Played:
-    """A finished run: its script's events, lines said and directory."""
+def rollout(scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
+    """A rollout of one sampled token; right where its reward is above 1."""
+    return Trajectory(
+        f"{step}-{scenario.id}-{number}",
+        f"{step}-{scenario.id}",
+        scenario,
+        turns=[Turn([7], [-0.5], "stop")],
+        samples=[TokenSample([1, 2, 7], [0, 0, 1], [None, None, -0.5])],
+        reward=reward,
+        rubric={"answer_correct": reward > 1},
+    )
 
-    def __init__(self, run: Run, script: Script, said: list[str]) -> None:
-        self.run, self.events, self.said, self.directory = run, script.events, said, run.directory
-        self.asked = script.asked
+
+class Played:
+    """A finished run: its events, questions asked, lines said and directory."""
+
+    def __init__(self, run: Run, rollouts: ScriptedRollouts, said: list[str]) -> None:
+        self.run, self.events, self.said, self.directory = run, rollouts.events, said, run.directory
+        self.asked = rollouts.asked
         self.metrics = list(read_records(run.directory / "metrics.jsonl"))
         self.saved = {item.path.name: item.metadata.step for item in list_checkpoints(run.directory)}
 
@@ -143,7 +171,7 @@ def play(
     steps: int = 3,
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
-    val_repeats: int = 1,
+    val: Sequence[Scenario] = (),
     confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     entropy: Callable[[int], float] = lambda step: 0.1,
@@ -157,30 +185,24 @@ def play(
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    script, state = Script(rewards, list(accuracies), raises, outages, right, truncated, entropy), RunState()
+    events: list[str] = []
+    state, data = RunState(), Data(QUESTIONS, list(val or QUESTIONS), [], "d", "q", list(confirm))
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
-    part: Any = script
-    run = Run(
-        settings=settings,
-        mode=MODES["masked"],
-        algorithm=resolve(settings),
-        data=Data(QUESTIONS, QUESTIONS * val_repeats, [], "d", "q", list(confirm)),
-        run_id="r",
-        parent=None,
-        directory=directory,
-        state=state,
-        policy=part,
-        engine=part,
-        collector=part,
-        evaluator=part,
-        updater=part,
-        tracker=tracker,
-        interrupts=Interrupts(said.append),
-        filter=make_filter(resolve(settings), settings.algorithm, answers=True),
-        total_steps=steps,
-        epochs=None,
+    # Each has no more of the part it stands for than a run asks for.
+    policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))
+    rollouts: Any = ScriptedRollouts(events, rewards, raises, right, truncated)
+    evaluations: Any = ScriptedEvaluations(events, list(accuracies), outages)
+    writer = CheckpointWriter(
+        directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id="r", parent=None,
         snapshot=take_snapshot(state),
-    )
+    )  # fmt: skip
+    run = Run(
+        settings=settings, mode=MODES["masked"], algorithm=resolve(settings), data=data, directory=directory,
+        state=state, policy=policy, engine=engine, collector=rollouts, evaluator=evaluations, updater=updater,
+        tracker=tracker, interrupts=Interrupts(said.append),
+        filter=make_filter(resolve(settings), settings.algorithm, answers=True), total_steps=steps, epochs=None,
+        writer=writer,
+    )  # fmt: skip
     try:
         loop(run)
     except EmailRLError as error:
@@ -188,4 +210,4 @@ def play(
         said.append(f"error: {error}")
     finally:
         tracker.close()
-    return Played(run, script, said)
+    return Played(run, rollouts, said)

@@ -87,7 +87,8 @@ def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothin
 
 
 def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Path) -> None:
-    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), outages={1: 1, 2: 2}, eval_steps=1, steps=2, val_repeats=5)
+    val = [replace(QUESTIONS[0], id=f"val{n}") for n in range(20)]
+    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), outages={1: 1, 2: 2}, eval_steps=1, steps=2, val=val)
     # 9 of the 19 judged are right; two of 20 without a verdict are too many.
     assert (played.run.state.best_accuracy, played.run.state.best_step) == (9 / 19, 1)
     assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 2}

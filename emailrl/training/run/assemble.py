@@ -20,6 +20,7 @@ from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice, resolve
+from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
@@ -85,13 +86,16 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
                 tracker.say(header(settings, run_dir=directory, **sizes))
                 tracker.say("\n".join(f"Note: {note}" for note in data.notes))
-                yield Run(
-                    settings=settings, mode=mode, algorithm=algorithm, data=data, run_id=run_id,
-                    parent=_parent(checkpoint), directory=directory, state=state, policy=policy, engine=engine,
-                    collector=collector, evaluator=evaluator, updater=updater, tracker=tracker,
-                    interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
-                    epochs=_epochs(settings, mode), snapshot=take_snapshot(state),
+                writer = CheckpointWriter(
+                    directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
+                    parent=_parent(checkpoint), snapshot=take_snapshot(state),
                     saved_step=state.step if checkpoint else None,
+                )  # fmt: skip
+                yield Run(
+                    settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
+                    policy=policy, engine=engine, collector=collector, evaluator=evaluator, updater=updater,
+                    tracker=tracker, interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
+                    epochs=_epochs(settings, mode), writer=writer,
                 )  # fmt: skip
 
 

@@ -37,9 +37,13 @@ from emailrl.settings import Settings, run_root
 LOCK = ".lock"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
-_RECORDS = re.compile(r"\.?(?:(?:step|eval|confirm)-\d+\.jsonl(?:\.\d+)?|v-\d+|step-\d+-\d+\.(?:json|safetensors))")
-_FOLDERS = ("trajectories", "training", "policy", "skipped")
+RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
 """Of these only what a run records in them is its own."""
+RECORD = re.compile(
+    r"(?P<hidden>\.?)(?:v|(?P<file>step|eval|confirm))-(?P<step>\d+)"
+    r"(?(file)(?:\.jsonl(?:\.\d+)?|-\d+\.(?:json|safetensors))|(?:\.trash)?)"
+)
+"""What a run records there, of which step; hidden is what was being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
     r"|wandb|tensorboard|training\.log|confirmed\.json|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
@@ -228,7 +232,7 @@ def _move(source: Path, target: Path) -> None:
         goal = target / path.relative_to(source)
         goal.parent.mkdir(exist_ok=True)
         path.rename(goal)
-    for folder in (source / name for name in _FOLDERS):
+    for folder in (source / name for name in RECORD_FOLDERS):
         with suppress(OSError):  # not there, or something of the user's is in it
             folder.rmdir()
 
@@ -236,9 +240,9 @@ def _move(source: Path, target: Path) -> None:
 def _own(directory: Path) -> Iterator[Path]:
     """What a run put into the directory."""
     for entry in directory.iterdir():
-        if entry.name in _FOLDERS and not entry.is_symlink():
-            yield from (path for path in entry.iterdir() if _RECORDS.fullmatch(path.name))
-        elif entry.name in _FOLDERS or _OWN.fullmatch(entry.name):
+        if entry.name in RECORD_FOLDERS and not entry.is_symlink():
+            yield from (path for path in entry.iterdir() if RECORD.fullmatch(path.name))
+        elif entry.name in RECORD_FOLDERS or _OWN.fullmatch(entry.name):
             yield entry
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -34,11 +33,17 @@ from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
 from emailrl.store.connection import HOW_DATABASES_CHANGE
-from emailrl.training.run.directory import checkpoint_to_resume, held, loss_of_going_back, run_to_resume
+from emailrl.training.run.directory import (
+    RECORD,
+    RECORD_FOLDERS,
+    checkpoint_to_resume,
+    held,
+    loss_of_going_back,
+    run_to_resume,
+)
 from emailrl.training.run.state import RunState
 
 STATE_FILE = "trainer_state.pt"
-_RECORDED = re.compile(r"(\.?)(?:step|eval|confirm|v)-(\d+)(?:\.jsonl(?:\.\d+)?|\.trash|-\d+\.(?:json|safetensors))?")
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------
@@ -191,10 +196,9 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     """
     recover(run_dir)
     said = []
-    folders = ("trajectories", "training", "policy", "skipped")
-    for path in (path for name in folders for path in run_dir.glob(f"{name}/*")):
-        found = _RECORDED.fullmatch(path.name)
-        if found and (found[1] or int(found[2]) > state.step):  # hidden: what was being written
+    for path in (path for name in RECORD_FOLDERS for path in run_dir.glob(f"{name}/*")):
+        found = RECORD.fullmatch(path.name)
+        if found and (found["hidden"] or int(found["step"]) > state.step):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.checkpoints import (
-    Checkpoint,
-    Metadata,
-    created_after,
-    prune,
     remove_checkpoints,
-    run_folders,
-    write_checkpoint,
 )
 from emailrl.disk import replace_bytes
 from emailrl.engines import PolicyEngine
@@ -28,15 +22,14 @@ from emailrl.recording import write_records, write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.collapse import Alarm, watch, way_back
-from emailrl.training.run.directory import REPLACED, discard_replaced
+from emailrl.training.run.directory import REPLACED
 from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import first_exception, training_records
 from emailrl.training.run.modes import Mode
-from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.questions import Data
-from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
 from emailrl.training.run.tracking import Tracker, evaluation_block, percent
 from emailrl.training.step.meter import StepResult, TokenNumbers
@@ -58,8 +51,6 @@ class Run:
     mode: Mode
     algorithm: Algorithm
     data: Data
-    run_id: str
-    parent: str | None
     directory: Path
     state: RunState
     policy: Policy
@@ -73,9 +64,7 @@ class Run:
     total_steps: int
     epochs: int | None
     """Passes over the questions that end the run; None where only ``total_steps`` does."""
-    snapshot: Snapshot
-    saved_step: int | None = None
-    """The step of the last checkpoint on disk."""
+    writer: CheckpointWriter
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
@@ -213,12 +202,12 @@ class Run:
         Raises EmailRLError at such a sign where ON_COLLAPSE is ``stop`` and the run would go on.
         """
         alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
-        self.snapshot = take_snapshot(self.state)
+        self.writer.take(self.state)
         self._half_done = False
         if self.state.best_step == self.state.step:
-            self.save("best")
+            self.writer.write("best")
         if self.state.step and self.state.step % self.settings.output.save_steps == 0:
-            self.save("checkpoint")
+            self.writer.write("checkpoint")
         if alarms:
             self._warn(alarms)
 
@@ -228,45 +217,30 @@ class Run:
         for alarm in alarms:
             self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
         if wanted.on_collapse == "stop" and not ends:
-            self.save("final")  # a further checkpoint-N would push out the oldest, which may be the one to go back to
+            # A further checkpoint-N would push out the oldest, which may be the one to go back to.
+            self.writer.write("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             raise EmailRLError(
                 f"Stopped at step {step} for signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
             )
 
-    def save(self, kind: str) -> Checkpoint:
-        """Write the last whole step as ``best_model``, ``final`` or ``checkpoint-N``, and prune the last."""
-        step = self.snapshot.state["step"]
-        name = {"best": "best_model", "final": "final", "checkpoint": f"checkpoint-{step}"}[kind]
-
-        def fill(directory: Path) -> None:
-            self.policy.save_adapter(directory)
-            save_state(directory / STATE_FILE, self.snapshot, self.updater.state_dict())
-
-        checkpoint = write_checkpoint(self.directory / name, self._metadata(kind, step), fill)
-        self.saved_step = step
-        discard_replaced(self.directory)
-        prune(self.directory, self.settings.output.save_total_limit)
-        return checkpoint
-
     def rescue(self) -> None:
         """Save the last whole step of a run that ends before its end, where its weights are still there."""
-        step = self.snapshot.state["step"]
-        if self.saved_step == step:
+        step, saved_step = self.writer.step, self.writer.saved_step
+        if saved_step == step:
             self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest goes on.")
         elif not step and (self.directory / REPLACED).exists():
             self.tracker.say("Stopped before the first step; the run that was to be replaced is back in its place.")
         elif self._half_done or self.interrupts.impatient:
-            saved = "there is no checkpoint yet" if self.saved_step is None else f"saved up to step {self.saved_step}"
+            saved = "there is no checkpoint yet" if saved_step is None else f"saved up to step {saved_step}"
             self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
         else:
-            self.tracker.say(
-                f"Stopped after step {step}, saved in {self.save('checkpoint').path}; --resume latest goes on."
-            )
+            path = self.writer.write("checkpoint").path
+            self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest goes on.")
 
     def finish(self, reason: str) -> None:
         """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
-        self.save("final")
+        self.writer.write("final")
         best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
         if best is None or interval is None:
             said = "No evaluation was whole: there is no best_model"
@@ -291,25 +265,4 @@ class Run:
         self.tracker.say(
             f"best_model on {confirmed.num_questions} validation questions that did not choose it:"
             f" {percent(confirmed.accuracy, confirmed.interval)}"
-        )
-
-    def _metadata(self, kind: str, step: int) -> Metadata:
-        training = self.settings.training
-        return Metadata(
-            run_id=self.run_id,
-            kind=kind,
-            step=step,
-            mode=training.mode,
-            algorithm=training.algorithm,
-            base_model=self.policy.base_model,
-            lora=self.policy.lora,
-            metrics=self.snapshot.state["last_metrics"],
-            settings=self.settings.public(),
-            parent=self.parent,
-            seed=training.seed,
-            versions=versions(),
-            database_fingerprint=self.data.database_fingerprint,
-            questions_fingerprint=self.data.questions_fingerprint,
-            git_commit=git_commit(),
-            created_at=created_after({*run_folders(self.settings.output.output_dir), self.directory}),
         )

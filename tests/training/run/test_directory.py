@@ -19,6 +19,8 @@ from emailrl.training.run.directory import (
     held,
     new_directory,
 )
+from emailrl.training.run.resume import rewind
+from emailrl.training.run.state import RunState
 
 
 def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
@@ -47,6 +49,22 @@ def old_run(base: Path) -> None:
 
 def files(base: Path) -> dict[str, bytes]:
     return {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("remove", [clear_run, lambda run: rewind(run, RunState(step=0))], ids=["clear", "rewind"])
+def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path: Path, remove: Any) -> None:
+    own = [
+        "policy/v-000001",
+        "policy/.v-000001.trash",
+        "skipped/step-000001-1.json",
+        "trajectories/.eval-000001.jsonl.7",
+    ]
+    mine = ["policy/step-3", "policy/v-1.jsonl", "trajectories/v-000001", "training/step-000001.txt"]
+    for name in own + mine:
+        (tmp_path / name).mkdir(parents=True)
+    remove(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert left == set(mine)
 
 
 def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
