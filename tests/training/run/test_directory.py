@@ -59,7 +59,7 @@ def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path:
         "skipped/step-000001-1.json",
         "trajectories/.eval-000001.jsonl.7",
     ]
-    mine = ["policy/step-3", "policy/v-1.jsonl", "trajectories/v-000001", "training/step-000001.txt"]
+    mine = ["policy/step-3", "policy/v-1.jsonl", "training/step-000001.txt"]
     for name in own + mine:
         (tmp_path / name).mkdir(parents=True)
     remove(tmp_path)
