@@ -43,8 +43,11 @@ from emailrl.cli.progress import Tally
 from emailrl.cli.tables import results_table, title_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from emailrl.benchmark import Report, Subject
-    from emailrl.trajectory import Trajectory
+    from emailrl.settings import Settings
+    from emailrl.trajectory import Scenario, Trajectory
 
 INTERRUPTED = 130
 
@@ -73,7 +76,7 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.benchmark import choose_subjects, run_benchmark, to_resume, with_attacked
+    from emailrl.benchmark import choose_subjects, to_resume, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
     from emailrl.scenarios.coverage import coverage_notes
@@ -85,11 +88,10 @@ def benchmark(
     root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = choose_subjects(checkpoint or [], model or [], settings)
-    if attack:
-        subjects = with_attacked(subjects)
+    subjects = with_attacked(subjects) if attack else subjects
     unnamed = not checkpoint and not model and not is_chat(settings)
     if unnamed and (note := untrained_note(settings.output.output_dir)):
-        progress_console().print(note, style="yellow", markup=False, soft_wrap=True)
+        progress_console().print(note, style="yellow", soft_wrap=True)
     chosen = load_scenario_set(
         None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
     )
@@ -97,7 +99,29 @@ def benchmark(
     if not is_chat(settings):
         say_loading()
     folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
-    num_ended, total = 0, len(chosen.scenarios) * settings.benchmark.bench_samples
+    report = _play(subjects, chosen.scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
+    _show(report, folder, progress_console() if json else result_console())
+    if json:
+        records = report.records()
+        print_json(records[0] if len(subjects) == 1 and records else records)
+    if report.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _play(
+    subjects: list[Subject],
+    scenarios: list[Scenario],
+    settings: Settings,
+    folder: Path,
+    *,
+    notes: list[str],
+    resume: bool,
+    overwrite: bool,
+) -> Report:
+    """Run the benchmark behind its progress; where it fails, say what is kept, and leave no empty folder."""
+    from emailrl.benchmark import run_benchmark
+
+    num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
     with Tally() as tally:
 
         def ended(subject: Subject, trajectory: Trajectory) -> None:
@@ -107,34 +131,24 @@ def benchmark(
 
         tally.begin(title_of(subjects[0]), total)
         try:
-            report = run_benchmark(
-                subjects,
-                chosen.scenarios,
-                settings,
-                folder,
-                notes=notes,
-                progress=ended,
-                resume=resume,
-                overwrite=overwrite,
+            return run_benchmark(
+                subjects, scenarios, settings, folder, notes=notes, progress=ended, resume=resume, overwrite=overwrite
             )
         except Exception:
             if num_ended:
-                progress_console().print(_kept(num_ended, folder), markup=False, soft_wrap=True)
+                progress_console().print(_kept(num_ended, folder), soft_wrap=True)
             raise
         finally:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
-    console = progress_console() if json else result_console()
+
+
+def _show(report: Report, folder: Path, console: Console) -> None:
     if report.results:
         console.print(results_table(report))
-        console.print(f"results: {folder}", markup=False, soft_wrap=True)
+        console.print(f"results: {folder}", soft_wrap=True)
     for line in _next_steps(report, folder):
-        console.print(line, markup=False, soft_wrap=True)
-    if json:
-        records = report.records()
-        print_json(records[0] if len(subjects) == 1 and records else records)
-    if report.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        console.print(line, soft_wrap=True)
 
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:

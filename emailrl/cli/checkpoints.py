@@ -138,7 +138,7 @@ def prune_command(
     paths = [path for each in runs for path in prunable(each, limit)]
     console = progress_console()
     for path in paths:
-        console.print(f"to remove: {path}", markup=False, soft_wrap=True)
+        console.print(f"to remove: {path}", soft_wrap=True)
     if paths and not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"Nobody is there to agree to remove {_counted(paths)}.", "Add --yes.")
@@ -172,13 +172,13 @@ def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None)
     console = progress_console()
     for each in [run] if run else run_folders(output_dir, mode):
         for path, reason in incomplete_checkpoints(each).items():
-            console.print(one_line(f"not whole: {path}: {reason}"), markup=False, style="yellow", soft_wrap=True)
+            console.print(one_line(f"not whole: {path}: {reason}"), style="yellow", soft_wrap=True)
         for aside in (each / REPLACED, each / REPLACING):
             if aside.exists():
                 told = (
                     "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
                 )
-                console.print(one_line(f"{aside}: {told} train gives it back"), markup=False, soft_wrap=True)
+                console.print(one_line(f"{aside}: {told} train gives it back"), soft_wrap=True)
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -43,13 +43,13 @@ def export(
     found = find_checkpoint(checkpoint or "best", output_dir)
     console = progress_console()
     if checkpoint is None and (note := untrained_note(output_dir)):
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
     from emailrl.export import export_checkpoint
 
     written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
     count = len(list(written.out.iterdir()))
-    console.print(f"{found.path} → {written.out} ({format}, {count} files)", markup=False, soft_wrap=True)
+    console.print(f"{found.path} → {written.out} ({format}, {count} files)", soft_wrap=True)
     if json:
         print_json(written)

@@ -230,7 +230,7 @@ def _listing(console: Console) -> Listing:
     """Prints a line for every message skipped or mended."""
 
     def show(what: str, reason: str, name: str) -> None:
-        console.print(one_line(f"{what} {reason}: {name or '(no name)'}"), markup=False, soft_wrap=True)
+        console.print(one_line(f"{what} {reason}: {name or '(no name)'}"), soft_wrap=True)
 
     return show
 
@@ -244,9 +244,9 @@ def _print_summary(report: BuildReport) -> None:
     console.print(
         f"{report.emails:,} mail{'s' * (report.emails != 1)} stored in {report.db}, {skipped:,} skipped; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
-        markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
     for title, counts in (("skipped", report.skipped), ("mended", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""
-            console.print(f"  {title} {number:>9,}  {kind}{kept_by}", markup=False, soft_wrap=True)
+            console.print(f"  {title} {number:>9,}  {kind}{kept_by}", soft_wrap=True)

@@ -159,7 +159,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Question
         f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} answered already; "
         f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
         f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
-        markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
     return plan
 
@@ -204,10 +204,9 @@ def _by_llm(
     )  # fmt: skip
     console = progress_console()
     for reason, number in result.dropped.items():
-        console.print(f"  left out {number:>6,}  {reason}", markup=False)
+        console.print(f"  left out {number:>6,}  {reason}")
     console.print(
         f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
-        markup=False,
     )
     told = _estimate(plan, settings) | {
         "tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost,
@@ -268,6 +267,6 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> N
     table.add_row("all", *(str(sum(s.split == split for s in scenarios)) for split in SPLITS))
     console = progress_console()
     console.print(table)
-    console.print(f"{len(scenarios)} questions in {seconds} s: {target}", markup=False, soft_wrap=True)
+    console.print(f"{len(scenarios)} questions in {seconds} s: {target}", soft_wrap=True)
     if note := split_note(scenarios):
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)

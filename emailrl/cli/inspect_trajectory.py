@@ -51,7 +51,7 @@ def inspect_trajectory(
         file = _newest(settings) if path is None else locate.find_file(path)
         if (torn := locate.torn_line(file)) is not None:
             note = f"{file}, line {torn}: not whole yet (still being written, or cut off); passed over"
-            progress_console().print(plain_line(note), markup=False, style="yellow", soft_wrap=True)
+            progress_console().print(plain_line(note), style="yellow", soft_wrap=True)
         position, count, trajectory = locate.pick(file, index)
         _show(file, f"{position + 1} of {count} (--index {position})", trajectory, settings)
 

@@ -72,7 +72,7 @@ def _show(outcome: Outcome, console: Console) -> None:
             console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nAnswers right on the validation questions, by step", style="bold")
     for step, accuracy in curve_points(outcome.run_dir)[1]:
-        console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}", markup=False)
+        console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nAnswers right on the test questions", style="bold")
     for name, report in (("before", outcome.before), ("after", outcome.after)):
         evaluation = report.results[0].evaluation
@@ -80,12 +80,11 @@ def _show(outcome: Outcome, console: Console) -> None:
         console.print(
             f"  {name:<7} {evaluation.accuracy:6.1%}   95 % interval {low:.1%} to {high:.1%}   "
             f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
-            markup=False,
         )
     folder = outcome.curve.parent
-    console.print(f"\n{outcome.seconds / 60:.1f} minutes. Picture: {outcome.curve}", markup=False, soft_wrap=True)
+    console.print(f"\n{outcome.seconds / 60:.1f} minutes. Picture: {outcome.curve}", soft_wrap=True)
     next_command = f"cd {shlex.quote(str(folder))} && {program(folder)} inspect-trajectory --verbose"
-    console.print(f"Next: {next_command}", markup=False, soft_wrap=True)
+    console.print(f"Next: {next_command}", soft_wrap=True)
 
 
 def _decoding(temperature: float) -> str:

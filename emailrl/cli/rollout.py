@@ -182,7 +182,7 @@ def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
     )
     console = progress_console()
     for note in (*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)):
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
     return chosen.scenarios
 
 
@@ -231,7 +231,7 @@ def _play(
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} ended trajectories kept in {journal.path}"
                 more = f"; the same command with --resume --out {shlex.quote(str(journal.path))} plays the rest"
-                progress_console().print(kept + more, markup=False, soft_wrap=True)
+                progress_console().print(kept + more, soft_wrap=True)
             raise
         seconds = time.perf_counter() - started
     place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}

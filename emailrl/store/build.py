@@ -99,12 +99,14 @@ def build_database(
         if new.mails:
             target.publish()
         elif not old:
-            kept_by = "".join(f" {KEPT_BY[reason]} keeps {reason}." for reason in sieve.skipped if reason in KEPT_BY)
-            raise UsageError(
-                f"There is no mail to store ({_listed(sieve.skipped)}).", f"No database was written.{kept_by}"
-            )
+            raise _nothing_stored(sieve)
     seconds = time.monotonic() - started
     return BuildReport(new.mails, new.recipients, sieve.skipped, seconds, target.db, sieve.defects)
+
+
+def _nothing_stored(sieve: Sieve) -> UsageError:
+    kept_by = "".join(f" {KEPT_BY[reason]} keeps {reason}." for reason in sieve.skipped if reason in KEPT_BY)
+    return UsageError(f"There is no mail to store ({_listed(sieve.skipped)}).", f"No database was written.{kept_by}")
 
 
 def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> None:
