@@ -147,6 +147,13 @@ def test_light_rooms_load_nothing_heavy(path: Path) -> None:
             assert parts[0] not in HEAVY, f"{path}:{line} imports {parts[0]} before any command runs"
 
 
+@each_module
+def test_the_command_line_alone_lays_out_for_a_terminal(path: Path) -> None:
+    if room_of(path) != "cli":
+        for line, parts in imports(ast.parse(path.read_text(encoding="utf-8")), package_of(path)):
+            assert parts[0] not in ("rich", "typer"), f"{path}:{line} imports {parts[0]}"
+
+
 def test_every_form_of_import_is_seen() -> None:
     source = """
 import emailrl.cli, torch

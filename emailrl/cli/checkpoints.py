@@ -10,6 +10,7 @@ import typer
 
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
+from emailrl.cli.tables import checkpoints_table
 from emailrl.errors import UsageError
 from emailrl.plain import one_line
 
@@ -190,32 +191,10 @@ def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
 def _print_table(found: list[Checkpoint]) -> None:
     from itertools import groupby
 
-    from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
-
     if not found:
         progress_console().print("no checkpoints yet: train first (emailrl train)")
         return
     console = result_console()
     for run, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
         console.print(str(run), soft_wrap=True)
-        table = Table(box=SIMPLE, pad_edge=False)
-        for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "made (UTC)"):
-            table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
-        for checkpoint in members:
-            metadata = checkpoint.metadata
-            # A checkpoint between two evaluations carries the last one, which measured other weights.
-            own = metadata.metrics.get("evaluated_step", metadata.step) == metadata.step
-            accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
-            cells = (
-                checkpoint.path.name,
-                metadata.kind,
-                str(metadata.step),
-                metadata.mode,
-                "–" if accuracy is None else f"{accuracy:.1%}",
-                "–" if reward is None else f"{reward:+.3f}",
-                metadata.created_at[:16].replace("T", " "),
-            )
-            table.add_row(*map(Text, cells))
-        console.print(table)
+        console.print(checkpoints_table(members))

@@ -12,19 +12,13 @@ Examples:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from emailrl.doctor import Check
-
-_STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
+from emailrl.cli.tables import checks_table
 
 
 def doctor(
@@ -38,25 +32,6 @@ def doctor(
     if json:
         print_json({"ok": not fatal, "checks": checks})
     else:
-        result_console().print(_table(checks))
+        result_console().print(checks_table(checks))
     if fatal:
         raise typer.Exit(1)
-
-
-def _table(checks: list[Check]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from emailrl.plain import plain_line
-
-    table = Table.grid(padding=(0, 2))
-    area = ""
-    for check in checks:
-        if check.area != area:
-            area = check.area
-            table.add_row(Text(area, style="bold"))
-        found = Text(plain_line(check.found), overflow="fold")
-        if check.remedy:
-            found.append(f"\n→ {plain_line(check.remedy)}", style="dim")
-        table.add_row(Text(f"  {check.status}", style=_STYLES[check.status]), Text(plain_line(check.name)), found)
-    return table

@@ -28,6 +28,7 @@ import typer
 
 from emailrl.cli.options import Json, Limit, Overrides, Overwrite, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console
+from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -251,22 +252,10 @@ def _dollars(cost: float | None, unknown: str) -> str:
 
 
 def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> None:
-    """How many questions of each kind went to each split."""
-    from collections import Counter
+    from emailrl.scenarios.splits import split_note
 
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    from emailrl.scenarios.splits import SPLITS, split_note
-
-    counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
-    table = Table("kind", *SPLITS, box=SIMPLE)
-    for kind in sorted({str(scenario.kind) for scenario in scenarios}):
-        table.add_row(kind, *(str(counts[kind, split]) for split in SPLITS))
-    table.add_section()
-    table.add_row("all", *(str(sum(s.split == split for s in scenarios)) for split in SPLITS))
     console = progress_console()
-    console.print(table)
+    console.print(questions_table(scenarios))
     console.print(f"{len(scenarios)} questions in {seconds} s: {target}", soft_wrap=True)
     if note := split_note(scenarios):
         console.print(note, style="yellow", soft_wrap=True)

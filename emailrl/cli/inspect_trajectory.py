@@ -68,7 +68,7 @@ def _newest(settings: Settings) -> Path:
 
 def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
 
-    from emailrl.inspection.console import render_trajectory
+    from emailrl.cli.trajectory import render_trajectory
     from emailrl.inspection.locate import fitting_tokenizer, origin, tokenizer_folders, training_note
 
     verbose = settings.output.verbose

@@ -63,7 +63,7 @@ def quickstart(
 
 def _show(outcome: Outcome, console: Console) -> None:
     """One question before and after, the curve, and both accuracies."""
-    from emailrl.inspection.console import render_trajectory
+    from emailrl.cli.trajectory import render_trajectory
     from emailrl.quickstart import curve_points
 
     if example := outcome.example():

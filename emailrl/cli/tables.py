@@ -1,7 +1,8 @@
-"""Tables of benchmarks and rollouts."""
+"""Tables: what commands print of benchmarks, rollouts, checkpoints, questions and checks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from emailrl.benchmark import Report, Subject
+    from emailrl.checkpoints import Checkpoint
+    from emailrl.doctor import Check
     from emailrl.evaluation import Evaluation
     from emailrl.policy.adapter import Adapter
     from emailrl.settings import Settings
-    from emailrl.trajectory import Trajectory
+    from emailrl.trajectory import Scenario, Trajectory
 
 
 def results_table(report: Report) -> RenderableType:
@@ -182,3 +185,71 @@ def _endings(trajectories: list[Trajectory]) -> str:
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
+    """The checkpoints of one run, a line each."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "made (UTC)"):
+        table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
+    for checkpoint in found:
+        metadata = checkpoint.metadata
+        # A checkpoint between two evaluations carries the last one, which measured other weights.
+        own = metadata.metrics.get("evaluated_step", metadata.step) == metadata.step
+        accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
+        cells = (
+            checkpoint.path.name,
+            metadata.kind,
+            str(metadata.step),
+            metadata.mode,
+            "–" if accuracy is None else f"{accuracy:.1%}",
+            "–" if reward is None else f"{reward:+.3f}",
+            metadata.created_at[:16].replace("T", " "),
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def questions_table(scenarios: Sequence[Scenario]) -> RenderableType:
+    """How many questions of each kind went to each split."""
+    from collections import Counter
+
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from emailrl.scenarios.splits import SPLITS
+
+    counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
+    table = Table("kind", *SPLITS, box=SIMPLE)
+    for kind in sorted({str(scenario.kind) for scenario in scenarios}):
+        table.add_row(kind, *(str(counts[kind, split]) for split in SPLITS))
+    table.add_section()
+    table.add_row("all", *(str(sum(s.split == split for s in scenarios)) for split in SPLITS))
+    return table
+
+
+_STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
+
+
+def checks_table(checks: Sequence[Check]) -> RenderableType:
+    """What was examined, by area, with the remedy under what needs one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from emailrl.plain import plain_line
+
+    table = Table.grid(padding=(0, 2))
+    area = ""
+    for check in checks:
+        if check.area != area:
+            area = check.area
+            table.add_row(Text(area, style="bold"))
+        found = Text(plain_line(check.found), overflow="fold")
+        if check.remedy:
+            found.append(f"\n→ {plain_line(check.remedy)}", style="dim")
+        table.add_row(Text(f"  {check.status}", style=_STYLES[check.status]), Text(plain_line(check.name)), found)
+    return table

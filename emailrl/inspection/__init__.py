@@ -1,1 +1,1 @@
-"""Looking inside trajectories: what was asked, what the policy did turn by turn, and which tokens were trained."""
+"""Looking inside trajectories: where they lie, what training noted of them, what their tokens say."""

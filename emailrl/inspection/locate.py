@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.inspection.console import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.policy.resolve import resolve_model
 from emailrl.recording import numbered_records, trajectory_from_dict
@@ -18,6 +18,19 @@ from emailrl.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
 """Enough of a first line to tell a trajectory from a metric or a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingNote:
+    """What training added to a trajectory, from ``training/step-NNNNNN.jsonl``."""
+
+    advantage: float | None = None
+    """Of all its trained tokens; None where they have their own, or it never reached an update."""
+    dropped: str | None = None
+    """Why its group or samples were left out, where the record says so."""
+    token_advantages: tuple[tuple[float | None, ...], ...] = ()
+    """Of each training sequence, where tokens have advantages of their own (PPO, whitening, a KL in the reward); None
+    for a token that was not trained."""
 
 
 def find_file(path: Path) -> Path:

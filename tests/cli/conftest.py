@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from two_turns import tokenizer_folder, trajectory
+
+__all__ = ["Run", "emailrl", "tokenizer_folder", "trajectory"]
 
 Run = Callable[..., tuple[int, str, str]]
 

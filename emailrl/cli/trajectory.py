@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emailrl.evaluation import verdict
+from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.plain import plain, plain_line
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
@@ -27,19 +27,6 @@ TRAINED = "bold green"
 """Style of a token whose loss mask is 1."""
 CONTEXT = "grey58"
 """Style of a token the policy was only shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingNote:
-    """What training added to a trajectory, from ``training/step-NNNNNN.jsonl``."""
-
-    advantage: float | None = None
-    """Of all its trained tokens; None where they have their own, or it never reached an update."""
-    dropped: str | None = None
-    """Why its group or samples were left out, where the record says so."""
-    token_advantages: tuple[tuple[float | None, ...], ...] = ()
-    """Of each training sequence, where tokens have advantages of their own (PPO, whitening, a KL in the reward); None
-    for a token that was not trained."""
 
 
 def render_trajectory(

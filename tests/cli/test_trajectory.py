@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emailrl.inspection.console import CONTEXT, TRAINED, TrainingNote, render_trajectory
+from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
+from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.trajectory import Message, StopReason, ToolCall, Trajectory
 
@@ -107,19 +108,6 @@ def test_a_broken_trajectory_shows_its_exception(trajectory: Trajectory) -> None
     trajectory.rubric, trajectory.final_answer = {}, None
     text = shown(trajectory, verbose=True)
     assert "OSError: disk full" in text and "Verdict      crashed" in text and "Answer       none given" in text
-
-
-def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:
-    tokens = TokenTexts.load(tokenizer_folder)
-    assert tokens.pieces([4, 7, 8, 9, 2]) == ["Ann", "", "", "€", " paid"]
-    assert tokens.pieces([4, 7, 8]) == ["Ann", "", "⟨7⟩⟨8⟩"]
-
-
-def test_a_tokenizer_fits_only_its_own_trajectories(trajectory: Trajectory, tokenizer_folder: Path) -> None:
-    tokens = TokenTexts.load(tokenizer_folder)
-    assert tokens.fits(trajectory)
-    trajectory.turns[0].completion_ids = [2, 0]
-    assert not tokens.fits(trajectory)
 
 
 def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
