@@ -28,6 +28,20 @@ Listing = Callable[[str, str, str], None]
 """Called for every message skipped or mended: which of the two, why, its name in the source."""
 
 
+class Keys(NamedTuple):
+    """What tells a mail from all others."""
+
+    id_key: bytes
+    """Stands for the Message-ID."""
+    content_key: bytes
+    """Stands for subject, body and sender."""
+    trimmed_key: bytes
+    """The same without what archives add to a mail or take from it as they pass it on: line ends, and white space at
+    the ends of lines and of the whole."""
+    unnamed_key: bytes
+    """Stands for the date and what ``trimmed_key`` stands for; empty for a mail with a Message-ID of its own."""
+
+
 class SiftedMail(NamedTuple):
     """A mail as it will be stored."""
 
@@ -41,15 +55,7 @@ class SiftedMail(NamedTuple):
     people: str
     """A line ``to address``, ``cc address`` or ``bcc address`` each, repeats removed: one text, since mails come from
     other processes and lists are slow to send."""
-    id_key: bytes
-    """Stands for the Message-ID."""
-    content_key: bytes
-    """Stands for subject, body and sender."""
-    trimmed_key: bytes
-    """The same without what archives add to a mail or take from it as they pass it on: line ends, and white space at
-    the ends of lines and of the whole."""
-    unnamed_key: bytes
-    """Stands for the date and what ``trimmed_key`` stands for; empty for a mail with a Message-ID of its own."""
+    keys: Keys
     digest: bytes
     """Stands for the whole mail."""
     defects: tuple[str, ...]
@@ -99,15 +105,6 @@ def _bounded(email: RawEmail) -> RawEmail:
     return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
 
 
-class Keys(NamedTuple):
-    """What tells a mail from all others, see ``SiftedMail``."""
-
-    id_key: bytes
-    content_key: bytes
-    trimmed_key: bytes
-    unnamed_key: bytes
-
-
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
     """The keys of a mail; the date as it is stored."""
     trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
@@ -134,7 +131,7 @@ def as_mail(email: RawEmail) -> SiftedMail:
     content = f"{email.subject}\0{email.from_address}\0{email.body}"
     digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
     return SiftedMail(
-        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, *keys,
+        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, keys,
         digest, email.defects, email.is_research,
     )  # fmt: skip
 
@@ -166,10 +163,10 @@ class Sieve:
             reason = mail.reason
         elif self._is_repeat(mail):
             reason = "duplicate"
-        elif mail.id_key in self._ids or self._came_unnamed(mail):
+        elif mail.keys.id_key in self._ids or self._came_unnamed(mail):
             reason = "duplicate_id"
         else:
-            self.remember(Keys(mail.id_key, mail.content_key, mail.trimmed_key, mail.unnamed_key))
+            self.remember(mail.keys)
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
                 if self._listing:
@@ -191,7 +188,8 @@ class Sieve:
     def _is_repeat(self, mail: SiftedMail) -> bool:
         if not (mail.is_research if self._dedupe is None else self._dedupe):
             return False
-        return mail.content_key in self._contents if mail.is_research else mail.trimmed_key in self._trimmed
+        keys = mail.keys
+        return keys.content_key in self._contents if mail.is_research else keys.trimmed_key in self._trimmed
 
     def _came_unnamed(self, mail: SiftedMail) -> bool:
-        return not mail.is_research and mail.unnamed_key in self._unnamed
+        return not mail.is_research and mail.keys.unnamed_key in self._unnamed

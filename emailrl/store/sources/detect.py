@@ -11,7 +11,7 @@ from typing import TypeVar
 from emailrl.errors import UsageError
 from emailrl.store.sources.files import START_BYTES, open_file
 from emailrl.store.sources.folder import FolderShare, read_folder
-from emailrl.store.sources.hub import DATASET, is_dataset_folder, read_dataset_folder, read_hub
+from emailrl.store.sources.hub import is_dataset_folder, read_dataset_folder, read_hub
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
 from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.streams import start_of
@@ -29,7 +29,6 @@ T = TypeVar("T")
 class Source:
     """An opened source of mail."""
 
-    description: str
     items: Iterator[Item]
     fraction: Callable[[], float | None] = lambda: None
     """How much of it has been read, 0 to 1; None where that cannot be told."""
@@ -65,7 +64,7 @@ def open_source(
         raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
     reading = Reading(allow_truncated, max_message_bytes)
     if source == "hf":
-        return Source(f"the dataset {DATASET}", read_hub(), reading=reading)
+        return Source(read_hub(), reading=reading)
     path = Path(os.path.expanduser(source))
     try:
         if path.is_dir():
@@ -82,11 +81,11 @@ def open_source(
 
 def _open_folder(path: Path, reading: Reading) -> Source:
     if is_dataset_folder(path):
-        return Source(f"the dataset in {path}", read_dataset_folder(path), reading=reading)
+        return Source(read_dataset_folder(path), reading=reading)
     if next(path.iterdir(), None) is None:
         raise UsageError(f"The folder {path} is empty.", _KINDS)
     share = FolderShare(path)
-    return Source(f"the folder {path}", read_folder(path, reading, share), share, reading)
+    return Source(read_folder(path, reading, share), share, reading)
 
 
 def _open_file(path: Path, reading: Reading) -> Source:
@@ -103,7 +102,7 @@ def _open_file(path: Path, reading: Reading) -> Source:
             return 1.0
         return min(file.tell() / size, 1.0) or None  # pyarrow reads Parquet by a file of its own
 
-    return Source(f"the {opened.kind} {path}", opened.items, fraction, reading)
+    return Source(opened.items, fraction, reading)
 
 
 def _no_source(path: Path) -> UsageError:
