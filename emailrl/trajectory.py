@@ -41,6 +41,10 @@ class Scenario:
     split: str | None = None
     kind: str | None = None
     """Which template made the question; None for questions from elsewhere."""
+    answerable: bool = True
+    """False where the mailbox does not hold the answer: then ``message_ids`` is empty, and "I don't know" is right."""
+    needs_all: bool = False
+    """Whether the answer takes every one of the source mails, where otherwise each of them holds it."""
 
 
 @dataclass(slots=True)

@@ -47,6 +47,10 @@ def gen_questions(
     generator: Annotated[
         Literal["template", "llm"], typer.Option(help="template: no model, provable answers; llm: a model writes them.")
     ] = "template",
+    kinds: Annotated[
+        Literal["usual", "hard"],
+        typer.Option(help="template: hard asks for several mails together, counts, threads, and what no mail says."),
+    ] = "usual",
     inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; may be repeated.")] = None,
     overrides: Overrides,
     limit: Limit = None,
@@ -73,7 +77,7 @@ def gen_questions(
     target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
     started = time.perf_counter()
     if generator == "template":
-        scenarios = _by_template(settings, inbox or [], limit)
+        scenarios = _by_template(settings, kinds, inbox or [], limit)
         more: dict[str, Any] = {}
     else:
         plan = _plan(settings, inbox or [], limit)
@@ -117,10 +121,10 @@ def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str
     }
 
 
-def _by_template(settings: Settings, inboxes: list[str], limit: int | None) -> list[Scenario]:
+def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from emailrl.scenarios.template import generate
+    from emailrl.scenarios.template import HARD_KINDS, KINDS, generate
 
     columns = (TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = progress_console()
@@ -137,6 +141,7 @@ def _by_template(settings: Settings, inboxes: list[str], limit: int | None) -> l
             seed=settings.training.seed,
             allow_shared=settings.data.allow_shared_inbox,
             max_source_mails=settings.data.max_source_mails,
+            kinds=HARD_KINDS if kinds == "hard" else KINDS,
             progress=show,
         )
 

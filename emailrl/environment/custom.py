@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.custom import CustomPart, load_part
-from emailrl.environment.mail_env import MailEnvironment, StepResult
+from emailrl.environment.mail_env import MailEnvironment, StepResult, cites_sources
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
@@ -122,7 +122,7 @@ class CustomEnvironment:
             attempted_answer=attempted,
             returned_i_dont_know=given_up,
             num_sources=len(set(self.final_sources)),
-            sources_correct=attempted and not set(self.scenario.message_ids).isdisjoint(self.final_sources),
+            sources_correct=attempted and cites_sources(self.scenario, self.final_sources),
         )
         rubric: Any = getattr(self._inner, "rubric", None)
         if is_dataclass(rubric) and not isinstance(rubric, type):

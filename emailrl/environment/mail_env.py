@@ -119,7 +119,13 @@ class MailEnvironment:
             self.rubric.returned_i_dont_know = True
         else:
             self.rubric.attempted_answer = True
-            self.rubric.sources_correct = not self._sources.isdisjoint(sources)
+            self.rubric.sources_correct = cites_sources(self.scenario, sources)
+
+
+def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
+    """Whether the cited mails hold the answer: any source mail among them, or every one where all are needed."""
+    wanted = set(scenario.message_ids)
+    return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
 
 
 def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:

@@ -11,7 +11,7 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from emailrl.environment.mail_env import StepResult
+from emailrl.environment.mail_env import StepResult, cites_sources
 from emailrl.environment.prompts import system_prompt
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import TOOLS, check_arguments
@@ -76,8 +76,8 @@ class StaticPromptEnvironment:
             self.rubric.num_sources = len(set(self.final_sources))
             self.rubric.returned_i_dont_know = is_i_dont_know(self.final_answer)
             self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
-            cites_source = not set(self.scenario.message_ids).isdisjoint(self.final_sources)
-            self.rubric.sources_correct = self.rubric.attempted_answer and cites_source
+            cited = cites_sources(self.scenario, self.final_sources)
+            self.rubric.sources_correct = self.rubric.attempted_answer and cited
 
     def _mails(self) -> list[Email]:
         rng = random.Random(self.scenario.id)

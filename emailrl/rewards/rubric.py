@@ -6,6 +6,9 @@ The formula, with p = found + read + no_invalid_id + cited; the first case that 
     unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
     bad arguments    -1.8 + p      right answer   1 + 0.3*cited + 0.1 / num_sources + 0.1*(1 - num_turns / max_turns)
 
+"I don't know" is the right answer where the mailbox holds none; what it cites then counts for nothing. Where all source
+mails are needed, ``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
+
 Departures from ART-E: ``num_sources`` is really set (there it stayed 0, and with it the bonus); a completion cut off at
 the token limit has a case of its own, worth what ART-E gives the bad tool call it leaves behind.
 """
@@ -13,7 +16,6 @@ the token limit has a case of its own, worth what ART-E gives the bad tool call 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from emailrl.errors import EmailRLError
 from emailrl.settings import RewardWeightSettings
@@ -30,7 +32,7 @@ def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
         rubric = trajectory.rubric
         outcome = _outcome(trajectory, weights)
         if outcome is None:
-            return _right(rubric, weights, max_turns)
+            return _right(trajectory, weights, max_turns)
         return {
             "outcome": outcome,
             "found": weights.bonus_found if rubric["ever_found_right_email"] else 0.0,
@@ -72,14 +74,16 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
     )
 
 
-def _right(rubric: dict[str, Any], weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:
-    num_sources = rubric["num_sources"]
+def _right(trajectory: Trajectory, weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:
+    rubric, scenario = trajectory.rubric, trajectory.scenario
+    num_sources = rubric["num_sources"] if scenario.answerable else 0
+    needed = min(len(scenario.message_ids), num_sources) if scenario.needs_all else 1
     return {
         "outcome": weights.reward_correct,
         "found": 0.0,
         "read": 0.0,
         "no_invalid_id": 0.0,
         "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
-        "few_sources": weights.bonus_few_sources / num_sources if num_sources else 0.0,
+        "few_sources": weights.bonus_few_sources * needed / num_sources if num_sources else 0.0,
         "few_turns": weights.bonus_few_turns * (1 - rubric["num_turns"] / max_turns),
     }

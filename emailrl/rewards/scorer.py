@@ -76,10 +76,10 @@ class Scorer:
         trajectory.
         """
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
-        verdicts = self._judge({_claim(trajectory) for trajectory in finished if _attempted(trajectory)})
+        verdicts = self._judge({_claim(trajectory) for trajectory in finished if _is_checked(trajectory)})
         judged = []
         for trajectory in finished:
-            verdict = verdicts[_claim(trajectory)] if _attempted(trajectory) else False
+            verdict = verdicts[_claim(trajectory)] if _is_checked(trajectory) else _knows_not(trajectory)
             if isinstance(verdict, Exception):
                 trajectory.rubric["answer_correct"] = None
                 trajectory.exception = _told(verdict)
@@ -87,6 +87,7 @@ class Scorer:
             trajectory.rubric["answer_correct"] = verdict
             if _attempted(trajectory):
                 trajectory.rubric |= measure(trajectory.final_answer or "")
+            if _is_checked(trajectory):
                 trajectory.rubric["offline_correct"] = self._second_opinion(_claim(trajectory))
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
@@ -144,6 +145,16 @@ def _told(error: Exception) -> str:
 
 def _attempted(trajectory: Trajectory) -> bool:
     return bool(trajectory.rubric.get("attempted_answer"))
+
+
+def _is_checked(trajectory: Trajectory) -> bool:
+    """Whether the answer check is asked: where the mailbox holds no answer, whatever is answered is wrong."""
+    return trajectory.scenario.answerable and _attempted(trajectory)
+
+
+def _knows_not(trajectory: Trajectory) -> bool:
+    """Whether it says that it does not know, and nobody could."""
+    return not trajectory.scenario.answerable and bool(trajectory.rubric.get("returned_i_dont_know"))
 
 
 def _claim(trajectory: Trajectory) -> Claim:

@@ -15,12 +15,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.rows import Fields, read_jsonl
+from emailrl.scenarios.rows import Fields, content_of, read_jsonl
 from emailrl.scenarios.splits import check_disjoint, cut_val, mixed_order
 from emailrl.settings import DataSettings
 from emailrl.trajectory import Scenario
@@ -104,7 +104,7 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     """SHA-256 over the questions' content, in the order of their ids."""
     digest = hashlib.sha256()
     for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
-        digest.update(json.dumps(asdict(scenario), sort_keys=True).encode())
+        digest.update(json.dumps(content_of(scenario), sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -145,7 +145,7 @@ def _filter(rows: Iterator[Scenario], max_source_mails: int) -> tuple[list[Scena
     for scenario in rows:
         if _is_bad_art_e(scenario):
             dropped["known_bad_id"] += 1
-        elif len(scenario.message_ids) > max_source_mails:
+        elif len(scenario.message_ids) > max_source_mails and not scenario.needs_all:
             dropped["too_many_sources"] += 1
         else:
             kept.append(scenario)

@@ -19,6 +19,7 @@ FIELDS_HINT = (
     "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and"
     " ANSWER_FIELD name what a file calls otherwise."
 )
+ABSENT_HINT = 'Such a question has no message_ids, and no answer but "I don\'t know".'
 MOST_LINE_BYTES = 1 << 20
 MOST_CHARACTERS = 100_000
 """Of one field: far more than any question or answer has, and no more than a model can be made to read."""
@@ -35,6 +36,10 @@ class Fields:
 
 
 ART_E = Fields()
+I_DONT_KNOW = "I don't know"
+"""The reference answer where the mailbox holds none."""
+_UNUSUAL = {"answerable": False, "needs_all": True}
+"""Written where they say so, and left out of rows and fingerprints where they do not."""
 
 
 def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
@@ -69,8 +74,11 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
     question_id = _field(row, "id", (str, int), where)
-    message_ids = _field(row, "message_ids", (list, tuple), where)
-    if not message_ids or not all(isinstance(m, str) and m.strip() and _is_text(m) for m in message_ids):
+    answerable, needs_all = _flag(row, "answerable", True, where), _flag(row, "needs_all", False, where)
+    message_ids = _field(row, "message_ids", (list, tuple), where) if answerable else row.get("message_ids", [])
+    if not answerable and (message_ids or needs_all or row.get(fields.answer, I_DONT_KNOW) != I_DONT_KNOW):
+        raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source mail.", ABSENT_HINT)
+    if (answerable and not message_ids) or not all(_is_id(message_id) for message_id in message_ids):
         raise UsageError(f"{where}: field 'message_ids' must be a list of at least one message id.")
     realistic = _field(row, "how_realistic", (int, float), where)
     if not 0 <= realistic <= 1:
@@ -85,14 +93,22 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     return Scenario(
         id=str(question_id),
         question=_field(row, fields.question, (str,), where),
-        answer=_field(row, fields.answer, (str,), where),
+        answer=_field(row, fields.answer, (str,), where) if answerable else I_DONT_KNOW,
         message_ids=list(message_ids),
         inbox_address=_field(row, "inbox_address", (str,), where).strip().lower(),
         query_date=_day(_field(row, "query_date", (str, date), where), where),
         how_realistic=float(realistic),
         split=split,
         kind=kind,
+        answerable=answerable,
+        needs_all=needs_all,
     )
+
+
+def content_of(scenario: Scenario) -> dict[str, Any]:
+    """The fields of a question by name, those that are at their usual value left out of the newer ones."""
+    usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
+    return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
 
 def _json(line: bytes, where: str) -> Any:
@@ -114,6 +130,17 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
     if isinstance(value, str) and not _is_text(value):
         raise UsageError(f"{where}: field {name!r} must be text, and holds half of a character: {value!a:.60}.")
     return value
+
+
+def _flag(row: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
+    value = row.get(name)
+    if not isinstance(value, bool | None):
+        raise UsageError(f"{where}: field {name!r} must be true or false, not {value!r:.60}.")
+    return default if value is None else value
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and _is_text(value)
 
 
 def _is_text(value: str) -> bool:
@@ -142,7 +169,7 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     Raises EmailRLError where the path cannot be written.
     """
     path = Path(path).absolute()
-    rows = ({name: value for name, value in asdict(scenario).items() if value is not None} for scenario in scenarios)
+    rows = ({name: value for name, value in content_of(s).items() if value is not None} for s in scenarios)
     try:
         replace_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     except OSError as error:

@@ -124,6 +124,13 @@ def test_any_source_mail_counts(play: Play) -> None:
     assert rubric.num_sources == 2, "an id cited twice is one source"
 
 
+def test_where_all_source_mails_are_needed_all_must_be_cited(play: Play) -> None:
+    for cited, is_right in (["<5@x>"], False), (["<1@x>", "<5@x>"], False), (["<5@x>", "<3@x>", "<1@x>"], True):
+        environment = play(message_ids=["<3@x>", "<5@x>"], needs_all=True)
+        environment.step(call("return_final_answer", answer="x", sources=cited))
+        assert environment.rubric.sources_correct is is_right
+
+
 def test_wrong_mails_count_for_nothing(play: Play) -> None:
     environment = play()
     environment.step(call("search_emails", keywords=["noodles"]))

@@ -2,9 +2,10 @@
 
     python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
 
-writes ``mail.db`` and ``questions.jsonl``: ``train`` for SFT and RL, ``val`` for the choice of the checkpoint, ``test``
-read by the last benchmark alone. No two splits share an inbox or a source mail. Hash and counts are compared with
-``small_questions.json`` beside this script, which holds no mail and no address; ``--freeze`` writes it anew.
+writes ``mail.db``, ``questions.jsonl`` and, of the harder kinds for a second table, ``hard.jsonl``: ``train`` for SFT
+and RL, ``val`` for the choice of the checkpoint, ``test`` read by the last benchmark alone. No splits share an inbox
+or a source mail, within a file or between the two. Hash and counts are compared with ``small_questions.json`` beside
+this script, which holds no mail and no address; ``--freeze`` writes it anew.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from emailrl.settings import DataSettings
 from emailrl.trajectory import Scenario
 
 FROZEN = Path(__file__).with_suffix(".json")
-LIMIT = 9000
-"""Questions asked for; the mails give fewer."""
+LIMIT, HARD_LIMIT = 9000, 2000
+"""Questions asked for; the mails give fewer of the usual kinds."""
 TEST_QUESTIONS = 600
 SEED = 42
 
@@ -37,13 +38,13 @@ def main() -> int:
     parser.add_argument("--freeze", action="store_true", help="write the hash instead of comparing it")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    db, made = options.out / "mail.db", options.out / "all.jsonl"
+    db = options.out / "mail.db"
     _emailrl("gen-db", "--source", options.mail, "--db", db, "--overwrite")
-    _emailrl("gen-questions", "--db", db, "--out", made, "--limit", LIMIT, "--seed", SEED, "--overwrite")
-    chosen = choose(load_scenarios(made, None, limit=None, seed=SEED, data=DataSettings()))
-    write_scenarios(options.out / "questions.jsonl", chosen)
-    made.unlink()
-    found = {"questions": summary(chosen)}
+    usual = choose(_made(db, options.out / "questions.jsonl", "usual", LIMIT))
+    hard = apart(_made(db, options.out / "hard.jsonl", "hard", HARD_LIMIT), usual)
+    write_scenarios(options.out / "questions.jsonl", usual)
+    write_scenarios(options.out / "hard.jsonl", hard)
+    found = {"questions": summary(usual), "hard": summary(hard)}
     print(json.dumps(found, indent=1))
     if options.freeze:
         FROZEN.write_text(json.dumps(found, indent=1) + "\n")
@@ -59,6 +60,22 @@ def choose(scenarios: list[Scenario]) -> list[Scenario]:
     return [s for s in scenarios if s.split != "test"] + test
 
 
+def apart(hard: list[Scenario], usual: list[Scenario]) -> list[Scenario]:
+    """The harder questions none of whose source mails serves a usual question of another split."""
+    splits = defaultdict(set)
+    for scenario in usual:
+        for message_id in scenario.message_ids:
+            splits[message_id].add(scenario.split)
+    return [s for s in hard if all(splits[message_id] <= {s.split} for message_id in s.message_ids)]
+
+
+def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
+    _emailrl(
+        "gen-questions", "--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"
+    )
+    return load_scenarios(out, None, limit=None, seed=SEED, data=DataSettings())
+
+
 def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
     """Of each split: questions, inboxes, questions by kind, and the hash of ids, questions, answers and sources."""
     by_split = defaultdict(list)
@@ -68,6 +85,7 @@ def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
         split: {
             "questions": len(rows),
             "inboxes": len({row.inbox_address for row in rows}),
+            "without an answer": sum(not row.answerable for row in rows),
             "kinds": dict(sorted(Counter(row.kind for row in rows).items(), key=str)),
             "sha256": digest(rows),
         }

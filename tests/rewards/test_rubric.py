@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -66,6 +66,20 @@ def test_the_terms_of_a_right_answer_are_named() -> None:
     assert terms == pytest.approx(
         {"outcome": 1, "found": 0, "read": 0, "no_invalid_id": 0, "cited": 0.3, "few_sources": 0.05, "few_turns": 0.06}
     )
+
+
+@pytest.mark.parametrize(("num_sources", "few"), [(1, 0.1), (3, 0.1), (6, 0.05)])
+def test_mails_that_are_all_needed_are_not_too_many(num_sources: int, few: float) -> None:
+    trajectory = played(**RIGHT, **CITED, num_sources=num_sources)
+    trajectory.scenario = replace(SCENARIO, message_ids=["<1@x>", "<2@x>", "<3@x>"], needs_all=True)
+    assert art_e_reward(RewardWeightSettings(), max_turns=10)(trajectory)["few_sources"] == pytest.approx(few)
+
+
+def test_not_knowing_what_nobody_can_know() -> None:
+    reward = art_e_reward(RewardWeightSettings(), max_turns=10)
+    trajectory = played(returned_i_dont_know=True, answer_correct=True, num_sources=1)
+    trajectory.scenario = replace(SCENARIO, answer="I don't know", message_ids=[], answerable=False)
+    assert sum(reward(trajectory).values()) == pytest.approx(1 + 0.06)  # no source counts, 4 of 10 turns were taken
 
 
 def test_the_terms_of_a_wrong_answer_are_named() -> None:

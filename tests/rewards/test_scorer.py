@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -64,6 +64,18 @@ def test_default_scorer_is_art_e_with_the_offline_matcher() -> None:
     assert wrong.reward == pytest.approx(-1 + 0.2, abs=1e-9)
     assert idk.reward == pytest.approx(0.1, abs=1e-9)
     assert all(t.reward == sum(t.reward_terms.values()) for t in (right, wrong, idk)), "to the last bit"
+
+
+def test_where_the_mailbox_holds_no_answer_only_not_knowing_is_right() -> None:
+    judge = FakeJudge(1)
+    absent = replace(SCENARIO, answer="I don't know", message_ids=[], answerable=False)
+    idk, guess = given_up(), answered("On the 20th; I don't know")
+    out_of_turns = Trajectory("late", "g", absent, rubric=asdict(Rubric(ran_out_of_turns=True, num_turns=7)))
+    for trajectory in (idk, guess):
+        trajectory.scenario = absent
+    Scorer(judge, simple_reward).score([idk, guess, out_of_turns])
+    assert [t.reward for t in (idk, guess, out_of_turns)] == [1.0, 0.0, 0.0]
+    assert judge.asked == [] and guess.rubric["answer_words"] == 6
 
 
 def test_an_outage_is_an_exception_and_no_reward() -> None:

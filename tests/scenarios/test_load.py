@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +95,11 @@ def test_questions_with_many_sources_are_dropped_and_counted(question_file: Writ
         load(question_file([row(message_ids=["<1@x>", "<2@x>"])]), None)
 
 
+def test_a_question_that_needs_all_its_sources_is_kept(question_file: Write) -> None:
+    path = question_file([row(id=1), row(id=2, message_ids=["<1@x>", "<2@x>", "<3@x>"], needs_all=True)])
+    assert [s.id for s in load(path, None).scenarios] == ["1", "2"]
+
+
 def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
     path = question_file(rows("abcdefghij" * 5))
     ids = [s.id for s in load(path, None, limit=10).scenarios]
@@ -106,6 +113,14 @@ def test_the_fingerprint_knows_the_content_not_the_order(question_file: Write) -
     first = load(question_file(rows("abc")), None).fingerprint
     assert load(question_file(rows("abc")[::-1]), None).fingerprint == first
     assert load(question_file([*rows("ab"), row(id=1002, inbox_address="c@x", answer="Bo")]), None).fingerprint != first
+
+
+def test_the_fingerprint_of_usual_questions_is_of_their_first_nine_fields(question_file: Write) -> None:
+    usual = load(question_file([row()]), None)
+    names = ["id", "question", "answer", "message_ids", "inbox_address", "query_date", "how_realistic", "split", "kind"]
+    content = {name: getattr(usual.scenarios[0], name) for name in names}
+    assert usual.fingerprint == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    assert load(question_file([row(needs_all=True)]), None).fingerprint != usual.fingerprint
 
 
 def test_the_settings_name_the_file_where_the_caller_does_not(question_file: Write, tmp_path: Path) -> None:

@@ -135,3 +135,25 @@ def test_an_unwritable_path_is_one_clear_error_and_keeps_the_old_file(tmp_path: 
         write_scenarios(tmp_path / "file", interrupted())
     assert (tmp_path / "file").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_question_without_an_answer_has_no_source_and_only_i_dont_know(question_file: Write) -> None:
+    absent = row(answerable=False, message_ids=[])
+    del absent["answer"]
+    for rows in ([absent], [absent | {"answer": "I don't know"}]):
+        [scenario] = read_jsonl(question_file(rows))
+        assert (scenario.answerable, scenario.answer, scenario.message_ids) == (False, "I don't know", [])
+    for wrong in ({"answer": "Ana"}, {"message_ids": ["<1@x>"]}, {"needs_all": True}):
+        with pytest.raises(UsageError, match=r"questions\.jsonl:1: 'answerable' is false, but"):
+            list(read_jsonl(question_file([absent | wrong])))
+    with pytest.raises(UsageError, match="field 'answerable' must be true or false, not 'no'"):
+        list(read_jsonl(question_file([row(answerable="no")])))
+
+
+def test_usual_questions_are_written_without_the_newer_fields(tmp_path: Path, question_file: Write) -> None:
+    usual, absent = row(), row(id=8, answerable=False, message_ids=[], answer="I don't know")
+    everything = list(read_jsonl(question_file([usual, absent, row(id=9, needs_all=True)])))
+    written = write_scenarios(tmp_path / "out.jsonl", everything)
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [(r.get("answerable"), r.get("needs_all")) for r in rows] == [(None, None), (False, None), (None, True)]
+    assert list(read_jsonl(written)) == everything

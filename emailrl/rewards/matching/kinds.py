@@ -10,8 +10,8 @@ from emailrl.scenarios.inbox.people import name_of
 _KINDS = {
     "date": "date_received date_sent reply_date my_reply_date first_contact date_stated time deadline",
     "number": "amount percentage quantity",
-    "count": "count_in_month",
-    "person": "sender only_sender_of_day other_recipient copied sent_to reply_from thread_starter",
+    "count": "count_in_month count_on_day reply_gap thread_count",
+    "person": "sender only_sender_of_day other_recipient copied sent_to reply_from thread_starter last_in_thread",
     "subject": "last_before first_after",
     "phone": "",
     "address": "url email_address",

@@ -4,6 +4,6 @@ Each ``*_kinds`` module holds a family of kinds, each of which searches a mail f
 balances and splits what they find.
 """
 
-from emailrl.scenarios.template.generate import DEFAULT_LIMIT, KINDS, generate
+from emailrl.scenarios.template.generate import DEFAULT_LIMIT, HARD_KINDS, KINDS, generate
 
-__all__ = ["DEFAULT_LIMIT", "KINDS", "generate"]
+__all__ = ["DEFAULT_LIMIT", "HARD_KINDS", "KINDS", "generate"]

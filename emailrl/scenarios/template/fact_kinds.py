@@ -25,7 +25,7 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
             return None
         return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})
 
-    return Kind(name, realism, wordings, find, extractor)
+    return Kind(name, realism, wordings, find, fact=extractor)
 
 
 def _numbered_kind(noun: str) -> Kind:

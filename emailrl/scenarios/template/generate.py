@@ -16,6 +16,7 @@ from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
 from emailrl.scenarios.inbox.mailbox import Inbox, Mail, MailReader
 from emailrl.scenarios.splits import MANY, SPLITS, split_of_mail
 from emailrl.scenarios.template.fact_kinds import FACT_KINDS
+from emailrl.scenarios.template.hard_kinds import ABSENT_KINDS, SEVERAL_KINDS
 from emailrl.scenarios.template.header_kinds import HEADER_KINDS
 from emailrl.scenarios.template.kinds import Finding, Kind
 from emailrl.scenarios.template.thread_kinds import THREAD_KINDS
@@ -24,6 +25,7 @@ from emailrl.store.connection import opened
 from emailrl.trajectory import Scenario
 
 KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
+HARD_KINDS: tuple[Kind, ...] = (*SEVERAL_KINDS, *ABSENT_KINDS)
 DEFAULT_LIMIT = 6000
 MAX_PER_MAIL = 2
 """Questions on one mail, at most."""
@@ -49,6 +51,7 @@ def generate(
     seed: int = 42,
     allow_shared: bool = False,
     max_source_mails: int | None = None,
+    kinds: Sequence[Kind] = KINDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
     """Make questions with one provable answer each, deterministic by ``seed``.
@@ -56,17 +59,19 @@ def generate(
     ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
     mails allow. No two splits share a source mail, nor an inbox unless ``allow_shared`` and there are fewer than three:
-    then their subjects are split. A question that takes more than ``max_source_mails`` mails to answer is not asked.
-    ``progress(done, total)`` is called after each mailbox. Raises UsageError for a file
-    that is no mail database and for an inbox without mail, EmailRLError for a damaged one.
+    then their subjects are split. A question with more than ``max_source_mails`` source mails is not asked, unless its
+    kind needs all of them. ``kinds`` are ``KINDS`` or ``HARD_KINDS``. ``progress(done, total)`` is called after each
+    mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for a
+    damaged one.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
-        return _generate(MailReader(connection), inboxes, limit, seed, allow_shared, max_source_mails, progress)
+        return _generate(MailReader(connection), kinds, inboxes, limit, seed, allow_shared, max_source_mails, progress)
 
 
 def _generate(
     reader: MailReader,
+    kinds: Sequence[Kind],
     inboxes: Sequence[str],
     limit: int,
     seed: int,
@@ -77,11 +82,11 @@ def _generate(
     chosen = choose_inboxes(reader, inboxes)
     # Where sizes decide on the splits, a smaller limit must not find less: its questions would be split otherwise.
     wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
-    most = max(10, SPARE * wanted // (len(chosen) * len(KINDS)))
+    most = max(10, SPARE * wanted // (len(chosen) * len(kinds)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     for done, inbox in enumerate(chosen, 1):
         box = open_inbox(reader, inbox)
-        for kind, candidates in _candidates(box, most, seed, max_source_mails).items():
+        for kind, candidates in _candidates(box, kinds, most, seed, max_source_mails).items():
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
@@ -95,18 +100,22 @@ def _generate(
     return scenarios
 
 
-def _candidates(box: Inbox, most: int, seed: int, max_source_mails: int | None) -> dict[str, list[_Candidate]]:
+def _candidates(
+    box: Inbox, kinds: Sequence[Kind], most: int, seed: int, max_source_mails: int | None
+) -> dict[str, list[_Candidate]]:
     """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
-    for kind in KINDS:
+    for kind in kinds:
         rng = Random(f"{seed}/{box.me}/{kind.name}")
         candidates: list[_Candidate] = []
         for mail in rng.sample(datable, len(datable)):
             if len(candidates) == most:
                 break
             finding = kind.find(box, mail, rng)
-            if finding is None or (max_source_mails and len(finding.sources) > max_source_mails):
+            if finding is None:
+                continue
+            if max_source_mails and not kind.needs_all and len(finding.sources) > max_source_mails:
                 continue
             if candidate := _candidate(box, kind, mail, finding, rng):
                 candidates.append(candidate)
@@ -120,8 +129,9 @@ def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random
     shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
     if _words(finding.answer) & _words(shown):
         return None
-    sources = sorted(source.message_id for source in finding.sources or [mail])
-    identity = "/".join((box.me, kind.name, *sources))
+    named = sorted(source.message_id for source in finding.sources or [mail])
+    identity = "/".join((box.me, kind.name, *named))
+    sources = named if kind.answerable else []
     scenario = Scenario(
         id=f"{kind.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
         question=wording.format(**finding.slots),
@@ -131,6 +141,8 @@ def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random
         query_date=finding.ask_day.isoformat(),
         how_realistic=realism_of(box, kind, mail),
         kind=kind.name,
+        answerable=kind.answerable,
+        needs_all=kind.needs_all,
     )
     return _Candidate(scenario, frozenset(sources), mail.topic.key or mail.message_id)
 

@@ -42,6 +42,10 @@ class Kind:
     """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
     wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
+    needs_all: bool = False
+    """Whether the answer takes all of the sources; such a question is kept however many they are."""
+    answerable: bool = True
+    """False for a kind whose findings are proved to have no answer in the mailbox."""
     fact: Extractor | None = None
     """What finds the answer in the mail's text, where a fact of the text answers."""
 

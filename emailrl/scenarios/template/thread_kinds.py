@@ -9,7 +9,7 @@ from emailrl.scenarios.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind
 
 
-def _reply_to_me(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+def reply_to_me(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The one reply to a mail of the owner's; the thread holds nothing else from others after it."""
     day = box.ask_day(mail, rng)
     if not mail.topic.is_telling or not mail.topic.is_reply or not box.received(mail):
@@ -25,7 +25,7 @@ def _reply_to_me(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    finding = _reply_to_me(box, mail, rng)
+    finding = reply_to_me(box, mail, rng)
     if finding is None or DATE.find(mail.topic.text):
         return None
     finding.answer = spell_day(mail.day)
@@ -72,7 +72,7 @@ THREAD_KINDS = (
             "Who answered me on {topic}?",
             'Who got back to me on "{topic}"?',
         ),
-        _reply_to_me,
+        reply_to_me,
     ),
     Kind(
         "reply_date",

@@ -9,7 +9,7 @@ from datetime import date, datetime
 from functools import cache
 
 from emailrl.facts.mentions import Extractor
-from emailrl.scenarios.template import KINDS
+from emailrl.scenarios.template import HARD_KINDS, KINDS
 from emailrl.scenarios.template.kinds import MY_MAIL, THEIR_MAIL
 
 _SLOTS = {
@@ -62,7 +62,7 @@ def read_question(question: str) -> Asked | None:
 def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
     """Kind, whether the mail is the asker's own, extractor and pattern; those with most fixed words first."""
     found = []
-    for kind in KINDS:
+    for kind in (*KINDS, *(kind for kind in HARD_KINDS if kind.answerable)):  # the others use the words of these
         for wording in kind.wordings:
             for text, is_mine in _spelled(wording):
                 found.append((kind.name, is_mine or kind.name in _BY_ME, kind.fact, text))

@@ -30,7 +30,7 @@ def fits(asked: Asked, mail: ShownMail, me: str) -> bool:
         return False
     if asked.person is not None and not any(is_called(a, asked.person) for a in _others(asked, mail)):
         return False
-    if asked.kind in ("reply_from", "reply_date", "my_reply_date") and not topic.is_reply:
+    if asked.kind in ("reply_from", "reply_date", "my_reply_date", "reply_gap") and not topic.is_reply:
         return False
     if asked.kind == "thread_starter" and (topic.is_reply or topic.is_forward or _quotes(mail)):
         return False
@@ -113,9 +113,9 @@ def _name(address: str) -> str:
 
 
 _READERS: dict[str, Callable[[ShownMail, str], str | None]] = {
-    **dict.fromkeys(("sender", "only_sender_of_day", "reply_from", "thread_starter"), _sender),
-    **dict.fromkeys(("date_received", "date_sent", "reply_date", "my_reply_date", "first_contact"), _date),
-    **dict.fromkeys(("subject", "last_before", "first_after"), _subject),
+    **dict.fromkeys(("sender", "only_sender_of_day", "reply_from", "thread_starter", "last_in_thread"), _sender),
+    **dict.fromkeys(("date_received", "date_sent", "reply_date", "my_reply_date", "first_contact", "reply_gap"), _date),
+    **dict.fromkeys(("subject", "both_subjects", "last_before", "first_after"), _subject),
     "sent_to": _first_recipient,
     "copied": _copied,
     "other_recipient": _other_recipient,

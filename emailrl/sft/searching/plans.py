@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from emailrl.environment.tools import MAX_RESULTS
 from emailrl.scenarios.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
-from emailrl.sft.searching.judging import is_called, people_of
+from emailrl.sft.searching.judging import day_of, is_called, people_of
 from emailrl.sft.searching.searcher import Hit, Plan, Searcher, Turns
 from emailrl.sft.searching.searches import Search, topic_searches, topic_words, word_searches
 
@@ -123,6 +123,57 @@ def count_in_month(searcher: Searcher) -> Turns[Result]:
     return str(len(hits)), [hit["message_id"] for hit in hits]
 
 
+def count_on_day(searcher: Searcher) -> Turns[Result]:
+    """Search by the day among the mails to the asker, and count."""
+    day = _asked(searcher).day
+    window: Search = {"sent_after": _iso(day), "sent_before": _iso(day, 1)}
+    if searcher.rng.random() < searcher.habits.poor_search:
+        yield from searcher.search(**searcher.rng.choice([window, window | {"sent_before": _iso(day)}]))
+    hits = yield from searcher.search(to_addr=searcher.given.me, max_results=MAX_RESULTS, **window)
+    return (str(len(hits)), [hit["message_id"] for hit in hits]) if hits else None
+
+
+def thread_count(searcher: Searcher) -> Turns[Result]:
+    """Search for the topic as a phrase, and count the hits that have it as their subject."""
+    topic = _asked(searcher).topic or ""
+    if searcher.rng.random() < searcher.habits.poor_search:
+        yield from searcher.search(keywords=topic_words(topic)[:2])
+    hits = yield from searcher.search(keywords=[topic], max_results=MAX_RESULTS)
+    thread = [hit["message_id"] for hit in hits if topic_of(_plain(hit)).key == " ".join(topic.split()).lower()]
+    return (str(len(thread)), thread) if thread else None
+
+
+def both_subjects(searcher: Searcher) -> Turns[Result]:
+    """Search by sender and day, read both mails, and name their subjects, the older first."""
+    day = _asked(searcher).day
+    hits = yield from _by_person(searcher, sent_after=_iso(day), sent_before=_iso(day, 1))
+    found = []
+    for hit in hits[::-1]:
+        mail = yield from searcher.read(hit)
+        if subject := searcher.judge(mail):
+            found.append((subject, hit["message_id"]))
+    if len(found) != 2:
+        return None
+    return " and ".join(subject for subject, _ in found), [message_id for _, message_id in found]
+
+
+def reply_gap(searcher: Searcher) -> Turns[Result]:
+    """Read the thread until the asker's mail and the reply to it are found, and take the days between."""
+    topic, me = _asked(searcher).topic or "", searcher.given.me
+    for search in topic_searches(_asked(searcher), searcher.given.question, None, searcher.habits, searcher.rng):
+        hits = yield from searcher.search(**search)
+        mine = reply = None
+        for hit in _likeliest_first(searcher, hits, topic_words(topic))[:4]:
+            mail = yield from searcher.read(hit)
+            if searcher.judge(mail):
+                reply = mail
+            elif mail["from_address"] == me and topic_of(mail["subject"]).key == " ".join(topic.split()).lower():
+                mine = mail
+            if mine and reply and (first := day_of(mine)) and (last := day_of(reply)):
+                return str((last - first).days), [mine["message_id"], reply["message_id"]]
+    return None
+
+
 def _poorly(searcher: Searcher, searches: Sequence[Search]) -> Turns[Result]:
     """One of some poor searches, as often as people make them, and a look at what it finds."""
     if searcher.rng.random() >= searcher.habits.poor_search:
@@ -155,10 +206,14 @@ def _likeliest_first(searcher: Searcher, hits: Sequence[Hit], words: Sequence[st
     wanted = {word.lower() for word in words}
 
     def worth(hit: Hit) -> tuple[int, bool]:
-        snippet = hit["snippet"].replace("<b>", "").replace("</b>", "")
+        snippet = _plain(hit)
         return len(wanted & topic_of(snippet).words), "..." not in snippet
 
     return sorted(hits, key=worth, reverse=True)
+
+
+def _plain(hit: Hit) -> str:
+    return hit["snippet"].replace("<b>", "").replace("</b>", "")
 
 
 def _asked(searcher: Searcher) -> Asked:
@@ -184,5 +239,9 @@ PLANS: dict[str, Plan] = {
     "first_after": first_after,
     "first_contact": first_contact,
     "count_in_month": count_in_month,
+    "count_on_day": count_on_day,
+    "thread_count": thread_count,
+    "both_subjects": both_subjects,
+    "reply_gap": reply_gap,
 }
 """By kind of question; the others are asked by topic."""

@@ -22,8 +22,8 @@ def unshown(messages: Sequence[Message]) -> list[str]:
     """Everything in the calls of a conversation that stands in no message before; empty for an honest one.
 
     Dates count as shown in any spelling, and within 31 days of one that is (the ends of a window), or as the first of a
-    month up to today; addresses also as first.last of a name in the question, at the inbox's own host; a number of
-    mails as that many hits.
+    month up to today; addresses also as first.last of a name in the question, at the inbox's own host; a number
+    where so many hits, or days between two dates, were shown.
     """
     found = []
     for at, message in enumerate(messages):
@@ -56,7 +56,8 @@ def _unshown(arguments: dict[str, Any], before: Sequence[Message]) -> Iterator[s
 
 
 def _unshown_answer(answer: str, words: set[str], days: set[date], before: Sequence[Message]) -> Iterator[str]:
-    counted = {str(message.content.count('"message_id"')) for message in before if message.name == "search_emails"}
+    most = max((m.content.count('"message_id"') for m in before if m.name == "search_emails"), default=0)
+    counted = {str(number) for number in range(1, most + 1)} | {str(abs((a - b).days)) for a in days for b in days}
     for spelled in _SPELLED.finditer(answer):
         if set(_days(spelled[0])) & days:
             answer = answer.replace(spelled[0], " ")
