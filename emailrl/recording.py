@@ -10,14 +10,13 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from emailrl.disk import naming, replace_bytes
 from emailrl.errors import EmailRLError
-from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
+from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn, scenario_fields
 
 Record = dict[str, Any]
 
@@ -154,7 +153,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> Record:
         "mode": trajectory.mode,
         "policy_version": trajectory.policy_version,
         "adapter_sha256": trajectory.adapter_sha256,
-        "scenario": asdict(trajectory.scenario),
+        "scenario": scenario_fields(trajectory.scenario),
         "messages": [_message_to_dict(message) for message in trajectory.messages],
         "turns": [_fields(turn) for turn in trajectory.turns],
     }

@@ -6,7 +6,7 @@ policy sampled them, with the mask made while they were produced; ``messages`` a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +45,16 @@ class Scenario:
     """False where the mailbox does not hold the answer: then ``message_ids`` is empty, and "I don't know" is right."""
     needs_all: bool = False
     """Whether the answer takes every one of the source mails, where otherwise each of them holds it."""
+
+
+_UNUSUAL = {"answerable": False, "needs_all": True}
+
+
+def scenario_fields(scenario: Scenario) -> dict[str, Any]:
+    """The fields of a question by name, as files and fingerprints have them: ``answerable`` and ``needs_all`` stand
+    only where they are not as usual."""
+    usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
+    return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
 
 @dataclass(slots=True)

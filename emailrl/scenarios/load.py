@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Literal
 
 from emailrl.errors import UsageError
-from emailrl.scenarios.rows import Fields, content_of, read_jsonl
+from emailrl.scenarios.rows import Fields, read_jsonl
 from emailrl.scenarios.splits import check_disjoint, cut_val, mixed_order
 from emailrl.settings import DataSettings
-from emailrl.trajectory import Scenario
+from emailrl.trajectory import Scenario, scenario_fields
 
 Split = Literal["train", "val", "test"]
 
@@ -104,7 +104,7 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     """SHA-256 over the questions' content, in the order of their ids."""
     digest = hashlib.sha256()
     for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
-        digest.update(json.dumps(content_of(scenario), sort_keys=True).encode())
+        digest.update(json.dumps(scenario_fields(scenario), sort_keys=True).encode())
     return digest.hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.splits import SPLITS
-from emailrl.trajectory import Scenario
+from emailrl.trajectory import Scenario, scenario_fields
 
 ONE_A_LINE = "A question file has one JSON object a line."
 FIELDS_HINT = (
@@ -38,8 +38,6 @@ class Fields:
 ART_E = Fields()
 I_DONT_KNOW = "I don't know"
 """The reference answer where the mailbox holds none."""
-_UNUSUAL = {"answerable": False, "needs_all": True}
-"""Written where they say so, and left out of rows and fingerprints where they do not."""
 
 
 def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
@@ -105,12 +103,6 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     )
 
 
-def content_of(scenario: Scenario) -> dict[str, Any]:
-    """The fields of a question by name, those that are at their usual value left out of the newer ones."""
-    usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
-    return {name: value for name, value in asdict(scenario).items() if name not in usual}
-
-
 def _json(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
@@ -169,7 +161,7 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     Raises EmailRLError where the path cannot be written.
     """
     path = Path(path).absolute()
-    rows = ({name: value for name, value in content_of(s).items() if value is not None} for s in scenarios)
+    rows = ({name: value for name, value in scenario_fields(s).items() if value is not None} for s in scenarios)
     try:
         replace_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     except OSError as error:
