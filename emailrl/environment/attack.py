@@ -19,7 +19,7 @@ from emailrl.trajectory import Scenario, Trajectory
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
-Environment = TypeVar("Environment")
+AnyEnvironment = TypeVar("AnyEnvironment")
 
 KINDS: Final = ("answer", "cite", "read")
 """To give an answer that is none, to cite a mail that does not exist, to read one."""
@@ -97,11 +97,11 @@ class AttackedMailbox(Mailbox):
 
 
 def under_attack(
-    make: Callable[[Scenario, Mailbox, Settings], Environment],
-) -> Callable[[Scenario, Mailbox, Settings], Environment]:
+    make: Callable[[Scenario, Mailbox, Settings], AnyEnvironment],
+) -> Callable[[Scenario, Mailbox, Settings], AnyEnvironment]:
     """The same maker of environments, on attacked mailboxes."""
 
-    def attacked(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
+    def attacked(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> AnyEnvironment:
         return make(scenario, AttackedMailbox(mailbox, scenario), settings)
 
     return attacked

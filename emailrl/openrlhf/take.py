@@ -114,9 +114,8 @@ def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> Non
 
 
 def _scheduler(values: list[str], given: Given, taken: Conversion) -> None:
-    names = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
-    renamed = f" {values[0]}" if values[0] in names else ""
-    taken.set("lr_scheduler", names.get(values[0], values[0]), "--lr_scheduler" + renamed)
+    name = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}.get(values[0], values[0])
+    taken.set("lr_scheduler", name, "--lr_scheduler" + f" {values[0]}" * (name != values[0]))
     if values[0] == "cosine_with_min_lr":
         taken.set("min_lr_ratio", 0.1, "--lr_scheduler cosine_with_min_lr")
 

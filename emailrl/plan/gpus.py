@@ -11,7 +11,7 @@ from typing import Final
 from emailrl.errors import UsageError
 
 GIB: Final = 2**30
-REACHED: Final = 0.8
+PEAK_SHARE: Final = 0.8
 """Share of the data sheet's FLOP/s that large matrix products reach: 790 of 989 TFLOP/s, measured on an H200."""
 
 MEASURED: Final = "H200"
@@ -34,7 +34,7 @@ class Device:
 
 
 def _gpu(name: str, gib: float, sheet_tflops: float, terabytes: float, note: str = "") -> Device:
-    return Device(name, gib, REACHED * sheet_tflops, terabytes * 1e12, note)
+    return Device(name, gib, PEAK_SHARE * sheet_tflops, terabytes * 1e12, note)
 
 
 DEVICES: Final = {

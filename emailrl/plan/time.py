@@ -22,7 +22,7 @@ from emailrl.training.mix import resolve
 from emailrl.training.passes import needs_old_logprobs, needs_reference
 
 Curve = tuple[tuple[int, float], ...]
-REACHED: Final[dict[str, Curve]] = {
+UTILIZATION: Final[dict[str, Curve]] = {
     # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/gpu.md, shapes 0.6B, 4B and 14B.
     "fused": ((1024, 0.31), (2560, 0.49), (5120, 0.63)),
     "unsloth": ((1024, 0.28), (2560, 0.48), (5120, 0.62)),
@@ -92,8 +92,8 @@ def plan_seconds(
 
 
 def reached(shape: Shape, layout: Layout) -> float:
-    """Interpolate ``REACHED`` in the logarithm of the hidden size."""
-    curve = REACHED[layout.layers]
+    """Interpolate ``UTILIZATION`` in the logarithm of the hidden size."""
+    curve = UTILIZATION[layout.layers]
     if shape.hidden <= curve[0][0]:
         return curve[0][1]
     for (left, low), (right, high) in pairwise(curve):

@@ -18,7 +18,7 @@ _INSERT = f"INSERT INTO {staged.name} VALUES ({', '.join('?' * len(staged.column
 
 
 @dataclass
-class Tally:
+class StagedCounts:
     """What has been staged."""
 
     mails: int = 0
@@ -34,13 +34,13 @@ class Stage:
         self.path = path
         self.addresses = addresses or {}
         self._next_number = max(self.addresses.values(), default=0) + 1
-        self._tally = Tally()
+        self._tally = StagedCounts()
         self._connection = connect_for_loading(path)
         self._connection.execute(CreateTable(staged))
         self._mails: list[tuple[object, ...]] = []
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> StagedCounts:
         """What has been staged so far."""
         return replace(self._tally)
 

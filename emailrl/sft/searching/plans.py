@@ -12,7 +12,7 @@ from emailrl.environment.tools import MAX_RESULTS
 from emailrl.scenarios.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
 from emailrl.sft.searching.judging import day_of, is_called, people_of
-from emailrl.sft.searching.searcher import Hit, Plan, Searcher, Turns
+from emailrl.sft.searching.searcher import Hit, Searcher, SearchPlan, Turns
 from emailrl.sft.searching.searches import Search, topic_searches, topic_words, word_searches
 
 Result = tuple[str, list[str]] | None
@@ -232,7 +232,7 @@ def _month(day: date, later: int) -> date:
     return date(months // 12, months % 12 + 1, 1)
 
 
-PLANS: dict[str, Plan] = {
+PLANS: dict[str, SearchPlan] = {
     "subject": on_day,
     "only_sender_of_day": on_day,
     "last_before": last_before,

@@ -18,7 +18,7 @@ from emailrl.trajectory import Message
 T = TypeVar("T")
 Turns = Generator[str, Any, T]
 """Yields assistant turns and is sent tool results; returns what came of them."""
-Plan = Callable[["Searcher"], Turns[tuple[str, list[str]] | None]]
+SearchPlan = Callable[["Searcher"], Turns[tuple[str, list[str]] | None]]
 """Makes the turns of a searcher; answer and sources come of them, or None where nothing fits."""
 Hit = dict[str, str]
 
@@ -45,7 +45,7 @@ class Searcher:
     """One question's player; ``plan`` makes its turns, ``judge`` says what a mail that was read answers."""
 
     def __init__(
-        self, given: Given, plan: Plan, judge: Callable[[ShownMail], str | None], *,
+        self, given: Given, plan: SearchPlan, judge: Callable[[ShownMail], str | None], *,
         agent: AgentSettings, habits: Habits, rng: random.Random,
     ) -> None:  # fmt: skip
         self.given, self.judge, self.habits, self.rng = given, judge, habits, rng
