@@ -58,6 +58,7 @@ def test_metadata_has_exactly_the_fields_of_the_contract_and_the_files_hashes(tm
     assert set(record) == {
         "schema_version", "run_id", "kind", "step", "mode", "algorithm", "base_model", "lora", "metrics", "settings",
         "parent", "seed", "versions", "database_fingerprint", "questions_fingerprint", "files", "created_at",
+        "resumed_from",
         "git_commit",
     }  # fmt: skip
     assert record["files"]["adapter_model.safetensors"] == HELLO_SHA256

@@ -64,9 +64,9 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
     return verify(checkpoint_of(newest_run(output_dir, mode), str(which)))
 
 
-def newest_run(output_dir: Path, mode: str | None = None) -> Path:
-    """The run last written to under OUTPUT_DIR; EmailRLError where there is none."""
-    runs = find_runs(output_dir, mode)
+def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> Path:
+    """The run last written to under OUTPUT_DIR, of any mode ``but`` that; EmailRLError where there is none."""
+    runs = [run for run in find_runs(output_dir, mode) if list_checkpoints(run)[-1].metadata.mode != but]
     if not runs:
         where = run_root(output_dir, mode) if mode else output_dir
         hint = "Train first (emailrl train), or name one by its path."

@@ -39,12 +39,15 @@ class Metadata:
     settings: dict[str, dict[str, Any]]
     """The settings tree without its secrets."""
     parent: str | None
-    """The checkpoint this run was resumed from, as ``run_id:step``; None for a run begun from the base model."""
+    """Where the run's weights began: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter; None for a
+    run begun from the base model. Going on with a run does not change it."""
     seed: int
     versions: dict[str, str]
     database_fingerprint: str
     questions_fingerprint: str
     git_commit: str | None
+    resumed_from: str | None = None
+    """The checkpoint that the run last went on from, as ``run_id:step``; None for one never resumed."""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
     files: dict[str, str] = field(default_factory=dict)
     """Relative name → sha256."""

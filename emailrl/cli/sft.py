@@ -1,4 +1,19 @@
-"""``emailrl sft``: supervised fine-tuning on what experts or recorded trajectories say."""
+"""Fine-tune a policy on conversations before any reward is seen: scripted experts', or recorded trajectories.
+
+With --questions, experts play the training questions on --db. With --trajectories, the best recorded trajectory of
+each question is imitated, whoever played it: an earlier policy, or a chat server as teacher. With neither, experts
+play demo worlds. Only the assistant's own tokens are learned. Inboxes of the split val (else a tenth of them) are
+held out: their loss chooses best_model, which `emailrl train --adapter` goes on from (--full: --model).
+
+Examples:
+
+\b
+  emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --db data/mine.db
+  emailrl sft --model Qwen/Qwen3-0.6B --trajectories outputs/teacher.jsonl --best-of 8 --min-reward 1
+  emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --full --steps 200
+  emailrl sft --from-scratch --steps 1800 --batch-size 128 --out outputs/small
+  emailrl sft --resume latest
+"""
 
 from __future__ import annotations
 
@@ -13,7 +28,7 @@ from emailrl.cli.output import print_json, print_next, say, say_loading
 
 
 @setting_options(
-    "model_name full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
+    "model_name adapter full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
     "best_of min_reward",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
     "output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
@@ -31,22 +46,6 @@ def sft(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a policy on conversations before any reward is seen: scripted experts', or recorded trajectories.
-
-    With --questions, experts play the training questions on --db. With --trajectories, the best recorded trajectory of
-    each question is imitated, whoever played it: an earlier policy, or a chat server as teacher. With neither, experts
-    play demo worlds. Only the assistant's own tokens are learned. Inboxes of the split val (else a tenth of them) are
-    held out: their loss chooses best_model, which `emailrl train --adapter` goes on from (--full: --model).
-
-    Examples:
-
-    \b
-      emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --db data/mine.db
-      emailrl sft --model Qwen/Qwen3-0.6B --trajectories outputs/teacher.jsonl --best-of 8 --min-reward 1
-      emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --full --steps 200
-      emailrl sft --from-scratch --steps 1800 --batch-size 128 --out outputs/small
-      emailrl sft --resume latest
-    """
     from emailrl.settings import load_settings
 
     given = overrides | {"trajectories": trajectories or None}

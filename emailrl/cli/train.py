@@ -2,7 +2,8 @@
 
 Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
 to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
-metrics.jsonl, evaluations.jsonl, training.log and trajectories/. Ctrl-C saves the last step; --resume goes on with
+metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter begins from weights trained before
+(REFERENCE=start measures the KL to these, not to the base model). Ctrl-C saves the last step; --resume goes on with
 the options the run was begun with, save those given again; code and servers must be.
 
 Examples:
@@ -11,6 +12,7 @@ Examples:
   emailrl train
   emailrl train --mode masked --preset quick --model nano
   emailrl train --mode simple --max-steps 20
+  emailrl train --adapter outputs/grpo_sft/best_model
   emailrl train --resume latest
   emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
   emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @setting_options(
-    "mode algorithm reward environment backend model_name engine resume",
+    "mode algorithm reward environment backend model_name adapter engine resume",
     "max_steps num_train_epochs per_device_train_batch_size num_generations learning_rate beta",
     "temperature max_turns max_tokens train_dataset_size eval_dataset_size",
     "eval_steps save_steps target_accuracy patience",
@@ -65,13 +67,14 @@ def train(
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
     from emailrl.export import check_free
     from emailrl.policy.resolve import resolve_model
+    from emailrl.training.run.start import find_start
 
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
     check_inputs(settings)
     if resume is None:
-        resolve_model(settings.model.name, settings.model.smol_base)
+        resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     say_loading()
     from emailrl.training.loop import train as run_training
 

@@ -42,10 +42,11 @@ def _front_matter(metadata: Metadata, merged: bool) -> str:
 
 def _introduction(metadata: Metadata, merged: bool) -> str:
     what = "The weights hold its LoRA adapter, merged." if merged else "This is its LoRA adapter alone."
+    began = f", from the weights of {metadata.parent}" if metadata.parent else ""
     return (
         f"# Mail-search agent, {metadata.run_id}, step {metadata.step}\n\n"
         f"A language model that searches a mailbox with tools and answers questions from it: {metadata.base_model}, "
-        f"trained with emailrl by {metadata.algorithm} in mode {metadata.mode}. {what}\n"
+        f"trained with emailrl by {metadata.algorithm} in mode {metadata.mode}{began}. {what}\n"
     )
 
 

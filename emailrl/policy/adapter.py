@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from emailrl.checkpoints import METADATA, Checkpoint, find_checkpoint, find_runs, list_checkpoints
+from emailrl.checkpoints import METADATA, SFT, Checkpoint, checkpoint_of, find_checkpoint, find_runs, list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
 
 CONFIG = "adapter_config.json"
@@ -34,16 +34,21 @@ class Adapter:
 def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
     """``best`` or ``latest`` of the newest run, or the adapter in a folder, its files checked against their hashes.
 
-    What a folder lacks for a run to go on from it (trainer state, even ``metadata.json``) is not asked for. Raises
-    UsageError where there is no adapter, EmailRLError where it is damaged.
+    The folder of a run of ``sft`` stands for its ``best_model``. What a folder lacks for a run to go on from it
+    (trainer state, even ``metadata.json``) is not asked for. Raises UsageError where there is no adapter, EmailRLError
+    where it is damaged.
     """
-    path = Path(which)
-    if which not in ("best", "latest") and path.is_dir():
-        if (path / "config.json").is_file() and not (path / CONFIG).is_file():
-            raise UsageError(f"{path} is a model, not an adapter.", f"Name it by --model {path}.")
-        if (path / CONFIG).is_file() and not (path / METADATA).is_file():
-            return Adapter(path, read_base(path))
-    found = find_checkpoint(which, output_dir)
+    if which in ("best", "latest"):
+        path = find_checkpoint(which, output_dir).path
+    else:
+        path = Path(which)
+        if not (path / CONFIG).is_file() and any(item.metadata.mode == SFT for item in list_checkpoints(path)):
+            path = checkpoint_of(path, "best").path
+    if (path / "config.json").is_file() and not (path / CONFIG).is_file():
+        raise UsageError(f"{path} is a model, not an adapter.", f"Name it by --model {path}.")
+    if (path / CONFIG).is_file() and not (path / METADATA).is_file():
+        return Adapter(path, read_base(path))
+    found = find_checkpoint(path, output_dir)
     read_base(found.path)
     return Adapter.of(found)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from emailrl.errors import UsageError
+from emailrl.policy.adapter import read_adapter_config
 from emailrl.policy.logprobs import output_embeddings
-from emailrl.settings import Settings
+from emailrl.settings import LoraSettings, Settings
 
 
 def with_fresh_adapter(model: Any, settings: Settings) -> Any:
@@ -29,6 +31,24 @@ def with_fresh_adapter(model: Any, settings: Settings) -> Any:
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(settings.training.seed)
         return get_peft_model(model, config)
+
+
+def check_lora(lora: LoraSettings, adapter: Path, model: Any) -> None:
+    """Raise UsageError where a LoRA setting that was given says otherwise than the adapter in a folder."""
+    config = read_adapter_config(adapter)
+    own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
+    own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
+    for name in sorted(own.keys() & lora.model_fields_set):
+        given = getattr(lora, name)
+        if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != own[name]:
+            raise UsageError(
+                f"{name.upper()} is {given}, and the adapter in {adapter} has {_plain(own[name])}.",
+                f"Leave {name.upper()} out: an adapter keeps its own.",
+            )
+
+
+def _plain(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def lora_targets(model: Any, wanted: str) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -18,7 +18,7 @@ from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
 from emailrl.policy.device import choose_device, choose_dtype
-from emailrl.policy.fresh import with_fresh_adapter
+from emailrl.policy.fresh import check_lora, with_fresh_adapter
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.layout import recomputes, wants_fused
 from emailrl.policy.logprobs import check_projection
@@ -50,6 +50,8 @@ class Policy:
     """Rank, alpha, dropout and target modules; empty for a bare base model."""
     value_head: ValueHead | None = None
     """The critic, where an algorithm with one trains."""
+    start: list[Tensor] | None = None
+    """The adapter as a run began with it, in the order of ``trainable_parameters``, where that is the reference."""
     notes: list[str] = field(default_factory=list)
     """Why it trains more slowly than the settings ask for."""
 
@@ -64,12 +66,24 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[Any]:
-        """Switch the adapter off inside the block: the model is then the reference policy."""
-        if not self.lora:
+        """Make the model the reference policy inside the block: adapter switched off, or as it was at the ``start``."""
+        if self.start is not None:
+            parameters = [parameter for _, parameter in self.trainable_parameters()]
+            own = [parameter.data for parameter in parameters]
+            try:
+                _point_to(parameters, self.start)
+                yield self.model
+            finally:
+                _point_to(parameters, own)
+        elif self.lora:
+            with self.model.disable_adapter():
+                yield self.model
+        else:
             yield self.model
-            return
-        with self.model.disable_adapter():
-            yield self.model
+
+    def keep_start(self) -> None:
+        """Let the reference be the adapter as it is now."""
+        self.start = [parameter.detach().clone() for _, parameter in self.trainable_parameters()]
 
     def save_adapter(self, directory: Path) -> None:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
@@ -112,6 +126,12 @@ class Policy:
         share_files(directory)
 
 
+def _point_to(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Exchange what parameters hold without a copy; a parameter stays the same object to its optimizer."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value
+
+
 def load_policy(
     settings: Settings, *, adapter: Path | None = None, trainable: bool = False, full: bool = False
 ) -> Policy:
@@ -136,6 +156,8 @@ def load_policy(
         model, tokenizer = _load_base(settings, path, device)
     if adapter is not None:
         read_plain_lora(adapter, model)
+        if trainable:
+            check_lora(settings.lora, adapter, model)
         model = _with_adapter(model, adapter, trainable)
     elif trainable and not full:
         model = with_fresh_adapter(model, settings)

@@ -23,6 +23,9 @@ class TrainingSettings(Section):
     aggregation and KL."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Seed of everything random."""
+    adapter: Path | None = None
+    """Begin from the adapter in this folder (PEFT's, a checkpoint, a run of `sft`), with its rank and targets; None
+    begins from a fresh one."""
     max_steps: Positive = 200
     """Most steps of a run, in every mode; a step is one round of rollouts and the updates made from them."""
     num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS"), Flag("--epochs")] = 2
@@ -114,6 +117,8 @@ class AlgorithmSettings(Section):
 
     beta: Annotated[float, Field(ge=0), Env("BETA")] = 0.01
     """Weight of the KL to the reference policy; 0 computes no reference."""
+    reference: Annotated[Literal["base", "start"], Env("REFERENCE")] = "base"
+    """What the KL is measured to: the base model, or the policy as the run began (of use with `--adapter`)."""
     min_group_std: Annotated[float, Field(ge=0)] = 0.05
     """Groups whose rewards vary less are dropped and counted, where the estimator compares the rewards of a group."""
     advantage_estimator: Literal["group_norm", "dr_grpo", "reinforce_baseline", "rloo", "reinforce", "gae"] | None = (

@@ -35,6 +35,7 @@ from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import Clock, Pace
 from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.resume import STATE_FILE, new_run_id, seed_generators
+from emailrl.training.run.start import check_resumed, find_start
 from emailrl.training.run.tracking import RULE, Say, Tracker, check_services, duration
 
 
@@ -77,6 +78,7 @@ class Run:
     tracker: Tracker
     interrupts: Interrupts
     place: Place
+    parent: str | None
     run_id: str
     database: str
     state: State = field(default_factory=State)
@@ -187,7 +189,8 @@ class Run:
             lora=self.policy.lora,
             metrics={"loss": state.loss, "val_loss": state.val_loss},
             settings=self.settings.public(),
-            parent=checkpoint.metadata.parent if checkpoint else None,
+            parent=self.parent,
+            resumed_from=f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None,
             seed=training.seed,
             versions=versions(),
             database_fingerprint=self.database,
@@ -235,7 +238,9 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
         recover(place.directory)
         if place.checkpoint is None:
             clear_run(place.directory)  # what died in it before its first checkpoint
-        policy = _policy(settings, place.checkpoint)
+        start = find_start(settings, place.checkpoint)
+        settings = start.settings
+        policy = _policy(settings, start.adapter, place.checkpoint)
         renderer = ChatRenderer(policy.tokenizer, task.tools)
         longest = min(_window(policy), settings.model.max_model_len or _window(policy))
         data = examples(found, settings, renderer, longest=longest, workers=workers)
@@ -247,11 +252,11 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
         told = settings.model_copy(update={"tracking": named})
         with closing(Tracker(place.directory, told, run_id=run_id, step=state.step, say=say)) as tracker:
             tracker.say(_header(settings, policy, data, place, state))
-            tracker.say("\n".join(f"Note: {note}" for note in (*data.notes, *policy.notes)))
+            tracker.say("\n".join(f"Note: {note}" for note in (*start.notes, *data.notes, *policy.notes)))
             yield Run(
                 settings=settings, policy=policy, data=data, fitter=fitter, tracker=tracker,
-                interrupts=Interrupts(tracker.say), place=place, run_id=run_id, database=database, state=state,
-                saved_step=state.step or None,
+                interrupts=Interrupts(tracker.say), place=place, parent=start.parent, run_id=run_id, database=database,
+                state=state, saved_step=state.step or None,
             )  # fmt: skip
 
 
@@ -260,13 +265,15 @@ def _check(settings: Settings) -> None:
         raise UsageError("A model made from nothing learns from demo worlds.", "Name the one to teach with --model.")
     if settings.sft.from_scratch and settings.sft.trajectories:
         raise UsageError("A model made from nothing learns from demo worlds.", "Leave --trajectories out.")
+    if settings.training.adapter is not None and (settings.sft.from_scratch or settings.sft.full_finetuning):
+        raise UsageError("All weights are trained from a model, not from an adapter.", "Merge it: emailrl export.")
 
 
-def _policy(settings: Settings, checkpoint: Checkpoint | None) -> Policy:
+def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
     """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
     full = settings.sft.full_finetuning or settings.sft.from_scratch
     if not full:
-        return load_policy(settings, adapter=checkpoint.path if checkpoint else None, trainable=True)
+        return load_policy(settings, adapter=adapter, trainable=True)
     if checkpoint is None and settings.sft.from_scratch:
         return _new_policy(settings)
     if checkpoint is None:
@@ -290,6 +297,7 @@ def _new_policy(settings: Settings) -> Policy:
 def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Settings) -> State:
     """The run's state, its optimizer's too; UsageError where the checkpoint is of other examples or another order."""
     before = checkpoint.metadata
+    check_resumed(settings, before.settings)
     if before.questions_fingerprint != data.fingerprint:
         raise UsageError(f"{checkpoint.path} was trained on other conversations.", "Give the same, or begin a new run.")
     recorded = {"seed": before.seed, "sft_batch_size": before.settings["sft"]["sft_batch_size"]}

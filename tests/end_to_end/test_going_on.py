@@ -39,7 +39,7 @@ def test_resuming_from_an_older_checkpoint_drops_what_came_after(
     assert result.run_dir == run
     assert [line["step"] for line in read_records(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
-    assert str(find_checkpoint("latest", settings.output.output_dir).metadata.parent).endswith(":2")
+    assert str(find_checkpoint("latest", settings.output.output_dir).metadata.resumed_from).endswith(":2")
     assert same(state_of(run / "final"), state_of(finished.run_dir / "final"))
     again = train(settings, resume="best", overwrite=True)  # step 0
     assert again.steps == 6 and lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")

@@ -28,7 +28,6 @@ from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.questions import Data, load_data
 from emailrl.training.run.resume import (
     Resumed,
-    base_of,
     check_agrees,
     load_state,
     new_run_id,
@@ -38,6 +37,7 @@ from emailrl.training.run.resume import (
     take_snapshot,
 )
 from emailrl.training.run.run import Run
+from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
 from emailrl.training.run.tracking import Say, Tracker, check_services, header
 from emailrl.training.step.update import Updater
@@ -60,20 +60,23 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
         checkpoint = before.checkpoint if before else None
         if overwrite and resume is None:
             check_replaceable(run_root(settings.output.output_dir, settings.training.mode))
-        settings, said = base_of(checkpoint, settings)
+        start = find_start(settings, checkpoint)
+        settings = start.settings
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
         scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
         data = load_data(settings)
-        data.notes += restored + said + advice(algorithm, settings) + idle_settings(algorithm, settings)
+        data.notes += restored + start.notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
         if checkpoint:
             data.notes += _changes(checkpoint, settings, data)
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train))
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
         make = mode.make_environment
-        with closing(open_policy(settings, checkpoint.path if checkpoint else None, trainable=True)) as opened:
+        with closing(open_policy(settings, start.adapter, trainable=True)) as opened:
             policy, engine = opened.policy, opened.engine
             data.notes += policy.notes
+            if settings.training.adapter is not None:
+                settings = with_lora(settings, policy.lora)
             updater = Updater(policy, algorithm, settings, total_steps=total)
             state = _restore(checkpoint, updater) if checkpoint else RunState()
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
@@ -88,7 +91,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 tracker.say("\n".join(f"Note: {note}" for note in data.notes))
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
-                    parent=_parent(checkpoint), snapshot=take_snapshot(state),
+                    parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
                     saved_step=state.step if checkpoint else None,
                 )  # fmt: skip
                 yield Run(
@@ -166,5 +169,5 @@ def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
     return count_steps(num_questions, questions_per_step(training), training.max_steps, _epochs(settings, mode))
 
 
-def _parent(checkpoint: Checkpoint | None) -> str | None:
+def _resumed_from(checkpoint: Checkpoint | None) -> str | None:
     return f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None

@@ -27,9 +27,12 @@ class CheckpointWriter:
     updater: Updater
     run_id: str
     parent: str | None
+    """Where the weights began."""
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
+    resumed_from: str | None = None
+    """The checkpoint that this process went on from."""
 
     @property
     def step(self) -> int:
@@ -68,6 +71,7 @@ class CheckpointWriter:
             metrics=self.snapshot.state["last_metrics"],
             settings=self.settings.public(),
             parent=self.parent,
+            resumed_from=self.resumed_from,
             seed=training.seed,
             versions=versions(),
             database_fingerprint=self.data.database_fingerprint,

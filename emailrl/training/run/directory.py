@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from emailrl.checkpoints import (
+    SFT,
     Checkpoint,
     checkpoint_of,
     find_runs,
@@ -109,7 +110,7 @@ def run_to_resume(settings: Settings, resume: str) -> Path | None:
             return vain
         return runs[-1] if runs else None
     if resume in ("latest", "best"):
-        return newest_run(output_dir, mode if "mode" in settings.training.model_fields_set else None)
+        return newest_run(output_dir, mode if "mode" in settings.training.model_fields_set else None, but=SFT)
     path = Path(resume)
     return path if list_checkpoints(path) else read_checkpoint(path).path.parent
 

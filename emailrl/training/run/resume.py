@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from emailrl.checkpoints import (
+    SFT,
     Checkpoint,
     list_checkpoints,
     recover,
@@ -41,6 +42,7 @@ from emailrl.training.run.directory import (
     loss_of_going_back,
     run_to_resume,
 )
+from emailrl.training.run.start import check_resumed
 from emailrl.training.run.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -85,14 +87,6 @@ def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
     return checkpoint
 
 
-def base_of(checkpoint: Checkpoint | None, settings: Settings) -> tuple[Settings, list[str]]:
-    """Settings with the checkpoint's base model where none was named, and what to say of it."""
-    if checkpoint is None or "name" in settings.model.model_fields_set:
-        return settings, []
-    name = checkpoint.metadata.base_model
-    return settings.with_model(name), [f"no model was named: {name}, as in the checkpoint"]
-
-
 def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
     """What the checkpoint's settings differ in from the present ones, for the log.
 
@@ -104,6 +98,9 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
             f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
             f"Resume with --model {before.base_model}.",
         )
+    if before.mode == SFT:
+        raise UsageError(f"{path} is of a run of sft.", f"Begin a run from it: --adapter {path}, without --resume.")
+    check_resumed(settings, before.settings)
     if before.mode != settings.training.mode:
         raise UsageError(f"{path} is of mode {before.mode}.", f"Resume with --mode {before.mode}.")
     for what, old, new in (
@@ -118,6 +115,8 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
     changes = []
     for section, values in settings.public().items():
         for name, value in values.items():
+            if section == "lora" and name not in settings.lora.model_fields_set:
+                continue  # the checkpoint's adapter has its own
             old = before.settings.get(section, {}).get(name, value)
             if old != value and name not in ("resume", "output_dir"):
                 changes.append(f"{name} {old} -> {value}")

@@ -65,6 +65,8 @@ class Updater:
         named = policy.trainable_parameters()
         if not named:
             raise EmailRLError("The policy has nothing to train.", "Load it with trainable=True.")
+        if settings.algorithm.reference == "start":
+            policy.keep_start()
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         policy.value_head = (policy.value_head or make_value_head(policy.model)) if algorithm.has_critic else None
@@ -127,6 +129,7 @@ class Updater:
             "parameters": self.names,
             "skipped_in_a_row": self.skipped_in_a_row,
             "loss_scale": self.loss_scale.state_dict(),
+            "start": self.policy.start,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,6 +143,12 @@ class Updater:
             raise EmailRLError(
                 "The trainer state belongs to another adapter.", "Resume with the run's own LoRA settings."
             )
+        if self.policy.start is not None:
+            if state["start"] is None:
+                raise EmailRLError(
+                    "The run was begun with REFERENCE=base.", "Leave REFERENCE out, or begin a new run with --adapter."
+                )
+            self.policy.start = [value.to(self.policy.device, copy=True) for value in state["start"]]
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.kl.coef = float(state["kl_coef"])

@@ -17,13 +17,13 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, load_settings
 from emailrl.training.run.directory import held
 from emailrl.training.run.resume import (
-    base_of,
     check_agrees,
     load_state,
     resumed,
     rewind,
     seed_generators,
 )
+from emailrl.training.run.start import find_start
 from emailrl.training.run.state import Cursor, RunState
 
 
@@ -96,10 +96,10 @@ def test_a_model_that_nobody_named_is_the_checkpoints_own(tmp_path: Path) -> Non
     checkpoint = read_checkpoint(tmp_path / "checkpoint-1")
     unnamed = load_settings({}, environ={}, cwd=tmp_path)
     assert unnamed.model.name != "nano"
-    found, said = base_of(checkpoint, unnamed)
-    assert found.model.name == "nano" and said == ["no model was named: nano, as in the checkpoint"]
+    start = find_start(unnamed, checkpoint)
+    assert start.settings.model.name == "nano" and start.notes == ["no model was named: nano, as in the checkpoint"]
     named = load_settings({"model_name": "Qwen/Qwen3-0.6B"}, environ={}, cwd=tmp_path)
-    assert base_of(checkpoint, named) == (named, []) and base_of(None, unnamed) == (unnamed, [])
+    assert find_start(named, checkpoint).settings == named and find_start(unnamed).settings == unnamed
     with pytest.raises(EmailRLError, match="Resume with --model nano"):
         check_agrees(checkpoint, named, "d", "q")
 

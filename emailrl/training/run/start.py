@@ -1,0 +1,83 @@
+"""Where the weights of a new run begin: a fresh adapter, or one that another run, or any program, has trained.
+
+Of the adapter's folder nothing but its weights goes on: no optimizer, no counters. Its rank, alpha, dropout and target
+modules are the run's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emailrl.checkpoints import METADATA, Checkpoint, read_checkpoint, sha256_of
+from emailrl.errors import UsageError
+from emailrl.policy.adapter import WEIGHTS, find_adapter
+from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins from, or goes on from."""
+
+    settings: Settings
+    """With the base model of the adapter or checkpoint, where none was named."""
+    adapter: Path | None = None
+    """None is a fresh one."""
+    parent: str | None = None
+    """``run_id:step`` of the checkpoint that the weights are of; of another folder, its path and sha256."""
+    notes: list[str] = field(default_factory=list)
+
+
+def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
+    """What ``checkpoint`` of the run goes on from, else ``settings.training.adapter``, its recorded hashes checked.
+
+    Raises UsageError where that is no adapter, EmailRLError where it is damaged.
+    """
+    if checkpoint is not None:
+        metadata = checkpoint.metadata
+        settings, notes = _with_base(settings, metadata.base_model, "as in the checkpoint")
+        return Start(settings, checkpoint.path, metadata.parent, notes)
+    wanted = settings.training.adapter
+    if wanted is None:
+        return Start(settings, parent=_recorded(Path(settings.model.name)))
+    found = find_adapter(wanted, settings.output.output_dir)
+    parent = _recorded(found.path) or f"{found.path.resolve()} sha256:{sha256_of(found.path / WEIGHTS)}"
+    settings, notes = _with_base(settings, found.base_model, "the adapter's base")
+    return Start(settings, found.path, parent, [f"the weights begin as those of {parent}", *notes])
+
+
+def _with_base(settings: Settings, name: str, why: str) -> tuple[Settings, list[str]]:
+    """The settings with this base model where none was named, and what to say of it."""
+    if "name" in settings.model.model_fields_set:
+        return settings, []
+    return settings.with_model(name), [f"no model was named: {name}, {why}"]
+
+
+def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
+    """The settings with the rank, alpha, dropout and target modules of a loaded adapter (``Policy.lora``)."""
+    own = {
+        "lora_rank": lora["rank"],
+        "lora_alpha": lora["alpha"],
+        "lora_dropout": lora["dropout"],
+        "target_modules": ",".join(lora["target_modules"]),
+    }
+    return settings.model_copy(update={"lora": settings.lora.model_copy(update=own)})
+
+
+def check_resumed(settings: Settings, recorded: dict[str, dict[str, Any]]) -> None:
+    """Raise UsageError where a run that goes on is told to begin from another adapter than it was begun from."""
+    before, now = recorded.get("training", {}).get("adapter"), settings.training.adapter
+    if now is not None and str(now) != before:
+        raise UsageError(
+            f"A run that goes on has weights of its own, and was not begun from {now}.",
+            "Leave --adapter out, or begin a new run without --resume.",
+        )
+
+
+def _recorded(folder: Path) -> str | None:
+    """``run_id:step`` of the checkpoint or export in a folder; None for any other."""
+    if not (folder / METADATA).is_file():
+        return None
+    metadata = read_checkpoint(folder).metadata
+    return f"{metadata.run_id}:{metadata.step}"
