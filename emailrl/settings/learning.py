@@ -23,7 +23,7 @@ class TrainingSettings(Section):
     aggregation and KL."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Seed of everything random."""
-    adapter: Path | None = None
+    adapter: Annotated[Path | None, Env("ADAPTER_PATH")] = None
     """Begin from the adapter in this folder (PEFT's, a checkpoint, a run of `sft`), with its rank and targets; None
     begins from a fresh one."""
     max_steps: Positive = 200

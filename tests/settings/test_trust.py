@@ -16,7 +16,7 @@ from emailrl.settings.consent import folders, forget, record_file
 from emailrl.settings.names import leaves
 from emailrl.settings.trust import wandb_risks
 
-READ_ONLY = {"questions", "chat_template", "smol_base"}
+READ_ONLY = {"questions", "chat_template", "smol_base", "adapter"}
 """Paths that are only ever read."""
 
 EVIL = "https://evil.example/v1"
