@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hang import must_end
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,14 +69,6 @@ def test_agreement_with_labels(name: str, least: int) -> None:
     assert {(question, answer) for question, _, answer, _ in disagreed} <= KNOWN
 
 
-def test_a_second_is_enough_for_a_thousand() -> None:
-    table = list(pairs("held_out"))
-    started = time.process_time()
-    for question, reference, answer, _ in table:
-        match(question, reference, answer)
-    assert (time.process_time() - started) / len(table) < 0.005  # measured: 0.0006
-
-
 @pytest.mark.parametrize(
     "answer", ["", "  ", ".", "I don't know", "I don\u2019t know.", "I could not find it.", "\x00\x1b[31m"]
 )
@@ -93,10 +85,10 @@ def test_any_text_gets_a_verdict_twice_the_same(text: str) -> None:
 @pytest.mark.parametrize("piece", ["1-", "1,", "1 and ", "A-", "x1", "(", "one ", "a@b.", "not ", "monday ", "2/3 "])
 def test_no_text_makes_it_slow(piece: str) -> None:
     reference = "Ada Moss paid $30 to EB-1450, (713) 555-0199, on May 3"
-    started = time.process_time()
-    match("Who is it?", reference, piece * 4000)
-    match("Who is it?", (piece * 4000)[:4000], reference)
-    assert time.process_time() - started < 1.5  # measured: below 0.3; a quadratic pattern took 3 and more
+    # Measured: below 0.4 s; a quadratic pattern takes minutes.
+    with must_end():
+        match("Who is it?", reference, piece * 20_000)
+        match("Who is it?", (piece * 20_000)[:20_000], reference)
 
 
 def test_the_whole_mail_is_no_answer() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
+from hang import must_end
 from rewards.tricks import HARMLESS, TRICKS, Family, Pair, build
 from typer.testing import CliRunner
 
@@ -109,8 +109,7 @@ def test_no_excerpt_of_real_mail_raises(shared_data: Path, tmp_path: Path) -> No
             assert match(question, reference, answer, kind=kind) is verdict
 
 
-def test_a_megabyte_of_answer_takes_no_time() -> None:
-    started = time.process_time()
+def test_a_megabyte_of_answer_is_judged_at_once() -> None:
     for piece in ("May 3, ", "(", "a@b.", "1-", "or ", "not ", "Ada and "):
-        assert not match("When is it?", "May 3", piece * (1_000_000 // len(piece)))
-    assert time.process_time() - started < 0.5
+        with must_end():
+            assert not match("When is it?", "May 3", piece * (1_000_000 // len(piece)))

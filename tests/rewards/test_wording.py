@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from hang import must_end
 
 from emailrl.rewards.wording import count_candidates, measure
 
@@ -45,6 +44,5 @@ def test_words_and_capitals_by_hand() -> None:
 
 @pytest.mark.parametrize("piece", [" ", "\n", "<", ", ", "a or ", "/ ", "1. \n", ",\t"])
 def test_a_long_answer_of_anything_is_measured_at_once(piece: str) -> None:
-    begun = time.process_time()
-    measure(piece * 50_000)
-    assert time.process_time() - begun < 2
+    with must_end():
+        measure(piece * 200_000)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,9 +47,8 @@ def test_too_much_of_it_is_cut_and_noted() -> None:
 )
 @pytest.mark.parametrize("end", ["", "\"'>-->]]>"])
 def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
-    started = time.process_time()
-    html_to_text(piece * (100_000 // len(piece)) + end, [])
-    assert time.process_time() - started < 5
+    with must_end():
+        html_to_text(piece * (300_000 // len(piece)) + end, [])
 
 
 @settings(max_examples=200, deadline=None)

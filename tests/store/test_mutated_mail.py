@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
+from hang import must_end
 
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail, parse_message
@@ -64,9 +64,8 @@ def test_ten_thousand_spoiled_mails(tmp_path: Path) -> None:
     read = []
     for number in range(10_000):
         raw = spoiled(random_) + b" %d" % number
-        started = time.process_time()
-        email = parse_message(raw, f"{number}.")
-        assert time.process_time() - started < 2, raw
+        with must_end():
+            email = parse_message(raw, f"{number}.")
         assert isinstance(email, RawEmail) or email.reason in ("empty", "not_mail"), raw
         read.append(email)
     report = build_database(read, tmp_path / "mail.db")

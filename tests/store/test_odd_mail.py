@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from hang import must_end
 
 from emailrl.store.sources import RawEmail, parse_message
 
@@ -99,9 +98,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_made_to_take_for_ever_takes_moments(name: str) -> None:
-    started = time.process_time()
-    email = parse_message(HOSTILE[name], "f")
-    assert time.process_time() - started < 5
+    with must_end():
+        email = parse_message(HOSTILE[name], "f")
     assert isinstance(email, RawEmail) or email.reason == "unreadable"
     if name == "encoded words":
         assert isinstance(email, RawEmail) and (email.subject[:3], email.defects) == ("aaa", ("long_header",))
