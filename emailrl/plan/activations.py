@@ -1,7 +1,8 @@
 """What a forward pass holds for its backward, a token and layer at a time, and what the backward holds beside it.
 
-Each term is a tensor of `policy/fused/layer.py`, or of transformers' and PEFT's modules; `tests/test_plan.py` counts
-the tensors that autograd really saves. ``w`` is the bytes of one number in the base's type.
+Each term is a tensor of `policy/fused/layer.py`, or of transformers' and PEFT's modules;
+`tests/plan/test_activations.py` counts the tensors that autograd really saves. ``w`` is the bytes of one number in the
+base's type.
 """
 
 from __future__ import annotations

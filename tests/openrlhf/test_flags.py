@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openrlhf_toml import settings_of, values_of
+from openrlhf.converted import settings_of, values_of
 
 from emailrl.cli.reference import openrlhf_reference
 from emailrl.openrlhf import FLAGS, find_flag, to_toml
@@ -15,7 +15,7 @@ from emailrl.openrlhf.flags import NAMES
 from emailrl.openrlhf.take import JOINT, SIZES, SPECIAL
 from emailrl.settings.names import by_name
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 SEED = ROOT.parent / "shared" / "seeds" / "openrlhf_options.zh.txt"

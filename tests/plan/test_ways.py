@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan.planned import H200, plan_for
 
 from emailrl.cli.app import app
 from emailrl.plan import Plan, duration, find_device, make_plan, obstacles
@@ -126,6 +127,47 @@ def test_changes_that_only_together_make_it_fit(tmp_path: Path) -> None:
     four = {"load_in_4bit": True, "max_tokens_per_micro_batch": 8192}
     turned = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **four)
     assert turned.memory.fits and made.ways[0].peak == turned.memory.peak
+
+
+def test_vllm_in_the_same_process_is_noted_where_it_is_faster(tmp_path: Path) -> None:
+    made = plan_for(tmp_path)
+    other = plan_for(tmp_path, engine="vllm")
+    [way] = made.faster
+    assert way.text == "vLLM in the same process (--engine vllm)"
+    assert way.run_seconds == other.run_seconds < made.run_seconds / 4
+    assert way.peak == other.memory.peak
+    [note] = [one for one in made.notes if "--engine vllm" in one]
+    assert note.endswith("would take 111 min instead of 9.1 h")
+    paid = make_plan(made.settings, H200, num_gpus=4, price=3.0)
+    assert any("--engine vllm" in one and "and cost 22." in one for one in paid.notes) and len(paid.faster) == 2
+    [narrow] = plan_for(tmp_path, "H100").faster
+    assert narrow.text == "vLLM in the same process (MAX_MODEL_LEN=38912 --engine vllm)"
+    narrowed = plan_for(tmp_path, "H100", engine="vllm", max_model_len=38912)
+    assert narrowed.memory.fits and narrow.run_seconds == narrowed.run_seconds
+    slower = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-4B")  # few trajectories at once beside the weights
+    assert slower.memory.fits and slower.faster == []
+    assert other.faster == plan_for(tmp_path, "CPU", model_name="nano").faster == []
+
+
+def test_the_changes_named_are_enough(tmp_path: Path) -> None:
+    values = {"gradient_checkpointing": "off", "model_name": "Qwen/Qwen3-8B"}
+    made = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=32768, **values)
+    assert not made.memory.fits and made.verdict.endswith("; try MAX_TOKENS_PER_MICRO_BATCH=16384")
+    ways = {way.text: way for way in made.ways}
+    assert {"MAX_TOKENS_PER_MICRO_BATCH=16384", "GRADIENT_CHECKPOINTING=selective", "--gpu H200"} <= set(ways)
+    turned = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=16384, **values)
+    assert turned.memory.fits and ways["MAX_TOKENS_PER_MICRO_BATCH=16384"].peak == turned.memory.peak
+
+
+def test_changes_that_only_together_are_enough(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
+    values = dict(one.lower().split("=") for one in made.ways[0].text.split())
+    assert len(values) > 1 and plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **values).memory.fits
+
+
+def test_a_model_that_no_setting_makes_fit(tmp_path: Path) -> None:
+    made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
+    assert made.ways == [] and made.verdict.endswith("choose a smaller model")
 
 
 def test_on_a_cpu_recomputation_is_named(tmp_path: Path) -> None:

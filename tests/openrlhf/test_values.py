@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openrlhf_toml import comments_of, settings_of, values_of
+from openrlhf.converted import comments_of, settings_of, values_of
 
 from emailrl.errors import UsageError
 from emailrl.openrlhf import parse, to_toml

@@ -1,0 +1,57 @@
+"""The command that plans a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plan.planned import write_metrics
+
+from emailrl.cli.app import app
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    fits = CliRunner().invoke(app, ["plan", "--gpu", "H200", "--price", "3", "--json"])
+    assert fits.exit_code == 0
+    [line] = fits.stdout.splitlines()
+    said = json.loads(line)
+    assert said["fits"] and said["model"]["parameters"] == 14_768_307_200
+    assert said["memory"]["peak"] == pytest.approx(
+        max(said["memory"]["training_peak"], said["memory"]["sampling_peak"])
+    )
+    assert said["cost"] == pytest.approx(said["seconds"]["run"] * 3 / 3600, abs=0.01)
+    write_metrics(tmp_path / "run")
+    again = CliRunner().invoke(app, ["plan", "--model", "nano", "--run", "run", "--max-steps", "30", "--json"])
+    assert json.loads(again.stdout)["seconds"]["run"] == 300
+    elsewhere = CliRunner().invoke(app, ["plan", "--model", "nano", "--run", "run", "--gpu", "H200", "--json"])
+    said = json.loads(elsewhere.stdout)
+    assert said["seconds"]["measured"] is None and said["tokens"]["source"] == "measured"
+    table = CliRunner().invoke(app, ["plan", "--gpu", "T4"])
+    assert table.exit_code == 1
+    assert "does not fit: " in table.stdout and "KV cache (sampling)" in table.stdout
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [("1", "1 GPU at 3.5 per GPU-hour"), ("8", "8 GPUs at 3.5 per GPU-hour")])
+def test_the_cost_is_shown_with_what_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, shown: str
+) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plan", "--gpu", "H200", "--num-gpus", gpus, "--price", "3.5", "--preset", "quick"])
+    [cost] = [line for line in done.stdout.splitlines() if line.startswith("  cost ")]
+    assert cost.strip().split(maxsplit=2)[2] == shown
+
+
+def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = "from emailrl.cli.app import main; import sys; sys.argv = ['emailrl', 'plan', '--gpu', 'H200', '--json']\n"
+    script += "try:\n    main()\nexcept SystemExit:\n    pass\n"
+    script += "print(sorted({'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

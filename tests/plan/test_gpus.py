@@ -1,0 +1,98 @@
+"""The machines that a run can be planned for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plan.planned import H200, settings_with
+
+from emailrl.errors import UsageError
+from emailrl.plan import find_device, make_plan, this_machine
+from emailrl.plan.gpus import GIB, Device
+
+
+def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
+        find_device("H20")
+    assert "Known are B200, H200, H100, " in raised.value.hint and "did you mean" not in raised.value.hint.lower()
+    assert "describe another: --gpu '24 GiB, 125 TFLOP/s, 0.6 TB/s'" in raised.value.hint
+    for other in ("A10G", "GH200", "RTX 6000 Ada", "RTX 3090 Ti", "RTX 4090 48GB", "A100-20", ""):
+        with pytest.raises(UsageError, match="Unknown GPU"):
+            find_device(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100 80GB PCIe", "A100-80"),
+        ("a100 80 GB", "A100-80"),
+        ("A100", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("RTX4090", "4090"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_cards_are_known_by_the_names_that_nvidia_smi_prints(name: str, kind: str) -> None:
+    assert find_device(name).name == kind
+
+
+def test_a_card_can_be_described() -> None:
+    card = find_device("24 GiB, 125 TFLOP/s, 0.6 TB/s")
+    # Of the data sheet's FLOP/s large products reach four fifths.
+    assert card == Device("a card of 24 GiB", 24.0, pytest.approx(100.0), pytest.approx(0.6e12))
+    other = find_device("600 GB/s,0.125 PFLOPS, 24GB")
+    assert (other.gib, other.tflops, other.bandwidth) == pytest.approx((24e9 / 2**30, 100.0, 0.6e12))
+    for wrong in ("24 GiB, 125 TFLOP/s", "24 GiB, 125 TFLOP/s, 0 TB/s", "24, 125, 0.6", "24 GiB, 24 GiB, 0.6 TB/s"):
+        with pytest.raises(UsageError, match="Unknown GPU"):
+            find_device(wrong)
+
+
+@pytest.mark.parametrize(
+    ("driver", "mib", "kind"),
+    [
+        ("NVIDIA H200", 143_771, "H200"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "H100"),
+        ("NVIDIA A100-SXM4-80GB", 81_920, "A100-80"),
+        ("NVIDIA A100-PCIE-40GB", 40_960, "A100-40"),
+        ("NVIDIA GeForce RTX 4090", 24_564, "4090"),
+        ("Tesla T4", 15_360, "T4"),
+    ],
+)
+def test_this_machines_gpu_is_known_by_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, mib: int, kind: str
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\necho '{driver}, {mib}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = this_machine()
+    assert (found.name, found.gib, found.is_gpu) == (kind, mib / 1024, True)
+
+
+def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emailrl.policy.size.available_memory", lambda: 8 * GIB)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (this_machine().name, this_machine().gib) == ("CPU", 8.0)
+    made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-14B"), this_machine())
+    assert made.ways[-1].text == "--gpu L40S"
+    odd = tmp_path / "nvidia-smi"
+    odd.write_text("#!/bin/sh\necho 'Banana 9000, 1000'\n")
+    odd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UsageError, match="Banana 9000 is not in the table"):
+        this_machine()
+    odd.write_text("#!/bin/sh\necho 'NVIDIA H200 NVL, 143771'\n")
+    kin = this_machine()
+    assert (kin.name, kin.gib, kin.tflops) == ("NVIDIA H200 NVL", 143_771 / 1024, H200.tflops)
+    assert kin.note == "NVIDIA H200 NVL is not in the table: its times are those of H200"

@@ -1,0 +1,121 @@
+"""Seconds and cost, by hand and as measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan.planned import ALL, H200, settings_with
+
+from emailrl.errors import UsageError
+from emailrl.plan import Plan, make_plan
+from emailrl.plan.activations import Layout
+from emailrl.plan.time import prefix_share, scoring_passes, training_flops
+from emailrl.plan.tokens import Tokens
+from emailrl.policy.layout import Keep
+from emailrl.policy.shape import Shape
+
+
+def test_training_operations_by_hand() -> None:
+    """One layer of one weight each way: 4 operations a weight, attention 3·2·T, head 4 a trained token's product."""
+    shape = Shape("llama", 1, 1, 1, 1, 1, 1, 10, True, 100)
+    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1.0, 1, "given")
+    layout = Layout("fused", 2, 16, ALL)
+    # 7 weights; 20 tokens: 4·7 + 6·10 a token, and 4·10 for each of the 10 trained.
+    assert training_flops(shape, layout, Keep.ALL, tokens) == 20 * (28 + 60) + 10 * 40
+    # Again: attention, and all products but the last.
+    assert training_flops(shape, layout, Keep.INPUT, tokens) == 20 * (28 + 60 + 12 + 20) + 10 * 40
+
+
+def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:
+    """Four trajectories of 4,096 tokens in a micro-batch read a fifth of them once instead of four times."""
+
+    def made(**values: Any) -> Plan:
+        given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": "Qwen/Qwen3-4B"} | values
+        return make_plan(settings_with(tmp_path, **given), H200, tokens_per_trajectory=4096, trainable_share=0.25)
+
+    shared, apart = made(), made(prefix_sharing=False)
+    assert prefix_share(shared.settings, shared.memory, shared.tokens) == pytest.approx(0.2 * 3 / 4)
+    assert shared.seconds.train == pytest.approx(apart.seconds.train * (1 - 0.55 * 0.15))
+    assert shared.seconds.score == pytest.approx(apart.seconds.score * (1 - 0.55 * 0.15))
+    for other in (
+        made(max_tokens_per_micro_batch=4096), made(lora_dropout=0.1), made(packing=False), made(backend="unsloth"),
+    ):  # fmt: skip
+        assert prefix_share(other.settings, other.memory, other.tokens) == 0
+    simple = made(mode="simple", max_tokens_per_micro_batch=65_536)  # a prompt and a quarter of completion
+    assert prefix_share(simple.settings, simple.memory, simple.tokens) == pytest.approx(0.75 * 5 / 6)
+
+
+def test_time_and_cost(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, max_steps=10, eval_steps=100)
+    made = make_plan(settings, H200, price=3.6, num_gpus=2)
+    seconds = made.seconds
+    of_steps = 10 * (seconds.rollout + seconds.score + seconds.train)
+    assert seconds.run == pytest.approx(of_steps + 2 * seconds.evaluation)  # before the first step, after the last
+    assert made.cost == pytest.approx(seconds.run * 2 * 3.6 / 3600)
+    halved = make_plan(settings, H200, utilization=seconds.utilization / 2).seconds
+    assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
+    assert make_plan(settings_with(tmp_path, beta=0), H200).seconds.score == 0
+
+
+def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
+    values = {"engine": "vllm", "model_name": "Qwen/Qwen3-4B", "eval_dataset_size": 12}
+    made = make_plan(settings_with(tmp_path, **values), H200, tokens_per_trajectory=4000)
+    # 12 trajectories read 3,000 tokens each, 2 · 36 · 100,925,440 operations a token, at 791.2 TFLOP/s; a fifth is the
+    # prompt, which the three of a group read once. A thousand times 36 layers of 0.53 ms.
+    a_token = 7_266_631_680 / 791.2e12
+    assert made.seconds.rollout == pytest.approx(36_000 * (13 / 15) * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
+    assert made.seconds.evaluation == pytest.approx(36_000 * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
+    # A card whose memory is slower waits for weights and half-full caches, at 0.7 of its bandwidth.
+    slow = replace(H200, bandwidth=0.6e12)
+    moving = (8_044_936_192 + 12 * 2000 * 147_456) / (0.7 * 0.6e12)
+    waiting = make_plan(settings_with(tmp_path, **values), slow, tokens_per_trajectory=4000).seconds
+    assert waiting.evaluation == pytest.approx(36_000 * a_token + 1000 * moving, rel=1e-5)
+    servers = settings_with(tmp_path, **values, vllm_urls="http://one:8000,http://two:8000")
+    assert make_plan(servers, H200, tokens_per_trajectory=4000, num_gpus=3).seconds.rollout == pytest.approx(
+        made.seconds.rollout / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "tokens", "sampled", "seconds"),
+    [
+        ("Qwen3-0.6B", {"engine": "vllm"}, 3000, 480, 7.36),
+        ("Qwen3-0.6B", {"engine": "vllm", "vllm_enforce_eager": True}, 3000, 480, 21.9),
+        ("Qwen3-0.6B", {}, 3000, 480, 30.1),
+        ("Qwen3-4B", {"engine": "vllm"}, 3000, 480, 10.5),
+        ("Qwen3-14B", {"engine": "vllm"}, 3822, 1101, 26.2),
+    ],
+)
+def test_measured_sampling(
+    tmp_path: Path, model: str, values: dict[str, Any], tokens: int, sampled: int, seconds: float
+) -> None:
+    """48 trajectories of five turns on an H200."""
+    given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"} | values
+    made = make_plan(
+        settings_with(tmp_path, **given), H200, tokens_per_trajectory=tokens, trainable_share=sampled / tokens
+    )
+    assert made.seconds.rollout == pytest.approx(seconds, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("values", "passes"),
+    [
+        ({}, 1),
+        ({"beta": 0}, 0),
+        ({"update_epochs": 2}, 2),
+        ({"num_mini_batches": 2, "beta": 0}, 1),
+        ({"algorithm": "rloo"}, 2),  # the KL in the reward needs the old log-probabilities
+        ({"algorithm": "ppo", "beta": 0}, 1),
+    ],
+)
+def test_passes_before_an_update(tmp_path: Path, values: dict[str, Any], passes: int) -> None:
+    assert scoring_passes(settings_with(tmp_path, **values)) == passes
+
+
+@pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
+def test_a_price_is_a_number(tmp_path: Path, price: float) -> None:
+    with pytest.raises(UsageError, match="--price"):
+        make_plan(settings_with(tmp_path), H200, price=price)

@@ -1,0 +1,78 @@
+"""Tokens and steps of a run, and what another run says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan.planned import H200, plan_for, settings_with, write_metrics
+
+from emailrl import checkpoints
+from emailrl.checkpoints import Metadata
+from emailrl.cli.app import app
+from emailrl.errors import UsageError
+from emailrl.plan import make_plan, measure_run
+
+
+def test_tokens_and_steps(tmp_path: Path) -> None:
+    values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_turns": 4, "max_tokens": 1000}
+    tokens = plan_for(tmp_path, **values, max_steps=50, eval_steps=10).tokens
+    assert (tokens.trajectories, tokens.per_step, tokens.steps, tokens.evaluations) == (48, 48 * 3800, 50, 6)
+    assert tokens.most_per_trajectory == 900 + 4 * 1000 + 3 * 1700
+    rollout = plan_for(tmp_path, **values, mode="rollout", train_dataset_size=80, num_train_epochs=2).tokens
+    assert rollout.steps == 20
+    with pytest.raises(UsageError, match="longer than the model's context of 40960"):
+        make_plan(settings_with(tmp_path), H200, tokens_per_trajectory=50_000)
+
+
+def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "run")
+    measured = measure_run(tmp_path / "run")
+    assert measured.per_trajectory == round(9000 / (9 + 12))  # a quarter of the first step's groups was dropped
+    assert measured.trainable_share == 0.2
+    assert measured.seconds == {"evaluation": 1.0, "rollout": 5.0, "total": 10.0, "update": 2.0}
+    made = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=measured, price=1.0, here=True)
+    assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
+    with pytest.raises(UsageError, match=r"holds no metrics\.jsonl"):
+        measure_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"total_tokens": 5, "seconds": {"total": 1.0}, "groups_kept": 1}\n')
+    with pytest.raises(UsageError, match="lacks dropped, num_trajectories, trainable_tokens"):
+        measure_run(tmp_path)
+
+
+def write_checkpoint(run: Path, base_model: str) -> None:
+    """A checkpoint that names its base model, and holds nothing else."""
+    metadata = Metadata(
+        run_id="r", kind="final", step=3, mode="masked", algorithm="grpo", base_model=base_model, lora={}, metrics={},
+        settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
+        git_commit=None,
+    )  # fmt: skip
+    checkpoints.write_checkpoint(run / "final", metadata, lambda folder: None)
+
+
+def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    def said(*arguments: str, **environment: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["plan", "--run", "run", "--json", *arguments], env=environment)
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no GPU
+    write_metrics(tmp_path / "run")
+    bare = said("--max-steps", "30")
+    assert bare["model"]["name"] == "OpenPipe/Qwen3-14B-Instruct"
+    assert bare["notes"][0] == "no checkpoint of the run names its model: it is taken to be of " + bare["model"]["name"]
+    write_checkpoint(tmp_path / "run", "nano")
+    own = said("--max-steps", "30")
+    assert own["model"]["name"] == "nano" and own["seconds"]["run"] == 300
+    assert not any("the run is of" in note for note in own["notes"])
+    for other in (said("--model", "Qwen/Qwen3-0.6B"), said(MODEL_NAME="Qwen/Qwen3-0.6B")):
+        assert other["model"]["name"] == "Qwen/Qwen3-0.6B" and other["tokens"]["per_trajectory"] == 429
+        assert other["seconds"]["measured"] is None  # they were nano's
+        assert other["notes"][0] == (
+            "the run is of nano, not of Qwen/Qwen3-0.6B: its tokens are taken, its seconds are not"
+        )
