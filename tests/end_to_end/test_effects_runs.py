@@ -1,0 +1,191 @@
+"""Settings that a flag of OpenRLHF comes to change what a run is and leaves: one observation with each, one without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end import test_effects_rollouts, test_effects_update
+from end_to_end.effects import SHOWN, group, shows
+
+from emailrl.checkpoints import list_checkpoints
+from emailrl.errors import UsageError
+from emailrl.openrlhf import FLAGS
+from emailrl.recording import read_records
+from emailrl.scenarios import load_scenario_set, read_jsonl
+from emailrl.settings import Settings, trust_folder
+from emailrl.sft.searching import conversations
+from emailrl.training.loop import train
+from emailrl.training.run import tracking
+from emailrl.training.run.assemble import open_run
+from emailrl.training.run.run import Run
+from emailrl.training.run.tracking import Tracker, start_wandb
+from emailrl.trajectory import Scenario, Turn
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture
+def opened(make_settings: MakeSettings) -> Callable[..., Run]:
+    """Put a run together and take it apart again."""
+
+    def opened(**changes: Any) -> Run:
+        with open_run(make_settings(**changes), resume=None, overwrite=False, say=lambda line: None) as run:
+            return run
+
+    return opened
+
+
+@shows("overlong_buffer", "overlong_penalty")
+def test_long_completions_are_charged(opened: Any) -> None:
+    def charge(**changes: Any) -> float | None:
+        run = opened(reward="simple", **changes)  # 8 tokens at most
+        played = group(rewards=[0.0], right=[False]).trajectories[0]
+        played.turns = [Turn([1] * 7, [0.0] * 7, "stop")]
+        run.collector.scorer.score([played])
+        return played.reward_terms.get("overlong")
+
+    assert charge() is None
+    assert charge(overlong_buffer=4) == -0.75  # 7 tokens: 3 of the 4 before the limit
+    assert charge(overlong_buffer=4, overlong_penalty=2.0) == -1.5
+
+
+@shows("num_train_epochs", "max_steps", "per_device_train_batch_size")
+def test_how_long_a_run_is(opened: Any) -> None:
+    def steps(**changes: Any) -> int:
+        return opened(
+            **{"mode": "rollout", "max_steps": 100, "num_train_epochs": 2, "train_dataset_size": 10} | changes
+        ).total_steps
+
+    assert steps() == 10  # 10 questions / 2 a step x 2
+    assert steps(num_train_epochs=3) == 15
+    assert steps(max_steps=7) == 7
+    assert steps(per_device_train_batch_size=5) == 4
+
+
+@shows("questions", "question_field", "answer_field", "train_split", "train_dataset_size", "output_field")
+def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (workplace / "questions.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row |= {"ask": f"Ask {number}?", "label": f"Label {number}"}
+        if row["split"] == "train" and number % 2:
+            row["split"] = "hard"
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def asked(**changes: Any) -> list[Scenario]:
+        data = make_settings(**changes).data
+        return load_scenario_set(None, "train", limit=data.train_dataset_size, seed=1, data=data).scenarios
+
+    own = {"questions": tmp_path / "own.jsonl", "train_split": "hard"}
+    everything = {scenario.id for scenario in read_jsonl(workplace / "questions.jsonl") if scenario.split == "train"}
+    hard = {row["id"] for row in rows if row["split"] == "hard"}
+    assert {scenario.id for scenario in asked()} == everything > hard
+    assert {scenario.id for scenario in asked(**own)} == hard
+    assert {scenario.split for scenario in asked(**own)} == {"train"}
+    assert all(scenario.question.startswith("Ask ") for scenario in asked(**own, question_field="ask"))
+    assert all(scenario.answer.startswith("Label ") for scenario in asked(**own, answer_field="label"))
+    assert not any(scenario.question.startswith("Ask ") for scenario in asked(**own))
+    assert len(asked(train_dataset_size=3)) == 3 < len(asked())
+    (tmp_path / "unsplit.jsonl").write_text(json.dumps({k: v for k, v in rows[0].items() if k != "split"}))
+    with pytest.raises(UsageError, match="TRAIN_SPLIT=hard, but the questions name no splits"):
+        asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
+    for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
+        settings = make_settings(**own, answer_field="label", max_turns=10, **changes)
+        spoken = [messages[-1].content for _, messages in conversations(settings, seed=1)]
+        assert spoken and all(f'"answer": "{taught} ' in text for text in spoken)
+
+
+@shows("num_generations", "output_dir", "save_steps", "save_total_limit", "eval_steps", "logging_steps")
+def test_what_a_run_leaves(make_settings: MakeSettings, tmp_path: Path) -> None:
+    def run(name: str, **changes: Any) -> tuple[Path, list[str]]:
+        lines: list[str] = []
+        settings = make_settings(output_dir=tmp_path / name, max_steps=4, **changes)
+        result = train(settings, progress=lines.append)
+        return result.run_dir, [line for line in lines if line.startswith("Step ")]
+
+    first, first_lines = run("a", save_steps=1, save_total_limit=2, eval_steps=2)
+    second, second_lines = run("b", save_steps=2, save_total_limit=1, eval_steps=4, num_generations=2, logging_steps=3)
+    assert (first.name, second.name) == ("a_masked", "b_masked")
+    numbered = [
+        [c.metadata.step for c in list_checkpoints(run) if c.metadata.kind == "checkpoint"] for run in (first, second)
+    ]
+    assert numbered == [[3, 4], [4]]
+    evaluated = [[line["step"] for line in read_records(run / "evaluations.jsonl")] for run in (first, second)]
+    assert evaluated == [[0, 2, 4], [0, 4]]
+    played = [len(list(read_records(run / "trajectories/step-000001.jsonl"))) for run in (first, second)]
+    assert played == [2 * 3, 2 * 2]
+    assert [line.split(" |")[0] for line in first_lines] == ["Step 1/4", "Step 2/4", "Step 3/4", "Step 4/4"]
+    assert [line.split(" |")[0] for line in second_lines] == ["Step 3/4"]
+    assert len(list(read_records(second / "metrics.jsonl"))) == 4
+
+
+@shows("resume", "export_dir", "export_format")
+def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emailrl.cli.train import train as command
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(**changes: Any) -> list[int]:
+        given = options(tmp_path, max_steps=1) | changes
+        lines = [
+            f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in given.items()
+        ]
+        (tmp_path / "emailrl.toml").write_text("\n".join(lines))
+        trust_folder(tmp_path)
+        command(max_steps=changes.get("max_steps"))
+        return sorted(len(list(read_records(path))) for path in tmp_path.glob("grpo*/metrics.jsonl"))
+
+    assert run() == [1]
+    assert not (tmp_path / "out").exists()
+    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]  # the same run, one step further
+    assert (tmp_path / "out/adapter_model.safetensors").is_file()
+    assert not (tmp_path / "out/model.safetensors").exists()
+    monkeypatch.setenv("EXPORT_FORMAT", "merged")  # a resumed run has its own options, but for flags and environment
+    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]
+    assert (tmp_path / "out/model.safetensors").is_file()
+    assert run() == [1, 2]  # without it, another run
+
+
+class StubWandB:
+    """Stands for the module: notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.begun: list[dict[str, Any]] = []
+
+    def Settings(self, **options: Any) -> dict[str, Any]:
+        return options
+
+    def init(self, **options: Any) -> StubWandB:
+        self.begun.append(options)
+        return self
+
+
+@shows("wandb_mode", "wandb_project", "wandb_name", "tensorboard", "tensorboard_dir")
+def test_where_numbers_go(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub, folders = StubWandB(), []
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    assert start_wandb(make_settings(), tmp_path, "r", lambda line: None) is None
+    named = {"wandb_mode": "offline", "wandb_project": "p", "wandb_name": "n"}
+    start_wandb(make_settings(**named), tmp_path, "r", lambda line: None)
+    [begun] = stub.begun
+    assert (begun["mode"], begun["project"], begun["name"]) == ("offline", "p", "n")
+
+    class StubBoard:
+        def __init__(self, directory: Path, step: int) -> None:
+            folders.append(directory)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(tracking, "TensorBoard", StubBoard)
+    for changes in {}, {"tensorboard": True}, {"tensorboard": True, "tensorboard_dir": tmp_path / "all"}:
+        Tracker(tmp_path / "run", make_settings(**changes), run_id="r7", step=0, say=lambda line: None).close()
+    assert folders == [tmp_path / "run" / "tensorboard", tmp_path / "all" / "r7"]
+
+
+def test_every_setting_that_a_flag_comes_to_is_shown() -> None:
+    assert test_effects_rollouts and test_effects_update  # imported, they note what they show
+    assert {key for flag in FLAGS for key in flag.settings} - SHOWN == set()
