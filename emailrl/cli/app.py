@@ -57,7 +57,7 @@ class _Commands(TyperGroup):
             found = getattr(module, name)
             if not isinstance(found, typer.Typer):
                 command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                found.command(help=command.__doc__ or module.__doc__)(command)
+                found.command(help=module.__doc__)(command)
             self.commands[cmd_name] = typer.main.get_command(found)
         return super().get_command(ctx, cmd_name)
 

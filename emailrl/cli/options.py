@@ -80,13 +80,8 @@ def _parameter(leaf: Leaf) -> inspect.Parameter:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]
-Model = Annotated[str | None, typer.Option("--model", help="nano, smol-base, a local folder or a hub name.")]
-Db = Annotated[Path | None, path_option("--db", help="The mail database.")]
-Questions = Annotated[Path | None, path_option("--questions", help="A local question file (JSONL).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]
-OutputDir = Annotated[Path | None, path_option("--output-dir", help="Root of the runs; the mode is appended.")]
 Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest or a checkpoint's folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Play only what an earlier start of the same left unplayed.")]

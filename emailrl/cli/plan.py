@@ -1,4 +1,19 @@
-"""``emailrl plan``: what a run would need and cost, before it is launched."""
+"""Estimate the memory, tokens, time and cost of a run, and what to change where it does not fit.
+
+Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
+Without --gpu it plans for this machine, and also says what is not installed. Exits 1 where the run does not fit or
+cannot start. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
+read from the environment, .env and emailrl.toml, as for train.
+
+Examples:
+
+\b
+  emailrl plan --gpu H200 --price 3.5
+  emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
+  MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --model Qwen/Qwen3-4B
+  emailrl plan --run outputs/grpo_masked --max-steps 400
+  emailrl plan --model nano --gpu CPU --json
+"""
 
 from __future__ import annotations
 
@@ -49,22 +64,6 @@ def plan(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Estimate the memory, tokens, time and cost of a run, and what to change where it does not fit.
-
-    Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
-    Without --gpu it plans for this machine, and also says what is not installed. Exits 1 where the run does not fit or
-    cannot start. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
-    read from the environment, .env and emailrl.toml, as for train.
-
-    Examples:
-
-    \b
-      emailrl plan --gpu H200 --price 3.5
-      emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
-      MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --model Qwen/Qwen3-4B
-      emailrl plan --run outputs/grpo_masked --max-steps 400
-      emailrl plan --model nano --gpu CPU --json
-    """
     from emailrl.plan import base_of, find_device, make_plan, measure_run, this_machine
     from emailrl.plan.report import plan_json
     from emailrl.settings import load_settings
