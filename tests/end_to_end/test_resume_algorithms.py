@@ -14,7 +14,7 @@ from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.step.meter import StepResult
+from emailrl.training.step.meter import UpdateResult
 from emailrl.training.step.update import Updater
 
 MakeSettings = Callable[..., Settings]
@@ -31,7 +31,7 @@ def run_of(settings: Settings, interrupt_at: int | None, monkeypatch: pytest.Mon
     """Train to the end; with ``interrupt_at``, Ctrl-C comes in the updates of that step and the run is resumed."""
     original = Updater.train
 
-    def interrupted(updater: Updater, samples: Any, paid: Any, *, step: int) -> StepResult:
+    def interrupted(updater: Updater, samples: Any, paid: Any, *, step: int) -> UpdateResult:
         if step == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
         return original(updater, samples, paid, step=step)

@@ -25,12 +25,12 @@ from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES
-from emailrl.training.run.questions import Data
+from emailrl.training.run.questions import RunData
 from emailrl.training.run.resume import take_snapshot
 from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState
 from emailrl.training.run.tracking import Tracker
-from emailrl.training.step.meter import StepResult, TokenNumbers
+from emailrl.training.step.meter import TokenNumbers, UpdateResult
 from emailrl.training.step.samples import TrainingSample
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
@@ -127,12 +127,12 @@ class ScriptedUpdater:
     events: list[str]
     entropy: Callable[[int], float]
 
-    def train(self, samples: list[TrainingSample], paid: Mapping[str, float], *, step: int) -> StepResult:
+    def train(self, samples: list[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
         self.events.append(f"update {step}")
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
         metrics = {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
         rows = ([0.0, 0.0, paid[sample.trajectory_id]] for sample in samples)
-        return StepResult(metrics, [TokenNumbers([0.0, 0.0, -0.5], [0.0, 0.0, -0.5], row) for row in rows])
+        return UpdateResult(metrics, [TokenNumbers([0.0, 0.0, -0.5], [0.0, 0.0, -0.5], row) for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -186,7 +186,7 @@ def play(
     )
     said: list[str] = []
     events: list[str] = []
-    state, data = RunState(), Data(QUESTIONS, list(val or QUESTIONS), [], "d", "q", list(confirm))
+    state, data = RunState(), RunData(QUESTIONS, list(val or QUESTIONS), [], "d", "q", list(confirm))
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
     # Each has no more of the part it stands for than a run asks for.
     policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))

@@ -25,7 +25,7 @@ from emailrl.training.run.directory import check_replaceable, clear_run, give_ba
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
-from emailrl.training.run.questions import Data, load_data
+from emailrl.training.run.questions import RunData, load_data
 from emailrl.training.run.resume import (
     Resumed,
     check_agrees,
@@ -50,11 +50,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
     A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
-    _check_alone()
-    check_services(settings)
-    check_engine(settings, trainable=True)
-    check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
-    _check_environment(settings, mode)
+    _check(settings, mode)
     restored = give_back_replaced(settings)
     with resumed(settings, resume, overwrite=overwrite) as before:
         checkpoint = before.checkpoint if before else None
@@ -86,9 +82,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
                 updater.skipped_dir = directory / "skipped"
-                sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": state.step, "total": total}
-                tracker.say(header(settings, run_dir=directory, **sizes))
-                tracker.say("\n".join(f"Note: {note}" for note in data.notes))
+                _announce(tracker, settings, directory, data, start=state.step, total=total)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
                     parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
@@ -118,7 +112,7 @@ def _directory(
     yield before.directory
 
 
-def _changes(checkpoint: Checkpoint, settings: Settings, data: Data) -> list[str]:
+def _changes(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[str]:
     """What is no longer as it was when the checkpoint was written; UsageError where a run cannot go on so."""
     changes = check_agrees(checkpoint, settings, data.database_fingerprint, data.questions_fingerprint)
     return [f"changed since the checkpoint: {change}" for change in changes]
@@ -142,6 +136,21 @@ def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Sc
 
 def _epochs(settings: Settings, mode: Mode) -> int | None:
     return settings.training.num_train_epochs if mode.epochs_bound else None
+
+
+def _check(settings: Settings, mode: Mode) -> None:
+    """What can be wrong before anything is loaded."""
+    _check_alone()
+    check_services(settings)
+    check_engine(settings, trainable=True)
+    check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
+    _check_environment(settings, mode)
+
+
+def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunData, *, start: int, total: int) -> None:
+    sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": start, "total": total}
+    tracker.say(header(settings, run_dir=directory, **sizes))
+    tracker.say("\n".join(f"Note: {note}" for note in data.notes))
 
 
 def _check_alone() -> None:

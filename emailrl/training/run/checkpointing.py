@@ -10,7 +10,7 @@ from emailrl.policy.load import Policy
 from emailrl.settings import Settings
 from emailrl.training.run.directory import discard_replaced
 from emailrl.training.run.provenance import git_commit, versions
-from emailrl.training.run.questions import Data
+from emailrl.training.run.questions import RunData
 from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.run.state import RunState
 from emailrl.training.step.update import Updater
@@ -22,7 +22,7 @@ class CheckpointWriter:
 
     directory: Path
     settings: Settings
-    data: Data
+    data: RunData
     policy: Policy
     updater: Updater
     run_id: str

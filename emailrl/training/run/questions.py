@@ -12,7 +12,7 @@ from emailrl.trajectory import Scenario
 
 
 @dataclass
-class Data:
+class RunData:
     """The questions of a run and what identifies them."""
 
     train: list[Scenario]
@@ -24,7 +24,7 @@ class Data:
     """Further validation questions, which choose nothing: they say what the best model's accuracy is worth."""
 
 
-def load_data(settings: Settings) -> Data:
+def load_data(settings: Settings) -> RunData:
     """The training and validation questions, and what identifies them and the database.
 
     Raises UsageError for bad files, and where the database holds the source mails of no question.
@@ -45,7 +45,7 @@ def load_data(settings: Settings) -> Data:
     if coverage.answerable < 1:
         share = f"{coverage.num_answerable} of {coverage.num_questions}"
         notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
-    return Data(
+    return RunData(
         train=train.scenarios,
         val=chosen,
         notes=notes,

@@ -29,10 +29,10 @@ from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import first_exception, training_records
 from emailrl.training.run.modes import Mode
-from emailrl.training.run.questions import Data
+from emailrl.training.run.questions import RunData
 from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
 from emailrl.training.run.tracking import Tracker, evaluation_block, percent
-from emailrl.training.step.meter import StepResult, TokenNumbers
+from emailrl.training.step.meter import TokenNumbers, UpdateResult
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
@@ -50,7 +50,7 @@ class Run:
     settings: Settings
     mode: Mode
     algorithm: Algorithm
-    data: Data
+    data: RunData
     directory: Path
     state: RunState
     policy: Policy
@@ -167,7 +167,7 @@ class Run:
 
     # -- state
 
-    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> StepResult:
+    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
         """Make the updates of the step under way (``Updater.train``).
 
         From here to ``end_step`` the weights belong to no step. Without samples it is said, counted, and nothing moves.
@@ -180,7 +180,7 @@ class Run:
                 f"Step {step}: nothing is left to learn from, no update"
                 f" ({self.state.steps_without_update} such steps so far)."
             )
-            return StepResult()
+            return UpdateResult()
         result = self.updater.train(samples, paid, step=step)
         if skipped := result.metrics.get("updates_skipped"):
             self.tracker.say(

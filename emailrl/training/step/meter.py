@@ -16,7 +16,7 @@ class TokenNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class UpdateResult:
     """What the updates of a step came to."""
 
     metrics: dict[str, float] = field(default_factory=dict)

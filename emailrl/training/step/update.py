@@ -26,7 +26,7 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.passes import needs_old_logprobs, needs_reference
 from emailrl.training.step.batches import MicroBatch, mini_batches
-from emailrl.training.step.meter import Meter, StepResult, TokenNumbers
+from emailrl.training.step.meter import Meter, TokenNumbers, UpdateResult
 from emailrl.training.step.objective import Denominators, Objective
 from emailrl.training.step.prepared import Prepared, halves_of
 from emailrl.training.step.samples import TrainingSample
@@ -89,7 +89,7 @@ class Updater:
         self.skipped_dir: Path | None = None
         """Where batches go whose loss is not finite; None keeps none."""
 
-    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> StepResult:
+    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
         """Make the updates of step ``step`` (from 1), and return its metrics and what its tokens were.
 
         ``paid`` is what each trajectory earns, by its id (``shaping.terminal_rewards``). The order of mini-batches, and
@@ -119,7 +119,7 @@ class Updater:
             "micro_batches_halved": meter.counts["micro_batches_halved"],
         }
         rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
-        return StepResult(metrics, [TokenNumbers(*row) for row in rows])
+        return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, beside adapter and critic, as ``torch.save`` can write it."""
