@@ -64,7 +64,6 @@ def gen_questions(
     import time
 
     from emailrl.scenarios import write_scenarios
-    from emailrl.scenarios.splits import shared_inboxes
     from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
@@ -88,10 +87,7 @@ def gen_questions(
         scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
-    _print_summary(scenarios, target, seconds)
-    if any(scenario.split == "test" for scenario in scenarios):
-        shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
-        print_next(["benchmark", "--model", "nano", "--db", str(database), "--questions", str(target), *shared])
+    _print_summary(scenarios, target, database, seconds)
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
 
@@ -256,11 +252,14 @@ def _dollars(cost: float | None, unknown: str) -> str:
     return unknown if cost is None else f"${cost:.2f}"
 
 
-def _print_summary(scenarios: list[Scenario], target: Path, seconds: float) -> None:
-    from emailrl.scenarios.splits import split_note
+def _print_summary(scenarios: list[Scenario], target: Path, database: Path, seconds: float) -> None:
+    from emailrl.scenarios.splits import shared_inboxes, split_note
 
     console = progress_console()
     console.print(questions_table(scenarios))
     console.print(f"{len(scenarios)} questions in {seconds} s: {target}", soft_wrap=True)
     if note := split_note(scenarios):
         console.print(note, style="yellow", soft_wrap=True)
+    if any(scenario.split == "test" for scenario in scenarios):
+        shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
+        print_next(["benchmark", "--model", "nano", "--db", str(database), "--questions", str(target), *shared])
