@@ -62,7 +62,7 @@ def sft(
     if source_of(settings) == "questions":
         check_inputs(settings)
     say_loading()
-    from emailrl.sft.run import sft as run
+    from emailrl.sft.assemble import sft as run
 
     result = run(settings, out=out, resume=resume, workers=workers, progress=say)
     if json:

@@ -16,7 +16,8 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.export import export_checkpoint
 from emailrl.policy.load import load_policy
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.run import SftResult, sft
+from emailrl.sft.assemble import sft
+from emailrl.sft.run import SftResult
 from emailrl.training.loop import train
 
 Options = Callable[..., dict[str, Any]]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import load_policy
+from emailrl.policy.logprobs import token_logprobs
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
 
@@ -136,3 +137,24 @@ def test_float16_is_refused(model: Path, tmp_path: Path) -> None:
     fitter = make_fitter(tmp_path, model)
     with pytest.raises(UsageError, match="not in fp16"):
         Fitter(replace(fitter.policy, dtype=torch.float16), fitter.settings)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_where_memory_runs_out_the_same_loss_comes_of_smaller_batches(
+    model: Path, tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_fitter(tmp_path, model, full=full).step(make_examples(), step=1)
+    fitter, rows = make_fitter(tmp_path, model, full=full), []
+
+    def short_of_memory(policy: Any, token_ids: Tensor, *arguments: Any, **named: Any) -> Any:
+        rows.append(len(token_ids))
+        if len(token_ids) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return token_logprobs(policy, token_ids, *arguments, **named)
+
+    monkeypatch.setattr("emailrl.sft.fit.token_logprobs", short_of_memory)
+    metrics = fitter.step(make_examples(), step=1)
+    assert rows[0] == 4 and max(rows[-2:]) <= 2
+    assert metrics["loss"] == pytest.approx(whole["loss"], abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(whole["grad_norm"], abs=1e-5)
+    assert fitter.policy.model.is_gradient_checkpointing == full  # first of all, where that is left open

@@ -22,7 +22,8 @@ from emailrl.policy.load import load_policy
 from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.sft import fit
-from emailrl.sft.run import SftResult, sft
+from emailrl.sft.assemble import sft
+from emailrl.sft.run import SftResult
 
 
 @pytest.fixture(scope="module")

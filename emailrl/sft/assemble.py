@@ -1,0 +1,170 @@
+"""``emailrl sft``: supervised fine-tuning on what experts or better policies said; a run may be stopped anywhere.
+
+A run's folder holds ``best_model/`` (of the lowest validation loss; without validation, the last), ``checkpoint-N/``,
+``metrics.jsonl`` and ``training.log``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emailrl.checkpoints import SFT, Checkpoint, recover
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.environment.custom import load_task
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.device import choose_device, choose_dtype
+from emailrl.policy.load import Policy, load_policy, train_whole
+from emailrl.settings import Settings
+from emailrl.sft import demo, small_model
+from emailrl.sft.data import Data, examples, gather, source_of
+from emailrl.sft.fit import Fitter
+from emailrl.sft.place import Place, find_place
+from emailrl.sft.run import Run, SftResult, State
+from emailrl.store import database_fingerprint
+from emailrl.training.run.directory import clear_run, held
+from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.resume import STATE_FILE, new_run_id, seed_generators
+from emailrl.training.run.start import check_resumed, find_start
+from emailrl.training.run.tracking import RULE, Say, Tracker, check_services
+
+
+def sft(
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    resume: str | None = None,
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> SftResult:
+    """Fine-tune as the settings say and return what came of it; ``progress`` gets each line meant for the console.
+
+    ``out`` and ``resume`` as in ``find_place``; ``workers`` processes play demo worlds (None: one a core). A
+    KeyboardInterrupt, or any error between two updates, leaves the last whole step saved. Raises UsageError for what
+    the user must change, EmailRLError for a run that cannot go on.
+    """
+    with _open(settings, out, resume, workers, progress) as run, run.interrupts.installed():
+        try:
+            reason = run.train()
+            run.interrupts.check()
+        except (Exception, KeyboardInterrupt):
+            run.rescue()
+            raise
+        return run.finish(reason)
+
+
+@contextmanager
+def _open(settings: Settings, out: Path | None, resume: str | None, workers: int | None, say: Say) -> Iterator[Run]:
+    """Check settings, place and conversations before a model is loaded; then begin, or go on."""
+    _check(settings)
+    check_services(settings)
+    seed_generators(settings.training.seed)
+    place = find_place(settings, out, resume)
+    found = gather(settings)
+    task = load_task(settings.agent.environment, settings.agent)
+    database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
+    with held(place.directory):
+        recover(place.directory)
+        if place.checkpoint is None:
+            clear_run(place.directory)  # what died in it before its first checkpoint
+        start = find_start(settings, place.checkpoint)
+        settings = start.settings
+        policy = _policy(settings, start.adapter, place.checkpoint)
+        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        longest = min(_window(policy), settings.model.max_model_len or _window(policy))
+        data = examples(found, settings, renderer, longest=longest, workers=workers)
+        fitter = Fitter(policy, settings)
+        state = _restore(place.checkpoint, data, fitter, settings) if place.checkpoint else State()
+        run_id = place.checkpoint.metadata.run_id if place.checkpoint else new_run_id(SFT)
+        tracking = settings.tracking
+        named = tracking.model_copy(update={"wandb_name": tracking.wandb_name.replace("{mode}", SFT)})
+        told = settings.model_copy(update={"tracking": named})
+        with closing(Tracker(place.directory, told, run_id=run_id, step=state.step, say=say)) as tracker:
+            tracker.say(_header(settings, policy, data, place, state))
+            tracker.say("\n".join(f"Note: {note}" for note in (*start.notes, *data.notes, *policy.notes)))
+            yield Run(
+                settings=settings, policy=policy, data=data, fitter=fitter, tracker=tracker,
+                interrupts=Interrupts(tracker.say), place=place, parent=start.parent, run_id=run_id, database=database,
+                state=state, saved_step=state.step or None,
+            )  # fmt: skip
+
+
+def _check(settings: Settings) -> None:
+    if settings.sft.from_scratch and source_of(settings) != "demo":
+        raise UsageError("A model made from nothing learns from demo worlds.", "Name the one to teach with --model.")
+    if settings.sft.from_scratch and settings.sft.trajectories:
+        raise UsageError("A model made from nothing learns from demo worlds.", "Leave --trajectories out.")
+    if settings.training.adapter is not None and (settings.sft.from_scratch or settings.sft.full_finetuning):
+        raise UsageError("All weights are trained from a model, not from an adapter.", "Merge it: emailrl export.")
+
+
+def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
+    """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
+    full = settings.sft.full_finetuning or settings.sft.from_scratch
+    if not full:
+        return load_policy(settings, adapter=adapter, trainable=True)
+    if checkpoint is None and settings.sft.from_scratch:
+        return _new_policy(settings)
+    if checkpoint is None:
+        return load_policy(settings, trainable=True, full=True)
+    model = settings.model.model_copy(update={"name": str(checkpoint.path)})
+    policy = load_policy(settings.model_copy(update={"model": model}), trainable=True, full=True)
+    return replace(policy, base_model=checkpoint.metadata.base_model)
+
+
+def _new_policy(settings: Settings) -> Policy:
+    seed = settings.training.seed
+    tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
+    device = choose_device(settings.model.device)
+    dtype = choose_dtype(settings.model.dtype, device)
+    model: Any = small_model.new_model(tokenizer, seed)
+    model.to(device, dtype).eval()
+    notes = train_whole(model, settings)
+    return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
+
+
+def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Settings) -> State:
+    """The run's state, its optimizer's too; UsageError where the checkpoint is of other examples or another order."""
+    before = checkpoint.metadata
+    check_resumed(settings, before.settings)
+    if before.questions_fingerprint != data.fingerprint:
+        raise UsageError(f"{checkpoint.path} was trained on other conversations.", "Give the same, or begin a new run.")
+    recorded = {"seed": before.seed, "sft_batch_size": before.settings["sft"]["sft_batch_size"]}
+    for name, old in recorded.items():
+        if old != (now := settings.training.seed if name == "seed" else settings.sft.sft_batch_size):
+            raise UsageError(f"{checkpoint.path} has {name} {old}, not {now}.", f"Resume with {name.upper()}={old}.")
+    path = checkpoint.path / STATE_FILE
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        fitter.load_state_dict(saved["fitter"])
+        return State(**saved["state"])
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise EmailRLError(f"{path} cannot be read ({reason}).", "Begin a new run without --resume.") from None
+
+
+def _header(settings: Settings, policy: Policy, data: Data, place: Place, state: State) -> str:
+    total = settings.sft.sft_steps
+    begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {total} steps"
+    what = f"adapter of rank {policy.lora['rank']}" if policy.lora else "all weights"
+    inboxes = len({example.inbox for example in data.val})
+    return "\n".join(
+        (
+            RULE,
+            f"{begun} of {settings.sft.sft_batch_size} conversations | {policy.base_model or 'a new model'} | {what}",
+            f"Learned from: {data.told}",
+            f"Validated on: {len(data.val)} conversations of {inboxes} other inboxes",
+            f"Output: {place.directory}",
+            RULE,
+        )
+    )
+
+
+def _window(policy: Policy) -> int:
+    return int(policy.model.config.get_text_config().max_position_embeddings)
