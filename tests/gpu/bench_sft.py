@@ -6,14 +6,16 @@
 Random weights of SmolLM2-135M's shape in bf16; 256 conversations of about 2,000 tokens of which about 9 % are learned,
 32 a step. An adapter of rank 16 on every linear layer, then all weights. A side's figure is the mean of the steps
 behind its warm-up: data, forward, backward, clipping and AdamW. TRL packs rows of 8,192 tokens ("bfd") without gradient
-checkpointing; of its ways (rows a batch, with and without Liger kernels) the best counts. ``shared`` gives every
-conversation the same first 600 tokens, as a system prompt with tools does; emailrl computes them once a micro-batch.
+checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there) or on SDPA; of its ways
+(rows a batch, with and without Liger kernels) the best counts. ``shared`` gives every conversation the same first 600
+tokens, as a system prompt with tools does; emailrl computes them once a micro-batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import random
 import sys
@@ -39,8 +41,9 @@ SMOKE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
          "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 8192}  # fmt: skip
 NUM, BATCH, ROW = 256, 32, 8192
 WARMUP, STEPS = 3, 5
-TRL_WAYS = [(8, False), (8, True), (2, False), (2, True)]
-"""Rows a batch, and whether with Liger kernels; batches are accumulated to 8 rows."""
+VARLEN, SDPA = "bench_varlen", "sdpa"
+TRL_WAYS = [(2, True, VARLEN), (8, True, VARLEN), (2, False, VARLEN), (1, False, SDPA)]
+"""Rows a batch, whether with Liger kernels, and the attention; batches are accumulated to 8 rows."""
 
 
 def main() -> None:
@@ -61,8 +64,8 @@ def main() -> None:
             started = time.perf_counter()
             try:
                 table.append(row | measure())
-            except torch.OutOfMemoryError:
-                table.append(row | {"error": "out of memory"})
+            except Exception as error:  # a side that fails is a row of the table
+                table.append(row | {"error": repr(error)[:120]})
             table[-1]["wall"] = round(time.perf_counter() - started, 1)
             print(json.dumps(table[-1]), file=sys.stderr, flush=True)
             gc.collect()
@@ -80,17 +83,17 @@ def sides(folder: Path, *, smoke: bool, trl: bool) -> Iterator[tuple[dict[str, A
     ways = TRL_WAYS if trl else []
     for full, what in both:
         yield {"side": "emailrl", "trains": what}, partial(ours, folder, plain, full)
-        for rows, liger in ways[:1]:
-            yield {"side": _named(rows, liger), "trains": what}, partial(theirs, folder, plain, full, rows, liger)
+        for way in ways[:1]:
+            yield {"side": _named(*way), "trains": what}, partial(theirs, folder, plain, full, *way)
     for full, what in both:
         yield {"side": "emailrl, shared", "trains": what}, partial(ours, folder, shared, full)
-    for rows, liger in ways[1:]:
+    for way in ways[1:]:
         for full, what in both:
-            yield {"side": _named(rows, liger), "trains": what}, partial(theirs, folder, plain, full, rows, liger)
+            yield {"side": _named(*way), "trains": what}, partial(theirs, folder, plain, full, *way)
 
 
-def _named(rows: int, liger: bool) -> str:
-    return f"TRL {rows} rows{' Liger' if liger else ''}"
+def _named(rows: int, liger: bool, attention: str) -> str:
+    return f"TRL {rows} rows{' Liger' if liger else ''}{' sdpa' if attention == SDPA else ''}"
 
 
 def save_model(folder: Path, shape: dict[str, int]) -> Path:
@@ -146,8 +149,10 @@ def ours(folder: Path, groups: list[list[Example]], full: bool) -> dict[str, Any
     return result(tokens, seconds, loss)
 
 
-def theirs(folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool) -> dict[str, Any]:
-    """Steps of TRL's SFTTrainer, which tells their times itself."""
+def theirs(
+    folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool, attention: str
+) -> dict[str, Any]:
+    """Steps of TRL's SFTTrainer, timed by a callback."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -173,6 +178,9 @@ def theirs(folder: Path, groups: list[list[Example]], full: bool, rows: int, lig
     ]
     # Weights that are trained stay in float32 under autocast, as the trainer's own loading leaves them.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32 if full else torch.bfloat16)
+    if attention == VARLEN:
+        register_varlen()
+    model.set_attn_implementation(attention)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     trainer = SFTTrainer(
         model=model.to("cuda" if cuda else "cpu"),
@@ -192,6 +200,32 @@ def theirs(folder: Path, groups: list[list[Example]], full: bool, rows: int, lig
     # Rows are drawn at random: a step holds 8 rows of the packed set's mean length.
     tokens = round(STEPS * 8 * packed / len(trainer.train_dataset))
     return result(tokens, ends[-1] - ends[WARMUP - 1], losses[-1] if losses else float("nan"))
+
+
+def register_varlen() -> None:
+    """Give transformers PyTorch's own variable-length FlashAttention, which TRL's packing asks for.
+
+    Where a sample begins its position is 0.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    causal = "is_causal" in inspect.signature(varlen_attn).parameters
+    how: dict[str, Any] = {"is_causal": True} if causal else {"window_size": (-1, 0)}
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> tuple[Any, None]:
+        positions = named["position_ids"].flatten()
+        starts = (positions == 0).nonzero()[:, 0]
+        bounds = torch.cat((starts, starts.new_tensor([len(positions)]))).int()
+        longest = int((bounds[1:] - bounds[:-1]).max())
+        groups = query.shape[1] // key.shape[1]
+        heads = [query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]
+        flat = [one.transpose(1, 2).flatten(0, 1).to(torch.bfloat16).contiguous() for one in heads]
+        out = varlen_attn(*flat, bounds, bounds, longest, longest, **how)
+        return out[None].to(query.dtype), None
+
+    AttentionInterface.register(VARLEN, attend)
+    AttentionMaskInterface.register(VARLEN, lambda *arguments, **named: None)
 
 
 def now() -> float:
