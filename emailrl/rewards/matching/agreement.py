@@ -7,15 +7,13 @@ import re
 from emailrl.environment.rubric import is_i_dont_know
 from emailrl.facts.literals import Literal
 from emailrl.facts.reading import read
-from emailrl.facts.words import clean
-from emailrl.rewards.matching.against import stands_against
-from emailrl.rewards.matching.case import SHORT, make_case
+from emailrl.facts.words import OPPOSITES, clean
 from emailrl.rewards.matching.clauses import clauses
-from emailrl.rewards.matching.coverage import Given, covers
-from emailrl.rewards.matching.framing import without_framing
+from emailrl.rewards.matching.coverage import SHORT, WHOLE, Case, covers, make_case
 from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, with_names
-from emailrl.rewards.matching.question import WHOLE, Question, Reference, context, read_reference
-from emailrl.rewards.matching.sides import side
+from emailrl.rewards.matching.language import COURTESY, FRAME, REFUSAL
+from emailrl.rewards.matching.question import Question, read_reference
+from emailrl.rewards.matching.vetoes import stands_against
 
 LONGEST = 4000
 """Characters; nothing longer is an answer."""
@@ -55,41 +53,75 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None) -> boo
     if _bare(answer) == _bare(reference):
         return True
     asked, expected = read_reference(question, reference, kind)
-    given = read_answer(without_framing(answer, _bare(reference), question), asked, expected, quoted=kind in QUOTED)
-    case = make_case(asked, expected, given)
-    if asked.polar and (wanted := side(expected.reading.text, expected.clauses, asked)) is not None:
-        taken = side(given.text, given.clauses, asked)
-        if taken is not None:
-            return taken is wanted and not stands_against(case)
-    if kind in QUOTED and (not case.is_quoted or len(case.new(given.reading.units)) > 1):
+    answer = without_framing(answer, _bare(reference), question)
+    literals = [fact for fact in expected.facts if isinstance(fact, Literal) and fact.kind != "email"]
+    if kind in QUOTED or len(expected.full.units) >= SHORT:
+        whole = Literal(WHOLE, _bare(reference))
+        literals = [whole] if kind in QUOTED else [*literals, whole]
+    given = read(answer, temporal=asked.temporal, literals=literals)
+    parts = tuple(clauses(given, expected.said))
+    if not parts:
         return False
-    return covers(asked, expected, given) and not stands_against(case)
+    case = make_case(asked, expected, given, parts)
+    if asked.polar:
+        wanted = side(make_case(asked, expected, expected.full, expected.clauses))
+        taken = side(case)
+        if wanted is not None and taken is not None:
+            return taken is wanted and not stands_against(case)
+    if kind in QUOTED and (not case.is_quoted or len(case.new(given.units)) > 1):
+        return False
+    return covers(case) and not stands_against(case)
 
 
 def _bare(text: str) -> str:
     return text.casefold().strip(" .")
 
 
-def read_answer(answer: str, asked: Question, expected: Reference, *, quoted: bool = False) -> Given:
-    """Take an answer apart."""
-    literals = [fact for fact in expected.facts if isinstance(fact, Literal) and fact.kind != "email"]
-    if quoted or len(expected.full.units) >= SHORT:
-        whole = Literal(WHOLE, _bare(expected.full.text))
-        literals = [whole] if quoted else [*literals, whole]
-    reading = read(answer, temporal=asked.temporal, literals=literals)
-    parts = tuple(clauses(reading, "" if asked.polar else context(asked.reading.text, expected.full.text)))
-    possible = [part for part in parts if part.asserted or (part.asserted in expected.statuses)]
-    asserted = [part for part in parts if part.asserted]
-    return Given(
-        answer,
-        reading,
-        parts,
-        tuple(unit.fact for part in possible for unit in part.units if unit.fact is not None),
-        frozenset(unit.stem for part in asserted for unit in part.units if unit.fact is None),
-        frozenset(unit.stem for part in parts if part.asserted is False for unit in part.units if unit.fact is None),
-        tuple(word for part in possible for word in (*_TOKEN.findall(part.text.replace("'s", "")), "")),
-        re.search(r"[a-z]", answer) is not None and re.search(r"[A-Z]", answer) is not None,
-    )
+_SENTENCE = re.compile(r"[^\s.!?](?:[^\n.!?]|[.!?](?![\s]|$))*[.!?]*")
 
 
-_TOKEN = re.compile(r"[^\W_]+|[,:]")
+def without_framing(answer: str, keep: str, question: str = "") -> str:
+    """A cleaned answer without courtesy, sources and lead-ins; nothing that holds ``keep`` is cut out."""
+
+    def cut(found: re.Match[str]) -> str:
+        return found[0] if len(keep) > 3 and keep in found[0].casefold() else " "
+
+    if len(question) > 8 and answer.casefold().startswith(question.casefold()):
+        answer = answer[len(question) :]
+    text = _SENTENCE.sub(lambda found: cut(found) if COURTESY.match(found[0]) else found[0], FRAME.sub(cut, answer))
+    return FRAME.sub(cut, text).strip()
+
+
+_YES = re.compile(r"(?:^|[.,;!:]\s*|\bso\s+)(?:yes|yeah|yep|correct|affirmative|indeed)\b", re.IGNORECASE)
+_NO = re.compile(r"(?:^|[.,;!:]\s*|\bso\s+)(?:no|nope)\b(?!\s(?:later|more|less|doubt)\b)|^not\b(?! only\b)", re.I)
+_UNDECIDED = re.compile(
+    r"\b(?:maybe|perhaps|possibly|unclear|unsure|sometimes|depend\w*|uncertain|unknown|undecided|might|not sure"
+    r"|not clear|nobody knows|yes and no|yes or no|could not tell)\b",
+    re.IGNORECASE,
+)
+_REPLY = re.compile(
+    r"(?:he|she|it|they|we|i|you|that)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should|must|may|won)"
+    r"(?P<no>(?:n'?t|\snot)?|'t|not)\s*(?:$|[.!,;])",
+    re.IGNORECASE,
+)
+
+
+def side(case: Case) -> bool | None:
+    """True for yes, False for no, None where a text takes no side on a yes/no question."""
+    text, stems = case.given.text, case.asked.stems
+    if _UNDECIDED.search(text):
+        return None
+    yes, no = _YES.search(text), _NO.search(text)
+    if yes or no:
+        return no is None or (yes is not None and yes.start() < no.start())
+    if reply := _REPLY.match(text):
+        return not reply["no"]
+    if refusal := REFUSAL.search(text):
+        part = next((part for part in case.clauses if part.start <= refusal.start() < part.start + len(part.text)), None)
+        negated = part is not None and re.search(r"\bnot\b|n't\b|\bnever\b", part.text, re.IGNORECASE) is not None
+        return (REFUSAL.search(case.asked.reading.text) is not None) is not negated
+    said = {unit.stem for unit in case.given.units if unit.fact is None}
+    if any(OPPOSITES.get(word, set()) & stems for word in said - stems):
+        return False
+    about = [part.asserted for part in case.clauses if any(unit.stem in stems for unit in part.units)]
+    return None if not {True, False} & {*about} else False not in about

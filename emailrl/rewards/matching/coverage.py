@@ -1,70 +1,131 @@
-"""Whether an answer holds what the reference gives: its facts by value, its names, and enough of its words."""
+"""Question, reference and answer side by side, and whether the answer holds what the reference gives."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
-from emailrl.facts.lexicon import GENERIC, TITLES
+from emailrl.facts.lexicon import TITLES
 from emailrl.facts.literals import Literal
 from emailrl.facts.names import Name, same_token
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Fact, Reading, agree
+from emailrl.facts.reading import Fact, Reading, Unit, agree
 from emailrl.facts.words import has_word, says_something, stem
 from emailrl.rewards.matching.clauses import Clause
-from emailrl.rewards.matching.question import WHOLE, Question, Reference, kinds_asked
+from emailrl.rewards.matching.question import Question, Reference
 
-ONE = Quantity(1.0, weak=True)
-"""The word "one", which counts nothing."""
+SHORT = 4
+"""A reference of at most so many facts and words is an answer without a sentence round it."""
+WHOLE = "whole"
+"""The kind of literal that the whole text of a long reference makes, which is blotted out of an answer like a fact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """An answer taken apart."""
+class Case:
+    """What is asked, expected and given."""
 
-    text: str
-    reading: Reading
+    asked: Question
+    expected: Reference
+    given: Reading
     clauses: tuple[Clause, ...]
-    facts: tuple[Fact, ...]
-    """Asserted ones."""
-    stems: frozenset[str]
-    """Of asserted clauses."""
-    denied: frozenset[str]
-    tokens: tuple[str, ...]
-    """The words and commas of asserted clauses in order, with every break between clauses as an empty text."""
-    mixed: bool
-    """It is written with capitals and small letters, so that a capital tells a name."""
+    wanted: frozenset[str]
+    """Stems that the reference adds to the question."""
+    known: frozenset[str]
+    """Stems of reference and question."""
+    said: tuple[Fact, ...]
+    """Facts of reference and question."""
+
+    def is_known(self, unit: Unit) -> bool:
+        """Whether reference or question say a thing too."""
+        if unit.fact is None:
+            return has_word(unit.stem, self.known)
+        return is_whole(unit.fact) or any(agree(fact, unit.fact) or agree(unit.fact, fact) for fact in self.said)
+
+    def holds(self, *units: Unit) -> bool:
+        """Whether any is a part of what the reference adds to the question."""
+        return any(
+            has_word(unit.stem, self.wanted)
+            if unit.fact is None
+            else is_whole(unit.fact) or any(agree(fact, unit.fact) for fact in self.expected.facts)
+            for unit in units
+        )
+
+    def new(self, units: Iterable[Unit]) -> list[Unit]:
+        """Those of which neither reference nor question speaks."""
+        return [unit for unit in units if not self.is_known(unit)]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the reference is a word, a name or a fact rather than a sentence."""
+        return len(self.expected.full.units) <= SHORT
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the answer has a long reference word for word."""
+        return any(map(is_whole, self.given.facts))
+
+    @property
+    def texts(self) -> str:
+        """Reference and question."""
+        return f"{self.expected.full.text} {self.asked.reading.text}"
 
 
-def covers(asked: Question, expected: Reference, given: Given) -> bool:
+def is_whole(fact: Fact) -> bool:
+    """Whether a fact stands for a reference as a whole."""
+    return isinstance(fact, Literal) and fact.kind == WHOLE
+
+
+def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple[Clause, ...]) -> Case:
+    """Lay the three side by side."""
+    names = {stem(word) for name in expected.names for token in name.tokens for word in (token, *token.split("-"))}
+    known = asked.stems | names | {*expected.full.stems}
+    said = (*expected.full.facts, *asked.reading.facts)
+    return Case(asked, expected, given, parts, frozenset(names | {*expected.words}), known, said)
+
+
+def covers(case: Case) -> bool:
     """Whether the answer holds what has to be given for the question."""
-    if any(isinstance(fact, Literal) and fact.kind == WHOLE for fact in given.facts):
+    asked, expected = case.asked, case.expected
+    if asked.quantity and (zero := is_zero(expected.full)) is not None and zero:
+        return is_zero(case.given) is True
+    possible = [part for part in case.clauses if part.asserted or part.asserted in expected.statuses]
+    given = [unit.fact for part in possible for unit in part.units if unit.fact is not None]
+    if any(map(is_whole, given)):
         return True
-    kinds = kinds_asked(asked, expected)
-    if kinds:
-        wanted = [fact for fact in expected.facts if isinstance(fact, kinds)]
-        return has_facts([in_unit(fact, asked) for fact in wanted], given)
+    if expected.kinds:
+        wanted = [in_unit(fact, asked) for fact in expected.facts if isinstance(fact, expected.kinds)]
+        return most(any(agree(fact, other) for other in given) for fact in wanted)
+    words = [_TOKEN.findall(part.text.replace("'s", "")) for part in possible]
+    named = most(any(has_name(name, part, case) for part in words) for name in expected.names)
     if asked.person and expected.names and not asked.several:
-        return has_names(expected.names, given, part=True)
-    if asked.quantity and is_zero(expected.full):
-        return is_zero(given.reading) and not any(isinstance(f, Quantity) and f.value for f in given.reading.facts)
-    facts = [fact for fact in expected.facts if not (isinstance(fact, Quantity) and fact.weak)]
-    weak = [fact for fact in expected.facts if fact not in facts and fact != ONE]
-    if not has_facts(facts, given) or not has_names(expected.names, given, part=asked.person):
+        return named
+    weak = [fact for fact in expected.facts if isinstance(fact, Quantity) and fact.weak]
+    strong = [fact for fact in expected.facts if fact not in weak]
+    if not named or not most(any(agree(fact, other) for other in given) for fact in strong):
         return False
-    hits = sum(has_word(word, given.denied if word in expected.denied else given.stems) for word in expected.words)
-    hits += sum(any(agree(fact, other) for other in given.facts) for fact in weak)
-    total = len(expected.words) + len(weak)
-    if any(isinstance(fact, Literal) for fact in facts):
-        return hits >= total // 3
-    if facts or expected.names:
-        return hits >= (total + 1) // 2 or (total == 1 and len(given.stems) == 0)
-    return hits >= enough(total) and hits + total > 0
+    stems = {unit.stem for part in case.clauses if part.asserted for unit in part.units if unit.fact is None}
+    denied = {unit.stem for part in case.clauses if part.asserted is False for unit in part.units if unit.fact is None}
+    hits = sum(has_word(word, denied if word in expected.denied else stems) for word in expected.words)
+    weak = [fact for fact in weak if fact != Quantity(1.0, weak=True)]
+    hits += sum(any(agree(fact, other) for other in given) for fact in weak)
+    return hits >= enough(len(expected.words) + len(weak), bool(strong or expected.names), not stems)
 
 
-def is_zero(reading: Reading) -> bool:
+def enough(total: int, others: bool, bare: bool) -> float:
+    """How many of ``total`` words must be there: half beside names and facts, all of a few alone, fewer of many."""
+    if others:
+        return 0 if total == 1 and bare else (total + 1) // 2
+    return max(total, 1) if total <= 2 else (0.66 if total <= 6 else 0.5) * total - 1e-9
+
+
+def most(hits: Iterable[bool]) -> bool:
+    """All of up to four, four fifths of more."""
+    found = list(hits)
+    return sum(found) >= (len(found) if len(found) <= 4 else 0.8 * len(found))
+
+
+def is_zero(reading: Reading) -> bool | None:
     """Whether a text says that there is none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
@@ -79,66 +140,28 @@ def in_unit(fact: Fact, asked: Question) -> Fact:
     return fact
 
 
-def enough(total: int) -> float:
-    """How many of ``total`` words must be there where nothing but words is wanted: all of a few, fewer of many."""
-    if total <= 2:
-        return total
-    return (0.66 if total <= 6 else 0.5) * total - 1e-9
+_TOKEN = re.compile(r"[^\W_]+")
 
 
-def has_facts(wanted: Sequence[Fact], given: Given) -> bool:
-    """All of up to four, four fifths of more."""
-    hits = sum(any(agree(fact, other) for other in given.facts) for fact in wanted)
-    return hits >= (len(wanted) if len(wanted) <= 4 else 0.8 * len(wanted))
+def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
+    """Every word of a name, or in answer to "who" its first or last alone, and no stranger beside it.
 
-
-def has_names(names: Sequence[Name], given: Given, *, part: bool) -> bool:
-    """All of up to four names, four fifths of more."""
-    hits = sum(has_name(name, given, part=part) for name in names)
-    return hits >= (len(names) if len(names) <= 4 else 0.8 * len(names))
-
-
-def has_name(name: Name, given: Given, *, part: bool) -> bool:
-    """Every word of a name that matters; with ``part``, or where it is telling, its first or last word alone.
-
-    Not with a stranger beside it: "Charlotte Bronte" is not Emily Bronte.
+    "Moss" and "A. Moss" give Ada Moss, "Ida Moss" does not.
     """
     own = [word for token in name.tokens for word in token.split("-")]
-    if len(own) > 1 and "".join(own) in (word.lower() for word in given.tokens):
+    if "".join(own) in (word.lower() for word in words):
         return True
-    places = {
-        at: same for at, word in enumerate(given.tokens) if (same := [o for o in own if same_token(word.lower(), o)])
-    }
-    held = {one for same in places.values() for one in same}
-    if not any(len(given.tokens[at]) > 1 for at in places):
-        return False
-    alone = [at for at in places if not is_beside_stranger(given, at, own)]
-    if all(one in held or stem(one) in GENERIC or len(one) == 1 for one in own):
-        return bool(alone) or len(own) == 1 or is_together(given, own)
-    ends = {own[0], own[-1]}
-    return any(
-        set(places[at]) & ends and (part or len(given.tokens[at]) >= 6 or given.tokens[at].isupper()) for at in alone
-    )
-
-
-def is_together(given: Given, own: Sequence[str]) -> bool:
-    """Whether two words of a name follow each other, with at most one between them."""
-    at = [at for at, word in enumerate(given.tokens) if any(same_token(word.lower(), one) for one in own)]
-    return any(later - earlier <= 2 for earlier, later in pairwise(at))
-
-
-def is_beside_stranger(given: Given, at: int, own: Sequence[str]) -> bool:
-    """Whether a part of a name stands beside a word that may be of another one."""
-    beside = [given.tokens[near] for near in (at - 1, at + 1) if 0 <= near < len(given.tokens)]
-    return any(
-        word.isalpha()
-        and (word[0].isupper() if given.mixed else len(word) > 1)
-        and is_telling(word)
-        and not any(same_token(word.lower(), one) for one in own)
-        for word in beside
-    )
-
-
-def is_telling(word: str) -> bool:
-    """Not grammar, nor a title."""
-    return says_something(word) and word.lower() not in TITLES
+    at = {place: same for place, word in enumerate(words) if (same := {o for o in own if same_token(word.lower(), o)})}
+    held = set().union(*at.values())
+    if {one for one in own if len(one) > 1} <= held:
+        return True
+    mixed = case.given.text != case.given.text.upper() and case.given.text != case.given.text.lower()
+    for place, same in at.items():
+        beside = [words[near] for near in (place - 1, place + 1) if 0 <= near < len(words) and near not in at]
+        stranger = any(
+            says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not mixed) for word in beside
+        )
+        telling = len(words[place]) >= (2 if case.asked.person or words[place].isupper() else 6)
+        if same & {own[0], own[-1]} and telling and not stranger:
+            return True
+    return False

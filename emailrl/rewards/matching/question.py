@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.lexicon import STOPWORDS
 from emailrl.facts.names import Name, find_names
 from emailrl.facts.quantities import UNITS, Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.rewards.matching.clauses import Clause, clauses
-from emailrl.rewards.matching.markers import REFUSAL
+from emailrl.rewards.matching.language import REFUSAL
 
 _TEMPORAL = re.compile(
     r"\bwhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
@@ -34,14 +33,13 @@ _SEVERAL = re.compile(
     r"(?:\band|,)\s(?:by\s|to\s|at\s|for\s)?(?:who|whom|what|when|where|why|how|which)\b", re.IGNORECASE
 )
 _POLAR = re.compile(
-    r"^(?:and\s|so\s)?(?:is|are|was|were|am|do|does|did|can|could|will|would|should|shall|has|have|had|may|might|must"
-    r"|isn't|aren't|wasn't|weren't|don't|doesn't|didn't|can't|won't|hasn't|haven't)\b",
+    r"^(?:and\s|so\s)?(?:am|may|must|(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|has|have|had|might)"
+    r"(?:n't)?|[cw](?:a|o)n't)\b",
     re.IGNORECASE,
 )
-_TRAILING = re.compile(r"(?:which|who|whose|where|\w{2,}ing|hence|although|while)\b", re.IGNORECASE)
+_ASIDE = re.compile(r"(?:which|who|whose|where|\w{2,}ing|hence|although|while)\b", re.IGNORECASE)
 """How a clause begins that only accompanies what a reference says."""
-WHOLE = "whole"
-"""The kind of literal that the whole text of a long reference makes."""
+_TITLE = re.compile(r"\b(?:No|Not|Never|Nothing|None|Without|Neither)\s[A-Z]\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +66,35 @@ class Reference:
     """A reference answer: what of it an answer has to give."""
 
     full: Reading
-    """All of it."""
-    reading: Reading
-    """Without what stands in brackets."""
+    """All of it; the rest leaves out what stands in brackets and in the question."""
     clauses: tuple[Clause, ...]
-    statuses: frozenset[bool | None]
-    """Which of asserted, denied and open its clauses are; an answer's names and facts may stand in such ones too."""
     names: tuple[Name, ...]
     facts: tuple[Fact, ...]
-    """Those that the question does not hold."""
     words: tuple[str, ...]
-    """Stems outside names that the question does not hold."""
-    denied: frozenset[str]
-    """Stems of its denied clauses."""
+    """Stems outside names."""
+    said: str
+    """Where denials deny nothing: the question, and what the reference has in titles ("No Free Lunch") or refuses."""
+    kinds: tuple[type, ...]
+    """The kinds of fact that answer the question, as far as the reference has them."""
+
+    @property
+    def statuses(self) -> set[bool | None]:
+        """Which of asserted, denied and open its clauses are."""
+        return {part.asserted for part in self.clauses}
+
+    @property
+    def denied(self) -> set[str]:
+        """Stems of its denied clauses."""
+        return {unit.stem for part in self.clauses if part.asserted is False for unit in part.units}
 
 
 @lru_cache(maxsize=4096)
-def read_question(question: str) -> Question:
-    """Read a cleaned question."""
-    temporal = bool(_TEMPORAL.search(question))
+def read_question(question: str, kind: str | None = None) -> Question:
+    """Read a cleaned question, as one that asks for a ``kind`` alone where that is known."""
+    temporal = bool(_TEMPORAL.search(question)) if kind is None else kind == "date"
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
     reading = read(question.rstrip("? "), temporal=temporal)
-    return Question(
+    asked = Question(
         reading,
         frozenset(reading.stems),
         polar=bool(_POLAR.match(question)) and not re.search(r"\bor\b(?! not)", question),
@@ -99,67 +104,43 @@ def read_question(question: str) -> Question:
         several=bool(_SEVERAL.search(question)),
         unit=UNITS.get(unit[1].lower()) if unit else None,
     )
-
-
-def asked_as(asked: Question, kind: str) -> Question:
-    """A question as one that asks for ``kind`` alone."""
+    if kind is None:
+        return asked
     return replace(
-        asked,
-        polar=False,
-        several=False,
-        temporal=kind == "date",
-        quantity=kind in ("number", "count"),
-        person=kind == "person",
-        kind=kind,
+        asked, polar=False, several=False, quantity=kind in ("number", "count"), person=kind == "person", kind=kind
     )
 
 
 @lru_cache(maxsize=4096)
 def read_reference(question: str, reference: str, kind: str | None = None) -> tuple[Question, Reference]:
-    """Read a cleaned question, as one that asks for a ``kind``, and its reference without what stands in brackets."""
-    asked = read_question(question)
-    asked = asked_as(asked, kind) if kind else asked
+    """Read a cleaned question and its reference."""
+    asked = read_question(question, kind)
     bare = re.sub(r"\s*\([^()]*[A-Za-z][^()]*\)", "", reference).strip()
     reading = read(bare if re.search(r"\w", bare) else reference, temporal=asked.temporal)
-    parts = tuple(clauses(reading, "" if asked.polar else context(question, reference)))
-    main = [part for number, part in enumerate(parts) if not (number and _TRAILING.match(part.text))]
+    told = [*_TITLE.findall(reference), *(found[0] for found in REFUSAL.finditer(reference))]
+    said = "" if asked.polar else " ".join([question, *told])
+    parts = tuple(clauses(reading, said))
+    main = [part for number, part in enumerate(parts) if not (number and _ASIDE.match(part.text))]
     stated = [unit for part in main if part.asserted is not None for unit in part.units]
     starts = {unit.start for unit in stated}
-    names = [name for name in find_names(reading) if not set(name.tokens) <= _tokens(asked) and name.start in starts]
+    known = {*re.findall(r"\w+", question.lower())}
+    names = tuple(name for name in find_names(reading) if not {*name.tokens} <= known and name.start in starts)
     facts = tuple(unit.fact for unit in stated if unit.fact is not None) or tuple(reading.facts)
-    said = asked.reading.facts
-    fresh = tuple(fact for fact in facts if not any(agree(other, fact) for other in said)) or facts
+    facts = tuple(fact for fact in facts if not any(agree(own, fact) for own in asked.reading.facts)) or facts
     inside = [unit for unit in reading.units if any(name.start <= unit.start < name.end for name in names)]
     outside = [unit.stem for unit in stated if unit.fact is None and unit not in inside]
-    words = tuple(dict.fromkeys(stem for stem in outside if stem not in asked.stems))
-    denied = frozenset(unit.stem for part in parts if part.asserted is False for unit in part.units)
-    if not (names or fresh or words):
-        words = tuple(dict.fromkeys(outside))
-    full = read(reference, temporal=asked.temporal)
-    return asked, Reference(
-        full, reading, parts, frozenset(part.asserted for part in parts), tuple(names), fresh, words, denied
-    )
+    words = [stem for stem in outside if stem not in asked.stems] or ([] if names or facts else outside)
+    full, unique = read(reference, temporal=asked.temporal), tuple(dict.fromkeys(words))
+    return asked, Reference(full, parts, names, facts, unique, said, kinds_asked(asked, facts, unique))
 
 
-def context(question: str, reference: str) -> str:
-    """Where denials deny nothing: the question, titles in the reference ("No Free Lunch"), and what it refuses."""
-    titles = re.findall(r"\b(?:No|Not|Never|Nothing|None|Without|Neither)\s[A-Z]\w+", reference)
-    return " ".join([question, *titles, *(found[0] for found in REFUSAL.finditer(reference))])
-
-
-def kinds_asked(asked: Question, expected: Reference) -> tuple[type, ...]:
-    """The kinds of fact that answer the question, as far as the reference has them."""
+def kinds_asked(asked: Question, facts: tuple[Fact, ...], words: tuple[str, ...]) -> tuple[type, ...]:
+    """The kinds of fact that answer a question, of those there are; none where everything counts."""
+    dates = [fact for fact in facts if isinstance(fact, Date)]
     if asked.several:
         return ()
-    dates = [fact for fact in expected.facts if isinstance(fact, Date)]
-    if asked.temporal and (dates or any(isinstance(fact, Time) for fact in expected.facts)):
+    if asked.temporal and any(isinstance(fact, Date | Time) for fact in facts):
         # "By the end of April" is more than its month.
         vague = dates and all(date.day is None and date.weekday is None and date.year is None for date in dates)
-        return () if vague and expected.words else (Date, Time)
-    if asked.quantity and any(isinstance(fact, Quantity) and not fact.weak for fact in expected.facts):
-        return (Quantity,)
-    return ()
-
-
-def _tokens(asked: Question) -> set[str]:
-    return {word for word in re.findall(r"\w+", asked.reading.text.lower()) if word not in STOPWORDS}
+        return () if vague and words else (Date, Time)
+    return (Quantity,) if asked.quantity and any(isinstance(f, Quantity) and not f.weak for f in facts) else ()

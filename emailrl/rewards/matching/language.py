@@ -1,0 +1,101 @@
+"""The words with which English denies, doubts, retracts, hedges, gives up, and frames an answer."""
+
+from __future__ import annotations
+
+import re
+
+from emailrl.facts.reading import MASK
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+_MAILS = r"(?:e-?mails?|mails?|messages?|notes?|memo|thread|inbox|mailbox|records?|sources?|information|documents?)\b"
+
+DENIAL = _any(
+    r"\b(?:not|never|nobody|no one|none|neither|nor|cannot|no|nothing|nowhere|hardly|without|yet to|refus\w+ to)\b",
+    r"\bfail(?:ed|s)? to\b|n't\b|\b(?:do|does|did|is|are|was|were|has|have|had|wo|ca|could|would|should)nt\b",
+)
+NO_DENIAL = _any(
+    r"\bnot only\b|\b(?:no|not) (?:later|earlier|more|less|fewer) than\b|\b(?:no|without|beyond)(?: a| any)? doubt\b",
+    rf"\bwhy not\b|\bno\.? (?={MASK})|(?:\bnot\b|n't\b)(?=.*\buntil\b)",
+)
+"""What looks like a denial and is none."""
+REFUSAL = _any(
+    r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
+    r"|drop(?:ped|s)?|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*)\b"
+)
+"""Words that deny what they speak of, unless the question asks for it."""
+FORWARD = (
+    r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|away from|in place of"
+    rf"|anything but|(?:any|every|all|no)\s?\w* but|not(?= (?-i:[A-Z{MASK}])))\b"
+)
+"""Denies what follows it, not what stands before."""
+MOVED = _any(
+    r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
+    r"\w*\b[^,;]{0,40}?\bfrom\s(?P<old>[^,;]{1,40}?)\s(?:to|until|till)\b",
+    r"^\s*(?:previously|formerly|originally|initially|(?:extended|moved|changed|up|down) from)\b(?P<former>.*)",
+)
+"""Names an old value beside the new one."""
+DOUBT = _any(
+    r"(?<!no )(?<!without )(?<!beyond )(?<!without a )(?<!without any )\bdoubt(?!less)\w*",
+    r"\b(?:a lie|lies? that|lying|implausible|untrue|false(?:ly|hood)?|myth|hoax|rumou?r\w*|deny|denies|denied that"
+    r"|disput\w+|disagree\w*|unlikely|contrary to|no way|far from|hardly|pretend\w*|allegedly|supposedly|if only"
+    r"|(?:wrong|incorrect|mistaken|inaccurate|misleading|impossible|nonsense|absurd|fiction)(?:ly)?"
+    r"|(?:not|n't|never|no longer)\s(?:\w+\s){0,2}(?:true|correct|right|accurate|the case|believe|think|say))\b",
+)
+"""From here to the end of its sentence nothing is asserted."""
+RETRACTION = _any(
+    r"\b(?:scratch|ignore|disregard|forget|strike|drop|retract|withdraw|take (?:that|it|this) back|scrap|cancel)\s"
+    r"(?:that|this|it|what|my|the above|all)\b",
+    r"\bi (?:made (?:that|this|it) up|take (?:that|it|this) back|(?:was|am) (?:joking|kidding|wrong|lying)|mis\w+|mean"
+    r"|mixed)\b",
+    r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
+    r"\b(?:this|that|which|it|the above|all of (?:this|that))\s(?:\w+\s){0,2}?(?:is|was|isn't|wasn't|are|be|seems)\s"
+    r"(?:\w+\s){0,2}?(?:false|wrong|incorrect|untrue|mistake\w*|error|inaccurate|nonsense|made up)\b",
+    r"\b(?:isn't|wasn't|not) (?:true|right|correct|the case|so|it)\b(?=\s*(?:$|[.,;!)]))",
+    r"[-\u2013\u2014,.(]\s*(?:no|nope|wait|not|wrong|false|incorrect|untrue|sorry)\b[\s,.!)]*"
+    r"(?:$|(?:no|wait|sorry|actually|it|that)\b)",
+)
+"""Takes back what an answer said."""
+HEDGE = _any(
+    r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure|not sure"
+    r"|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if|unless|whether)\b"
+)
+GIVES_UP = _any(
+    r"\b(?:(?:do|did|does|could) not|(?:don|didn|doesn|couldn|can)'t|cannot|unable to|not able to)\s(?:\w+\s)?(?:know|find"
+    r"|tell|determine|say|confirm|locate|answer|recall|remember|specify|mention|state|give|provide)\b",
+    r"\b(?:unknown|no idea|unclear|unsure|uncertain|not sure|not certain|not clear|idk|no clue|who knows)\b",
+    r"(?:\bnot|n't)(?:\s\w+)?\s(?:mentioned|specified|stated|found|available|provided|given|known|disclosed|said)\b",
+    r"\bno (?:\w+\s)?(?:mention|information|info|emails?|answer|record|details?|reason|evidence|indication|data)\b",
+)
+"""Says that something is missing; an answer gives up where what is missing is what was asked for."""
+COPIED = _any(
+    r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b|\bfyi\b"
+)
+"""What only a copied mail has."""
+COURTESY = _any(
+    r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks|thank you"
+    r"|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like|if you (?:need|have|want|would)"
+    r"|have a (?:great|nice|good)|(?:(?:best|kind|warm) )?regards|hello|hi\b|hey\b|dear\b|cheers|(?:just )?ask (?:me )?if"
+    r"|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
+    r"|here(?:'s| is| are)\b[^:]*:?$|no problem|my pleasure|good luck|any(?:thing else| other)|always happy|enjoy\b)"
+)
+"""How a sentence begins that says nothing on the matter."""
+FRAME = _any(
+    r"(?:^|(?<=[.!?\n]))\s*(?:(?:well|sure(?: thing)?|certainly|of course|absolutely|ok|okay|hi|hello|hey|(?:great|good)"
+    r" question)\b[^\w\n]{1,3}"
+    r"|(?:according to|based on|per|as (?:\w+)(?: in| by)?|in|from)\s(?:\w+\s){0,2}?(?:\w+'s? )?"
+    rf"{_MAILS}[^,\n]{{0,100}}(?:, (?:19|20)\d\d)?,\s|(?:according to|based on) [^,\n]{{1,60}}(?:, (?:19|20)\d\d)?,\s"
+    r"|(?:i (?:found|see|can see|read|believe|think|understand)(?: that)?|(?:the )?(?:(?:short|correct|final) )?answer"
+    r"(?: to (?:your|the) question)?(?: is)?|in short|in summary|to answer your question|it (?:says|states) that)"
+    r"[:,]?\s)",
+    r",? (?:according to|based on|per (?:the|your|his|her|an?|(?-i:[A-Z])\w+'s?) (?:e-?mail|mail|message|note|memo)"
+    r"|as (?:stated|mentioned|noted|written|described)(?: in| by)?)\s[^.\n]{1,120}(?=\.?\s*$|\.?\n|\.\s)",
+    r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))\s?"
+    r"(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
+    r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>|\[[^\[\]\n]{0,80}\](?:\([^()\n]*\))?",
+    r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
+)
+"""What introduces an answer, and where it was found."""

@@ -1,0 +1,301 @@
+"""What stands against an answer that holds the right thing: it takes it back, names a rival, turns it round, says more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from emailrl.facts.names import find_names, word_before
+from emailrl.facts.quantities import Quantity
+from emailrl.facts.reading import Unit, agree, same_kind
+from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
+from emailrl.rewards.matching.clauses import SENTENCE_END, is_new
+from emailrl.rewards.matching.coverage import SHORT, Case, is_whole
+from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, REFUSAL, RETRACTION
+
+_JOINT = re.compile(
+    r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|as well as|plus|then|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+"
+    r"|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]|(?<=[\w)\ue000][.!?])\s",
+    re.IGNORECASE,
+)
+_OR = re.compile(r"\bor\b", re.IGNORECASE)
+_AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
+_BREAK = re.compile(r"[.!?:;()\n]")
+_DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|under|above|below|least|most)\b")
+_MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
+_PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
+_ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
+_BY_WHO = re.compile(r"^(?:who|(?:which|what)\s\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?P<verb>\w+)", re.I)
+_TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
+_LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
+
+
+def stands_against(case: Case) -> bool:
+    """Whether anything in an answer speaks against it although it covers the reference."""
+    return any(veto(case) for veto in (takes_back, gives_up, rival_items, rival_facts, opposed, turned_round, mixed_up, says_too_much))
+
+
+def takes_back(case: Case) -> bool:
+    """The answer retracts what it says, doubts it in a clause that says nothing else, or asks it."""
+    if is_new(RETRACTION, case.given.masked, case.texts):
+        return True
+    last = case.clauses[-1]
+    if case.given.text.endswith("?") and case.holds(*last.units):
+        return True
+    doubted = [part for part in case.clauses if is_new(DOUBT, part.text, case.texts)]
+    return any(len(case.new(u for u in part.units if not DOUBT.search(u.text))) <= 1 for part in doubted)
+
+
+def gives_up(case: Case) -> bool:
+    """What a clause says is missing is what was asked for: nothing of its own is named."""
+    if GIVES_UP.search(case.expected.full.text) and not case.is_quoted:
+        return False
+    for number, part in enumerate(case.clauses):
+        if GIVES_UP.search(part.text) and not (number and _MORE.search(part.text)):
+            rest = re.findall(r"[^\W\d_]+", GIVES_UP.sub(" ", part.text))
+            if all(has_word(stem(word), case.known) for word in rest if says_something(word)):
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What stands between two joints, and the joint before it."""
+
+    joint: str
+    text: str
+    units: tuple[Unit, ...]
+
+
+def lists(text: str, units: Sequence[Unit]) -> Iterator[list[Item]]:
+    """A text cut at commas and conjunctions, a list for what stands between two ends of a sentence or brackets."""
+    found: list[Item] = []
+    joint, position = "", 0
+    for cut in [*_JOINT.finditer(text), None]:
+        end = cut.start() if cut else len(text)
+        here = tuple(unit for unit in units if position <= unit.start < end)
+        if here or (found and cut):
+            found.append(Item(joint, text[position:end], here))
+        if cut:
+            joint, position = cut[0], cut.end()
+        if cut is None or _BREAK.search(cut[0]):
+            yield found
+            found = []
+
+
+def rival_items(case: Case) -> bool:
+    """A list or a choice in which the reference is one item and another is new."""
+    chosen = not _OR.search(case.texts) or case.is_quoted
+    for items in lists(case.given.masked, case.given.units):
+        bare = case.is_short and all(is_bare(item) for item in items)
+        states = [state(case, item, bare) for item in items]
+        for at, (left, right) in enumerate(pairwise(items)):
+            if _OR.search(right.joint) and chosen and is_choice(case, items[: at + 1], right):
+                return True
+        if not (case.is_short or (case.asked.person and case.expected.names)):
+            continue
+        for first, last in runs(states):
+            run = items[first:last]
+            if "held" in states[first:last] and "new" in states[first:last] and (bare or touches(case, run)):
+                news = states[first:last].count("new")
+                if any(_AND.search(item.joint) for item in run[1:]):
+                    return True
+                if bare and len(run) == len(items) and (news > 1 or case.asked.person):
+                    return True
+    return False
+
+
+def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
+    """Whether an "or" joins a part of the reference to something else."""
+    left = before[-1]
+    if not case.is_short and (case.new(left.units) or case.new(right.units)):
+        return True
+    if any(case.holds(*one.units) and len(other.units) <= SHORT for one, other in ((left, right), (right, left))):
+        return True
+    if case.holds(*left.units[-1:]) or case.holds(*right.units[:1]):
+        return True
+    return is_bare(left) and any(is_bare(item) and case.holds(*item.units) for item in before)
+
+
+def is_bare(item: Item) -> bool:
+    """A candidate and nothing else."""
+    verb = re.search(r"\b(?:is|was|are|were|has|had|will)\b", item.text)
+    return len(item.units) <= 3 and len(item.text.split()) <= 4 and verb is None
+
+
+def state(case: Case, item: Item, bare: bool) -> str:
+    """ "held": it has a part of the reference; "new": a short one of which nothing was said; else "other"."""
+    if case.holds(*item.units):
+        return "held"
+    new = case.new(item.units)
+    if not new or bare:
+        return "new" if new else "other"
+    named = all(unit.fact is None and (unit.text[0].isupper() or not is_mixed(case)) for unit in new)
+    return "new" if named and new[0] == item.units[0] and len(new) <= SHORT else "other"
+
+
+def is_mixed(case: Case) -> bool:
+    """Whether an answer has capitals and small letters, so that a capital tells a name."""
+    return case.given.text not in (case.given.text.upper(), case.given.text.lower())
+
+
+def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where items that can be candidates stand side by side."""
+    first = 0
+    for at, one in enumerate([*states, "other"]):
+        if one == "other":
+            if at - first > 1:
+                yield first, at
+            first = at + 1
+
+
+def touches(case: Case, run: Sequence[Item]) -> bool:
+    """Whether an item touches the next one with a part of the reference: not "by Ada at noon and in Rome"."""
+    return any(
+        case.holds(*left.units) != case.holds(*right.units)
+        and (case.holds(*left.units[-1:]) or case.holds(*right.units[:1]))
+        for left, right in pairwise(run)
+    )
+
+
+def rival_facts(case: Case) -> bool:
+    """A fact that contradicts the right one, with nothing new between the two, or alone in its sentence."""
+    kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
+    if not case.expected.kinds and len(case.expected.words) > 6:
+        return False
+    units = [unit for part in case.clauses if part.asserted for unit in part.units]
+    values = [unit.fact.value for unit in units if isinstance(unit.fact, Quantity) and not case.holds(unit)]
+    if len(values) > 1 and any(isinstance(f, Quantity) and abs(sum(values) - f.value) < 1e-6 for f in case.expected.facts):
+        return False  # a breakdown
+    return any(
+        isinstance(unit.fact, kinds) and is_rival(case, unit) and (is_beside(case, units, at) or is_alone(case, unit))
+        for at, unit in enumerate(units)
+    )
+
+
+def is_rival(case: Case, unit: Unit) -> bool:
+    """Whether a fact is of the kind of the reference's and contradicts everything said."""
+    fact = unit.fact
+    if fact is None or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
+        return False
+    return any(same_kind(fact, other) for other in case.expected.facts)
+
+
+def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
+    """Whether between a fact and one of the reference nothing new is said."""
+    for others in (units[:at][::-1], units[at + 1 :]):
+        for unit in others:
+            if unit.fact is not None and case.holds(unit):
+                return True
+            if unit.fact is None and not case.is_known(unit):
+                break
+    return False
+
+
+def is_alone(case: Case, unit: Unit) -> bool:
+    """Whether a fact stands in a sentence that says nothing else new."""
+    sentence = next(part.sentence for part in case.clauses if unit in part.units)
+    whole = [other for part in case.clauses if part.sentence == sentence for other in part.units]
+    return all(other.fact is not None or case.is_known(other) for other in whole)
+
+
+def opposed(case: Case) -> bool:
+    """A word of the reference, or of the question, is answered by its opposite."""
+    parts = [part for part in case.clauses if case.holds(*part.units)]
+    given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
+    given |= {word for part in parts for word in _DIRECTION.findall(part.text.lower())}
+    before = case.asked.reading.text if case.is_quoted else case.texts
+    said = {*(case.asked.stems if case.is_quoted else case.known), *_DIRECTION.findall(before.lower())}
+    said |= {stem("refuse")} if REFUSAL.search(before) else set()
+    return any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said)
+
+
+def turned_round(case: Case) -> bool:
+    """A name of the question stands where the reference belongs."""
+    question, text = case.asked.reading.text, case.given.masked
+    names = find_names(case.given)
+    own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
+    active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
+    for name in names:
+        if not own & {*name.tokens}:
+            continue
+        before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
+        if active and stem(before) == stem(active["verb"]) and len(text[: name.start].split()) > 1:
+            return True
+        if whom and after and stem(after[1]) in case.asked.stems and not after[1].endswith("ing"):
+            return True
+        for other in names:
+            place = question.lower().find(other.tokens[0])
+            if place < 0 or own & {*other.tokens}:
+                continue
+            slot = word_before(question, place)
+            if slot in ("from", "for", "to", "of", "into", "with", "against", "under") and before == slot:
+                if word_before(text, other.start) != slot:
+                    return True
+    return False
+
+
+def mixed_up(case: Case) -> bool:
+    """Hardly anything is new but the order: the parts of a list are mixed, or the sides of an "after" exchanged."""
+    if case.is_quoted or len(case.new(case.given.units)) > 2:
+        return False
+    ours, theirs = (parts_of(reading.masked, reading.units) for reading in (case.expected.full, case.given))
+    if len(ours) < 2 or len(theirs) != len(ours):
+        return False
+    places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
+    sure = [{at[0] for at in part if len(at) == 1} for part in places]
+    if any(len(at) > 1 for at in sure):
+        return True
+    order = [min(at) for at in sure if at]
+    links = [bool(_LINK.search(reading.masked)) for reading in (case.expected.full, case.given)]
+    return all(links) and order != sorted(order)
+
+
+def parts_of(text: str, units: Sequence[Unit]) -> list[list[Unit]]:
+    """The units between commas, conjunctions and prepositions."""
+    found, position = [], 0
+    cuts = sorted([*(c.span() for c in _JOINT.finditer(text)), *(c.span() for c in _LINK.finditer(text))])
+    for end, following in [*cuts, (len(text), len(text))]:
+        part = [unit for unit in units if position <= unit.start < end]
+        found += [part] if part else []
+        position = max(position, following)
+    return found
+
+
+def has(units: Sequence[Unit], wanted: Unit) -> bool:
+    """Whether one of the units says the same."""
+    return any(
+        agree(unit.fact, wanted.fact) if unit.fact and wanted.fact else unit.fact is wanted.fact and unit.stem == wanted.stem
+        for unit in units
+    )
+
+
+def says_too_much(case: Case) -> bool:
+    """What the answer adds to reference and question: a flood of it, sentences on something else, or a mail's text."""
+    strange = total = longest = 0
+    sentences: dict[int, list[Unit]] = {}
+    for part in case.clauses:
+        sentences.setdefault(part.sentence, []).extend(part.units)
+    late = restates = False
+    for number, units in enumerate(sentences.values()):
+        if number == 0:
+            late = not case.holds(*units)
+            restates = not late and sum(unit.stem in case.asked.stems for unit in units) >= 2
+        new = len(case.new(units))
+        total, longest = total + new, max(longest, new - (4 if restates else 0))
+        if new and new == len(units):
+            text = case.given.masked[units[0].start : units[-1].end] if units else ""
+            start = max((cut.end() for cut in SENTENCE_END.finditer(case.given.masked, 0, units[0].start)), default=0)
+            text = case.given.masked[start : units[-1].end]
+            strange += not _ANAPHOR.search(text) and not is_new(GIVES_UP, text, case.texts)
+    if strange >= (3 if case.is_short and not late else 2) or longest > (12 if is_mixed(case) else 6):
+        return True
+    if total > 30 or (late and total > 8) or is_new(COPIED, case.given.masked, case.texts):
+        return True
+    said = case.texts.lower().split()
+    personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.masked))
+    if case.is_short:
+        return total > 8 and personal
+    return total > 7 or (strange > 0 and total > 3) or (total > 4 and personal)
