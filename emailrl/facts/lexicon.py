@@ -74,8 +74,8 @@ OPPOSITES = _listed(
     arrive/depart extend/shorten positive/negative success/failure safe/unsafe cheap/expensive enough/insufficient
     small/enough full/empty fast/slow quickly/slowly support/oppose confirm/cancel public/private winter/summer
     overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under
-    last/next highest/lowest most/least before/after less/more with/without allow/prohibit
-    earliest/latest deny/grant ignore/overstate exceed/miss"""
+    last/next highest/lowest most/least with/without allow/prohibit least/maximum most/minimum
+    earliest/latest earliest/before latest/after ignore/overstate exceed/miss"""
 )
 
 TITLES = _listed(

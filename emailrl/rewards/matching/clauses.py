@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from emailrl.facts.reading import Reading, Unit
-from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, HEDGE, MOVED, NO_DENIAL, REFUSAL
+from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, REFUSAL
 
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
@@ -34,15 +34,15 @@ class Clause:
 
 
 def clauses(reading: Reading, said: str) -> Iterator[Clause]:
-    """The clauses of a text, in order; words of denial, doubt and hedging that are ``said`` before change nothing."""
+    """The clauses of a text, in order; words of denial and doubt that are ``said`` before change nothing."""
     text, position = reading.masked, 0
     for number, stop in enumerate([*SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
         doubted = False
         for first, last, status in _pieces(text, position, end):
             piece = text[first:last]
-            doubted = doubted or is_new(DOUBT, piece, said)
-            if (stop and stop[0][0] == "?") or is_new(HEDGE, piece, said):
+            doubted = doubted or _is_new(DOUBT, piece, said)
+            if stop and stop[0][0] == "?":
                 status = None
             elif doubted or (status and denies(piece, said)):
                 status = False
@@ -68,10 +68,10 @@ def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool | 
 
 def denies(text: str, said: str) -> bool:
     """Whether a text holds a denial that was not ``said`` before, as "never" is in "who sings never give up"."""
-    return is_new(DENIAL, NO_DENIAL.sub(" ", text), said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
+    return _is_new(DENIAL, NO_DENIAL.sub(" ", text), said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
 
 
-def is_new(marker: re.Pattern[str], text: str, said: str) -> bool:
+def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:
     """Whether a marker, with the word behind it, is in a text and not in what was said."""
     for found in marker.finditer(text):
         following = re.match(r"\s+\w+", text[found.end() :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from emailrl.facts.lexicon import TITLES
 from emailrl.facts.literals import Literal
@@ -70,6 +71,15 @@ class Case:
         """Reference and question."""
         return f"{self.expected.full.text} {self.asked.reading.text}"
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the answer has capitals and small letters, so that a capital tells a name."""
+        return self.given.text not in (self.given.text.upper(), self.given.text.lower())
+
+    def stems(self, asserted: bool) -> set[str]:
+        """Of the answer's asserted or denied clauses."""
+        return {u.stem for part in self.clauses if part.asserted is asserted for u in part.units if u.fact is None}
+
 
 def is_whole(fact: Fact) -> bool:
     """Whether a fact stands for a reference as a whole."""
@@ -104,11 +114,12 @@ def covers(case: Case) -> bool:
     strong = [fact for fact in expected.facts if fact not in weak]
     if not named or not most(any(agree(fact, other) for other in given) for fact in strong):
         return False
-    stems = {unit.stem for part in case.clauses if part.asserted for unit in part.units if unit.fact is None}
-    denied = {unit.stem for part in case.clauses if part.asserted is False for unit in part.units if unit.fact is None}
+    stems, denied = case.stems(True), case.stems(False)
     hits = sum(has_word(word, denied if word in expected.denied else stems) for word in expected.words)
     weak = [fact for fact in weak if fact != Quantity(1.0, weak=True)]
     hits += sum(any(agree(fact, other) for other in given) for fact in weak)
+    if any(isinstance(fact, Literal) for fact in strong):
+        return hits >= (len(expected.words) + len(weak)) // 3
     return hits >= enough(len(expected.words) + len(weak), bool(strong or expected.names), not stems)
 
 
@@ -153,13 +164,12 @@ def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
         return True
     at = {place: same for place, word in enumerate(words) if (same := {o for o in own if same_token(word.lower(), o)})}
     held = set().union(*at.values())
-    if {one for one in own if len(one) > 1} <= held:
+    if {one for one in own if len(one) > 1} <= held and (len(own) == 1 or any(b - a <= 2 for a, b in pairwise(at))):
         return True
-    mixed = case.given.text != case.given.text.upper() and case.given.text != case.given.text.lower()
     for place, same in at.items():
         beside = [words[near] for near in (place - 1, place + 1) if 0 <= near < len(words) and near not in at]
         stranger = any(
-            says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not mixed) for word in beside
+            says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not case.is_mixed) for word in beside
         )
         telling = len(words[place]) >= (2 if case.asked.person or words[place].isupper() else 6)
         if same & {own[0], own[-1]} and telling and not stranger:

@@ -9,14 +9,14 @@ from itertools import pairwise
 
 from emailrl.facts.names import find_names, word_before
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Unit, agree, same_kind
+from emailrl.facts.reading import Unit, agree, contradict, same_kind
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.clauses import SENTENCE_END, is_new
+from emailrl.rewards.matching.clauses import SENTENCE_END
 from emailrl.rewards.matching.coverage import SHORT, Case, is_whole
-from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, REFUSAL, RETRACTION
+from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 
 _JOINT = re.compile(
-    r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|as well as|plus|then|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+"
+    r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|but|as well as|plus|then|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+"
     r"|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]|(?<=[\w)\ue000][.!?])\s",
     re.IGNORECASE,
 )
@@ -29,22 +29,41 @@ _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|you
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
 _BY_WHO = re.compile(r"^(?:who|(?:which|what)\s\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?P<verb>\w+)", re.I)
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
+_IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
+_PLACING = ("of", "in", "at", "from", "on", "for", "with", "near", "via")
+_CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
+_LIMIT = re.compile(
+    r"\b(?:before|after|over|under|above|below|than|by|until|till|within|up to|least|most|maximum|minimum|limit|cap|latest"
+    r"|earliest|highest|lowest|since|from)\b",
+    re.IGNORECASE,
+)
+_STRICT = re.compile(r"\b(?:before|after|over|under|above|below|(?:less|more|fewer) than|at (?:least|most))(?:\s\w+)?\s$", re.I)
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
 
 
 def stands_against(case: Case) -> bool:
     """Whether anything in an answer speaks against it although it covers the reference."""
-    return any(veto(case) for veto in (takes_back, gives_up, rival_items, rival_facts, opposed, turned_round, mixed_up, says_too_much))
+    return any(veto(case) for veto in (takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, opposed, turned_round, mixed_up, says_too_much))
+
+
+def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
+    """Whether a marker is in a text, and in neither reference nor question."""
+    return marker.search(text) is not None and not marker.search(case.texts)
+
+
+def hedges(case: Case) -> bool:
+    """A clause that holds a part of the reference only supposes it."""
+    return any(is_new(case, HEDGE, part.text) for part in case.clauses if case.holds(*part.units))
 
 
 def takes_back(case: Case) -> bool:
     """The answer retracts what it says, doubts it in a clause that says nothing else, or asks it."""
-    if is_new(RETRACTION, case.given.masked, case.texts):
+    if is_new(case, RETRACTION, case.given.masked):
         return True
     last = case.clauses[-1]
     if case.given.text.endswith("?") and case.holds(*last.units):
         return True
-    doubted = [part for part in case.clauses if is_new(DOUBT, part.text, case.texts)]
+    doubted = [part for part in case.clauses if is_new(case, DOUBT, part.text)]
     return any(len(case.new(u for u in part.units if not DOUBT.search(u.text))) <= 1 for part in doubted)
 
 
@@ -80,14 +99,15 @@ def lists(text: str, units: Sequence[Unit]) -> Iterator[list[Item]]:
             found.append(Item(joint, text[position:end], here))
         if cut:
             joint, position = cut[0], cut.end()
-        if cut is None or _BREAK.search(cut[0]):
+        if cut is None or _BREAK.search(cut[0]) or cut[0] == " ":
             yield found
             found = []
 
 
 def rival_items(case: Case) -> bool:
     """A list or a choice in which the reference is one item and another is new."""
-    chosen = not _OR.search(case.texts) or case.is_quoted
+    chosen = _OR.search(case.expected.full.text) is None or case.is_quoted
+    chosen = chosen and not (_OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
     for items in lists(case.given.masked, case.given.units):
         bare = case.is_short and all(is_bare(item) for item in items)
         states = [state(case, item, bare) for item in items]
@@ -116,7 +136,12 @@ def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
         return True
     if case.holds(*left.units[-1:]) or case.holds(*right.units[:1]):
         return True
-    return is_bare(left) and any(is_bare(item) and case.holds(*item.units) for item in before)
+    for earlier, later in zip(before[-2::-1], before[::-1], strict=False):
+        if not is_bare(later):
+            return False
+        if case.holds(*earlier.units):
+            return True
+    return False
 
 
 def is_bare(item: Item) -> bool:
@@ -132,13 +157,8 @@ def state(case: Case, item: Item, bare: bool) -> str:
     new = case.new(item.units)
     if not new or bare:
         return "new" if new else "other"
-    named = all(unit.fact is None and (unit.text[0].isupper() or not is_mixed(case)) for unit in new)
+    named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
     return "new" if named and new[0] == item.units[0] and len(new) <= SHORT else "other"
-
-
-def is_mixed(case: Case) -> bool:
-    """Whether an answer has capitals and small letters, so that a capital tells a name."""
-    return case.given.text not in (case.given.text.upper(), case.given.text.lower())
 
 
 def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -180,7 +200,8 @@ def is_rival(case: Case, unit: Unit) -> bool:
     fact = unit.fact
     if fact is None or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
         return False
-    return any(same_kind(fact, other) for other in case.expected.facts)
+    others = [other for other in case.said if same_kind(fact, other)]
+    return any(other in case.expected.facts for other in others) and all(contradict(other, fact) for other in others)
 
 
 def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
@@ -189,16 +210,48 @@ def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
         for unit in others:
             if unit.fact is not None and case.holds(unit):
                 return True
-            if unit.fact is None and not case.is_known(unit):
+            if unit.fact is None and not case.is_known(unit) and unit.stem not in ("later", "then", "now"):
                 break
     return False
 
 
 def is_alone(case: Case, unit: Unit) -> bool:
     """Whether a fact stands in a sentence that says nothing else new."""
-    sentence = next(part.sentence for part in case.clauses if unit in part.units)
-    whole = [other for part in case.clauses if part.sentence == sentence for other in part.units]
+    own = next(part for part in case.clauses if unit in part.units)
+    if _CHANGED.search(own.text[: unit.start - own.start]):
+        return True
+    whole = [other for part in case.clauses if part.sentence == own.sentence for other in part.units]
     return all(other.fact is not None or case.is_known(other) for other in whole)
+
+
+def rival_clause(case: Case) -> bool:
+    """A clause without the reference has more of the question than those with it, and names another."""
+    if not (case.is_mixed and case.expected.names):
+        return False
+    held = [case.holds(*part.units) for part in case.clauses]
+    shared = [len({unit.stem for unit in part.units} & case.asked.stems) for part in case.clauses]
+    most = max((count for count, own in zip(shared, held, strict=True) if own), default=0)
+    for part, own, count in zip(case.clauses, held, shared, strict=True):
+        if part.asserted and not own and (count > most or _IN_FACT.search(part.text)):
+            new = case.new(part.units)
+            names = [unit for unit in new if unit.fact is None and unit.text[0].isupper()]
+            if names and word_before(case.given.masked, names[0].start) not in _PLACING:
+                return True
+    return False
+
+
+def denied(case: Case) -> bool:
+    """What the reference asserts is denied and nowhere asserted, or the other way round."""
+    if case.is_quoted:
+        return False
+    asserts, denies, statuses = case.stems(True), case.stems(False), case.expected.statuses
+    if {True, False} <= statuses and case.expected.denied & asserts and not denies:
+        return True
+    if statuses == {True} and not _OR.search(case.asked.reading.text):
+        for part in case.clauses:
+            if part.asserted is False and part.units and all(unit.stem in case.asked.stems for unit in part.units):
+                return True
+    return bool(({*case.expected.words} - case.expected.denied) & denies - asserts)
 
 
 def opposed(case: Case) -> bool:
@@ -209,17 +262,23 @@ def opposed(case: Case) -> bool:
     before = case.asked.reading.text if case.is_quoted else case.texts
     said = {*(case.asked.stems if case.is_quoted else case.known), *_DIRECTION.findall(before.lower())}
     said |= {stem("refuse")} if REFUSAL.search(before) else set()
-    return any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said)
+    if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
+        return True
+    facts = [unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)]
+    return any(_STRICT.search(case.given.masked[: unit.start]) for unit in facts) and not _LIMIT.search(before)
 
 
 def turned_round(case: Case) -> bool:
     """A name of the question stands where the reference belongs."""
     question, text = case.asked.reading.text, case.given.masked
-    names = find_names(case.given)
+    names = find_names(case.given) if case.is_mixed and case.is_short else []
     own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
     active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
     for name in names:
         if not own & {*name.tokens}:
+            agent = re.search(r"(\w+) by\s$", text[: name.start])
+            if agent and active and stem(agent[1]) in case.asked.stems:
+                return True
             continue
         before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
         if active and stem(before) == stem(active["verb"]) and len(text[: name.start].split()) > 1:
@@ -242,15 +301,22 @@ def mixed_up(case: Case) -> bool:
     if case.is_quoted or len(case.new(case.given.units)) > 2:
         return False
     ours, theirs = (parts_of(reading.masked, reading.units) for reading in (case.expected.full, case.given))
-    if len(ours) < 2 or len(theirs) != len(ours):
-        return False
     places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
-    sure = [{at[0] for at in part if len(at) == 1} for part in places]
-    if any(len(at) > 1 for at in sure):
+    sure = [[at[0] for at in part if len(at) == 1] for part in places]
+    order = [at for part in sure for at in part]
+    if order == sorted(order):
+        return False
+    if len(ours) == len(theirs) > 1 and any(len({*part}) > 1 for part in sure):
         return True
-    order = [min(at) for at in sure if at]
-    links = [bool(_LINK.search(reading.masked)) for reading in (case.expected.full, case.given)]
-    return all(links) and order != sorted(order)
+    own, given = case.expected.full, case.given
+    for link in _LINK.finditer(given.masked):
+        middle = own.masked.find(link[0])
+        behind = [unit for unit in given.units if unit.start >= link.end()][:2]
+        early = [unit for unit in own.units if unit.start < middle]
+        late = [unit for unit in own.units if unit.start > middle]
+        if any(has(early, unit) and not has(late, unit) for unit in behind):
+            return True
+    return False
 
 
 def parts_of(text: str, units: Sequence[Unit]) -> list[list[Unit]]:
@@ -289,10 +355,10 @@ def says_too_much(case: Case) -> bool:
             text = case.given.masked[units[0].start : units[-1].end] if units else ""
             start = max((cut.end() for cut in SENTENCE_END.finditer(case.given.masked, 0, units[0].start)), default=0)
             text = case.given.masked[start : units[-1].end]
-            strange += not _ANAPHOR.search(text) and not is_new(GIVES_UP, text, case.texts)
-    if strange >= (3 if case.is_short and not late else 2) or longest > (12 if is_mixed(case) else 6):
+            strange += not _ANAPHOR.search(text) and not is_new(case, GIVES_UP, text)
+    if strange >= (3 if case.is_short and not late else 2) or longest > (12 if case.is_mixed else 6):
         return True
-    if total > 30 or (late and total > 8) or is_new(COPIED, case.given.masked, case.texts):
+    if total > 30 or (late and total > 8) or is_new(case, COPIED, case.given.masked):
         return True
     said = case.texts.lower().split()
     personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.masked))
