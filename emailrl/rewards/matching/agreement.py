@@ -33,7 +33,7 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
     if sort == "person":
         answer = with_names(answer, reference)
     parts = [reference] if sort else alternatives(reference)
-    return any(_agrees(question, part, answer, sort) for part in parts)
+    return any(_agrees(question, part, answer, sort, " / ".join(parts)) for part in parts)
 
 
 _JOINED = re.compile(
@@ -49,10 +49,10 @@ def alternatives(reference: str) -> list[str]:
     return parts if plain and all(0 < len(part.split()) <= 8 for part in parts) else [reference]
 
 
-def _agrees(question: str, reference: str, answer: str, kind: str | None) -> bool:
+def _agrees(question: str, reference: str, answer: str, kind: str | None, others: str) -> bool:
     if _bare(answer) == _bare(reference):
         return True
-    asked, expected = read_reference(question, reference, kind)
+    asked, expected = read_reference(question, reference, others, kind)
     answer = without_framing(answer, _bare(reference), question)
     literals = [fact for fact in expected.facts if isinstance(fact, Literal) and fact.kind != "email"]
     if kind in QUOTED or len(expected.full.units) >= SHORT:

@@ -89,8 +89,8 @@ def is_whole(fact: Fact) -> bool:
 def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple[Clause, ...]) -> Case:
     """Lay the three side by side."""
     names = {stem(word) for name in expected.names for token in name.tokens for word in (token, *token.split("-"))}
-    known = asked.stems | names | {*expected.full.stems}
-    said = (*expected.full.facts, *asked.reading.facts)
+    known = asked.stems | names | {*expected.others.stems}
+    said = (*expected.others.facts, *asked.reading.facts)
     return Case(asked, expected, given, parts, frozenset(names | {*expected.words}), known, said)
 
 

@@ -155,8 +155,11 @@ def state(case: Case, item: Item, bare: bool) -> str:
     if case.holds(*item.units):
         return "held"
     new = case.new(item.units)
-    if not new or bare:
-        return "new" if new else "other"
+    first = re.match(r"(?:(?:the|an?)\s)?(\w*)", item.text.lower())
+    if not new or (first and (first[1].endswith(("ed", "ing")) or (first[1] and not says_something(first[1])))):
+        return "other"
+    if bare:
+        return "new"
     named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
     return "new" if named and new[0] == item.units[0] and len(new) <= SHORT else "other"
 
