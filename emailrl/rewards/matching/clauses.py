@@ -39,7 +39,7 @@ def clauses(reading: Reading, said: str) -> Iterator[Clause]:
     for number, stop in enumerate([*SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
         doubted = False
-        for first, last, status in _pieces(text, position, end):
+        for first, last, status in _pieces(text, position, end, said):
             piece = text[first:last]
             doubted = doubted or _is_new(DOUBT, piece, said)
             if stop and stop[0][0] == "?":
@@ -51,10 +51,12 @@ def clauses(reading: Reading, said: str) -> Iterator[Clause]:
         position = stop.end() if stop else end
 
 
-def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool | None]]:
+def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, int, bool | None]]:
     """A sentence cut up: the old value of a change is open, what follows "instead of" denied."""
     status: bool | None = True
     for cut in [*_CUT.finditer(text, start, end), None]:
+        if cut and cut["forward"] and not _follows_new(cut, said):
+            continue
         last = cut.start() if cut else end
         moved = MOVED.search(text[start:last]) if status else None
         if moved:
@@ -72,9 +74,12 @@ def denies(text: str, said: str) -> bool:
 
 
 def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:
-    """Whether a marker, with the word behind it, is in a text and not in what was said."""
-    for found in marker.finditer(text):
-        following = re.match(r"\s+\w+", text[found.end() :])
-        if not re.search(rf"(?<!\w){re.escape(found[0] + (following[0] if following else ''))}\b", said, re.IGNORECASE):
-            return True
-    return False
+    """Whether a marker is in a text and not in what was said."""
+    return any(_follows_new(found, said) for found in marker.finditer(text))
+
+
+def _follows_new(found: re.Match[str], said: str) -> bool:
+    """Whether a marker, with the word behind it, is not in what was said."""
+    following = re.match(r"\s+(?:\w+|\S)", found.string[found.end() :])
+    phrase = re.escape(found[0] + (following[0] if following else ""))
+    return re.search(rf"(?<!\w){phrase}\b", said, re.IGNORECASE) is None

@@ -29,7 +29,7 @@ REFUSAL = _any(
 """Words that deny what they speak of, unless the question asks for it."""
 FORWARD = (
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|away from|in place of"
-    rf"|anything but|(?:any|every|all|no)\s?\w* but|not(?= (?-i:[A-Z{MASK}])))\b"
+    rf"|anything but|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
 """Denies what follows it, not what stands before."""
 MOVED = _any(

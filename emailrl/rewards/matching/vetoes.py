@@ -27,7 +27,11 @@ _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|un
 _MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
 _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
-_BY_WHO = re.compile(r"^(?:who|(?:which|what)\s\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?P<verb>\w+)", re.I)
+_BY_WHO = re.compile(
+    r"^(?:who|(?:which|what)\s(?!(?:is|are|was|were|do|does|did)\b)\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*"
+    r"(?!(?:did|does|do)\b)(?P<verb>\w+)",
+    re.IGNORECASE,
+)
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
 _IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
 _PLACING = ("of", "in", "at", "from", "on", "for", "with", "near", "via")
@@ -237,8 +241,9 @@ def rival_clause(case: Case) -> bool:
     for part, own, count in zip(case.clauses, held, shared, strict=True):
         if part.asserted and not own and (count > most or _IN_FACT.search(part.text)):
             new = case.new(part.units)
-            names = [unit for unit in new if unit.fact is None and unit.text[0].isupper()]
-            if names and word_before(case.given.masked, names[0].start) not in _PLACING:
+            new = [unit for unit in new if unit.stem != "fact"]
+            named = bool(new) and new[0].fact is None and new[0].text[0].isupper()
+            if named and word_before(case.given.masked, new[0].start) not in _PLACING:
                 return True
     return False
 
