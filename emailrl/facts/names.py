@@ -64,16 +64,14 @@ def _heads_sentence(text: str, start: int) -> bool:
     return re.search(r"(?:^|[.!?:;\n]\s*|[-(]\s*)$", text[max(0, start - 4) : start]) is not None
 
 
-_AFTER_SUBJECT = re.compile(
-    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who"
-    r"|alone|only|himself|herself|never|not)\b|[a-z]+ed\b|(?:needs|wants|says|works|runs|asks|plans|thinks|owns|leads)\b)"
+_VERB = re.compile(
+    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who)\b"
+    r"|[a-z]+(?:ed|[^s]s)\b)"
 )
 
 
 def _is_subject(text: str, found: re.Match[str]) -> bool:
-    word = found[0].strip(".").lower()
-    verbal = _VERBAL.match(word) and stem(word) != word
-    return not verbal and _AFTER_SUBJECT.match(text, found.end()) is not None
+    return not found[0].endswith(("ing", "ed", "ly")) and _VERB.match(text, found.end()) is not None
 
 
 def word_before(text: str, position: int) -> str:

@@ -55,7 +55,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
     asked, expected = read_reference(question, reference, others, kind)
     answer = without_framing(answer, _bare(reference), question)
     literals = [fact for fact in expected.facts if isinstance(fact, Literal) and fact.kind != "email"]
-    if kind in QUOTED or len(expected.full.units) >= SHORT:
+    if kind in QUOTED or len(expected.full.units) > SHORT:
         whole = Literal(WHOLE, _bare(reference))
         literals = [whole] if kind in QUOTED else [*literals, whole]
     given = read(answer, temporal=asked.temporal, literals=literals)

@@ -24,11 +24,11 @@ NO_DENIAL = _any(
 """What looks like a denial and is none."""
 REFUSAL = _any(
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
-    r"|drop(?:ped|s)?|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*)\b"
+    r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*)\b"
 )
 """Words that deny what they speak of, unless the question asks for it."""
 FORWARD = (
-    r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|away from|in place of"
+    r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
     rf"|anything but|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
 """Denies what follows it, not what stands before."""

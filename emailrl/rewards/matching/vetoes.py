@@ -314,7 +314,7 @@ def mixed_up(case: Case) -> bool:
     order = [at for part in sure for at in part]
     if order == sorted(order):
         return False
-    if len(ours) == len(theirs) > 1 and any(len({*part}) > 1 for part in sure):
+    if len(ours) == len(theirs) and any(sum(len(ours[at]) > 1 for at in {*part}) > 1 for part in sure):
         return True
     own, given = case.expected.full, case.given
     for link in _LINK.finditer(given.masked):
