@@ -11,7 +11,7 @@ from emailrl.facts.names import find_names, word_before
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, agree, contradict, same_kind
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.clauses import SENTENCE_END
+from emailrl.rewards.matching.clauses import Clause
 from emailrl.rewards.matching.coverage import SHORT, Case, is_whole
 from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 
@@ -347,29 +347,30 @@ def has(units: Sequence[Unit], wanted: Unit) -> bool:
 
 
 def says_too_much(case: Case) -> bool:
-    """What the answer adds to reference and question: a flood of it, sentences on something else, or a mail's text."""
-    strange = total = longest = 0
-    sentences: dict[int, list[Unit]] = {}
+    """What the answer adds to reference and question: a flood of it, sentences on something else, or a mail's text.
+
+    An answer with a short reference may go on longer where it repeats the question.
+    """
+    sentences: dict[int, list[Clause]] = {}
     for part in case.clauses:
-        sentences.setdefault(part.sentence, []).extend(part.units)
-    late = restates = False
-    for number, units in enumerate(sentences.values()):
-        if number == 0:
-            late = not case.holds(*units)
-            restates = not late and sum(unit.stem in case.asked.stems for unit in units) >= 2
-        new = len(case.new(units))
-        total, longest = total + new, max(longest, new - (4 if restates else 0))
-        if new and new == len(units):
-            text = case.given.masked[units[0].start : units[-1].end] if units else ""
-            start = max((cut.end() for cut in SENTENCE_END.finditer(case.given.masked, 0, units[0].start)), default=0)
-            text = case.given.masked[start : units[-1].end]
-            strange += not _ANAPHOR.search(text) and not is_new(case, GIVES_UP, text)
-    if strange >= (3 if case.is_short and not late else 2) or longest > (12 if case.is_mixed else 6):
-        return True
-    if total > 30 or (late and total > 8) or is_new(case, COPIED, case.given.masked):
+        sentences.setdefault(part.sentence, []).append(part)
+    units = [[unit for part in parts for unit in part.units] for parts in sentences.values()]
+    news = [len(case.new(one)) for one in units]
+    strange = sum(
+        len(one) == new > 0 and not any(_ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text) for part in parts)
+        for parts, one, new in zip(sentences.values(), units, news, strict=True)
+    )
+    held = next((one for one in units if case.holds(*one)), [])
+    late = held is not units[0]
+    if case.is_short and sum(unit.stem in case.asked.stems - {*case.expected.full.stems} for unit in held) >= 2:
+        sentences_on, longest, total = 4, 28, 60
+    else:
+        sentences_on = 3 if case.is_short and not late else 2
+        longest, total = 12 if case.is_mixed else 6, 8 if late else 30
+    if strange >= sentences_on or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
         return True
     said = case.texts.lower().split()
     personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.masked))
     if case.is_short:
-        return total > 8 and personal
-    return total > 7 or (strange > 0 and total > 3) or (total > 4 and personal)
+        return sum(news) > 8 and personal
+    return sum(news) > (3 if strange else 4 if personal else 7)
