@@ -85,17 +85,6 @@ TITLES = _listed(
 )
 """Words that may stand in or beside a name and are no part of it."""
 
-GENERIC = _listed("system group trust bank company project restaurant hotel center centre energy team plan analytic")
-"""Stems that a name can do without."""
-
-PLACES = _listed(
-    """texas california florida york virginia alberta ontario colorado oregon nevada arizona ohio louisiana oklahoma
-    georgia illinois massachusetts connecticut washington pennsylvania tx ca fl ny nj co la ok ga il ma ct wa pa uk
-    usa us england scotland ireland germany france spain italy norway sweden denmark poland netherlands canada
-    mexico brazil india japan china singapore australia argentina"""
-)
-"""States and countries: after a city they add nothing to it."""
-
 NICKNAMES = _paired(
     """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven
     stephen:steven dan:daniel joe:joseph tony:anthony chris:christopher dick:richard rick:richard ted:edward ed:edward

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emailrl.rewards.matching import match
-from emailrl.rewards.matching.agreement import LONGEST, alternatives
-from emailrl.rewards.matching.framing import without_framing
+from emailrl.rewards.matching.agreement import LONGEST, alternatives, without_framing
 from emailrl.rewards.matching.kinds import with_names
 
 

@@ -12,7 +12,7 @@ from emailrl.rewards.matching.clauses import clauses
 from emailrl.rewards.matching.coverage import SHORT, WHOLE, Case, covers, make_case
 from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, with_names
 from emailrl.rewards.matching.language import COURTESY, FRAME, REFUSAL
-from emailrl.rewards.matching.question import Question, read_reference
+from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.vetoes import stands_against
 
 LONGEST = 4000
@@ -117,7 +117,9 @@ def side(case: Case) -> bool | None:
     if reply := _REPLY.match(text):
         return not reply["no"]
     if refusal := REFUSAL.search(text):
-        part = next((part for part in case.clauses if part.start <= refusal.start() < part.start + len(part.text)), None)
+        part = next(
+            (part for part in case.clauses if part.start <= refusal.start() < part.start + len(part.text)), None
+        )
         negated = part is not None and re.search(r"\bnot\b|n't\b|\bnever\b", part.text, re.IGNORECASE) is not None
         return (REFUSAL.search(case.asked.reading.text) is not None) is not negated
     said = {unit.stem for unit in case.given.units if unit.fact is None}

@@ -169,7 +169,8 @@ def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
     for place, same in at.items():
         beside = [words[near] for near in (place - 1, place + 1) if 0 <= near < len(words) and near not in at]
         stranger = any(
-            says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not case.is_mixed) for word in beside
+            says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not case.is_mixed)
+            for word in beside
         )
         telling = len(words[place]) >= (2 if case.asked.person or words[place].isupper() else 6)
         if same & {own[0], own[-1]} and telling and not stranger:

@@ -60,32 +60,34 @@ RETRACTION = _any(
 )
 """Takes back what an answer said."""
 HEDGE = _any(
-    r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure|not sure"
-    r"|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if|unless|whether)\b"
+    r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
+    r"|not sure|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if"
+    r"|unless|whether)\b"
 )
 GIVES_UP = _any(
-    r"\b(?:(?:do|did|does|could) not|(?:don|didn|doesn|couldn|can)'t|cannot|unable to|not able to)\s(?:\w+\s)?(?:know|find"
-    r"|tell|determine|say|confirm|locate|answer|recall|remember|specify|mention|state|give|provide)\b",
+    r"\b(?:(?:do|did|does|could) not|(?:don|didn|doesn|couldn|can)'t|cannot|unable to|not able to)\s(?:\w+\s)?"
+    r"(?:know|find|tell|determine|say|confirm|locate|answer|recall|remember|specify|mention|state|give|provide)\b",
     r"\b(?:unknown|no idea|unclear|unsure|uncertain|not sure|not certain|not clear|idk|no clue|who knows)\b",
     r"(?:\bnot|n't)(?:\s\w+)?\s(?:mentioned|specified|stated|found|available|provided|given|known|disclosed|said)\b",
     r"\bno (?:\w+\s)?(?:mention|information|info|emails?|answer|record|details?|reason|evidence|indication|data)\b",
 )
 """Says that something is missing; an answer gives up where what is missing is what was asked for."""
 COPIED = _any(
-    r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b|\bfyi\b"
+    r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b"
+    r"|\bfyi\b"
 )
 """What only a copied mail has."""
 COURTESY = _any(
-    r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks|thank you"
-    r"|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like|if you (?:need|have|want|would)"
-    r"|have a (?:great|nice|good)|(?:(?:best|kind|warm) )?regards|hello|hi\b|hey\b|dear\b|cheers|(?:just )?ask (?:me )?if"
-    r"|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
+    r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks"
+    r"|thank you|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like"
+    r"|if you (?:need|have|want|would)|have a (?:great|nice|good)|(?:(?:best|kind|warm) )?regards|hello|hi\b"
+    r"|hey\b|dear\b|cheers|(?:just )?ask (?:me )?if|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
     r"|here(?:'s| is| are)\b[^:]*:?$|no problem|my pleasure|good luck|any(?:thing else| other)|always happy|enjoy\b)"
 )
 """How a sentence begins that says nothing on the matter."""
 FRAME = _any(
-    r"(?:^|(?<=[.!?\n]))\s*(?:(?:well|sure(?: thing)?|certainly|of course|absolutely|ok|okay|hi|hello|hey|(?:great|good)"
-    r" question)\b[^\w\n]{1,3}"
+    r"(?:^|(?<=[.!?\n]))\s*(?:(?:well|sure(?: thing)?|certainly|of course|absolutely|ok|okay|hi|hello|hey"
+    r"|(?:great|good) question)\b[^\w\n]{1,3}"
     r"|(?:according to|based on|per|as (?:\w+)(?: in| by)?|in|from)\s(?:\w+\s){0,2}?(?:\w+'s? )?"
     rf"{_MAILS}[^,\n]{{0,100}}(?:, (?:19|20)\d\d)?,\s|(?:according to|based on) [^,\n]{{1,60}}(?:, (?:19|20)\d\d)?,\s"
     r"|(?:i (?:found|see|can see|read|believe|think|understand)(?: that)?|(?:the )?(?:(?:short|correct|final) )?answer"
@@ -93,8 +95,8 @@ FRAME = _any(
     r"[:,]?\s)",
     r",? (?:according to|based on|per (?:the|your|his|her|an?|(?-i:[A-Z])\w+'s?) (?:e-?mail|mail|message|note|memo)"
     r"|as (?:stated|mentioned|noted|written|described)(?: in| by)?)\s[^.\n]{1,120}(?=\.?\s*$|\.?\n|\.\s)",
-    r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))\s?"
-    r"(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
+    r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))"
+    r"\s?(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
     r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>|\[[^\[\]\n]{0,80}\](?:\([^()\n]*\))?",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )

@@ -114,7 +114,9 @@ def read_question(question: str, kind: str | None = None) -> Question:
 
 
 @lru_cache(maxsize=4096)
-def read_reference(question: str, reference: str, others: str = "", kind: str | None = None) -> tuple[Question, Reference]:
+def read_reference(
+    question: str, reference: str, others: str = "", kind: str | None = None
+) -> tuple[Question, Reference]:
     """Read a cleaned question and its reference."""
     asked = read_question(question, kind)
     bare = re.sub(r"\s*\([^()]*[A-Za-z][^()]*\)", "", reference).strip()
@@ -133,7 +135,16 @@ def read_reference(question: str, reference: str, others: str = "", kind: str | 
     outside = [unit.stem for unit in stated if unit.fact is None and unit not in inside]
     words = [stem for stem in outside if stem not in asked.stems] or ([] if names or facts else outside)
     full, unique = read(reference, temporal=asked.temporal), tuple(dict.fromkeys(words))
-    return asked, Reference(full, read(others, temporal=asked.temporal), parts, names, facts, unique, said, kinds_asked(asked, facts, unique))
+    return asked, Reference(
+        full,
+        read(others, temporal=asked.temporal),
+        parts,
+        names,
+        facts,
+        unique,
+        said,
+        kinds_asked(asked, facts, unique),
+    )
 
 
 def kinds_asked(asked: Question, facts: tuple[Fact, ...], words: tuple[str, ...]) -> tuple[type, ...]:

@@ -1,0 +1,86 @@
+"""An answer in the right words that says something else: roles exchanged, or the parts of a list mixed up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from emailrl.facts.names import find_names, word_before
+from emailrl.facts.reading import Unit, agree
+from emailrl.facts.words import stem
+from emailrl.rewards.matching.coverage import Case
+from emailrl.rewards.matching.rivals import JOINT, lists
+
+_BY_WHO = re.compile(
+    r"^(?:who|(?:which|what)\s(?!(?:is|are|was|were|do|does|did)\b)\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*"
+    r"(?!(?:did|does|do)\b)(?P<verb>\w+)",
+    re.IGNORECASE,
+)
+_SLOTS = ("from", "for", "to", "of", "into", "with", "against", "under")
+_TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
+_LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
+_PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
+"""Joins the parts of a statement, whose order may tell."""
+
+
+def turned_round(case: Case) -> bool:
+    """A name of the question stands where the reference belongs."""
+    question, text = case.asked.reading.text, case.given.masked
+    names = find_names(case.given) if case.is_mixed and case.is_short else []
+    own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
+    active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
+    for name in names:
+        if not own & {*name.tokens}:
+            agent = re.search(r"(\w+) by\s$", text[: name.start])
+            if agent and active and stem(agent[1]) in case.asked.stems:
+                return True
+            continue
+        before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
+        if active and stem(before) == stem(active["verb"]) and len(text[: name.start].split()) > 1:
+            return True
+        if whom and after and stem(after[1]) in case.asked.stems and not after[1].endswith("ing"):
+            return True
+        for other in names:
+            place = question.lower().find(other.tokens[0])
+            if place < 0 or own & {*other.tokens}:
+                continue
+            slot = word_before(question, place)
+            if before == slot in _SLOTS and word_before(text, other.start) != slot:
+                return True
+    return False
+
+
+def mixed_up(case: Case) -> bool:
+    """Hardly anything is new but the order: the parts of a list are mixed, or the sides of an "after" exchanged."""
+    if case.is_quoted or len(case.new(case.given.units)) > 2:
+        return False
+    ours, theirs = (
+        [item.units for items in lists(reading.masked, reading.units, _PART) for item in items if item.units]
+        for reading in (case.expected.full, case.given)
+    )
+    places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
+    sure = [[at[0] for at in part if len(at) == 1] for part in places]
+    order = [at for part in sure for at in part]
+    if order == sorted(order):
+        return False
+    if len(ours) == len(theirs) and any(sum(len(ours[at]) > 1 for at in {*part}) > 1 for part in sure):
+        return True
+    own, given = case.expected.full, case.given
+    for link in _LINK.finditer(given.masked):
+        middle = own.masked.find(link[0])
+        behind = [unit for unit in given.units if unit.start >= link.end()][:2]
+        early = [unit for unit in own.units if unit.start < middle]
+        late = [unit for unit in own.units if unit.start > middle]
+        if any(has(early, unit) and not has(late, unit) for unit in behind):
+            return True
+    return False
+
+
+def has(units: Sequence[Unit], wanted: Unit) -> bool:
+    """Whether one of the units says the same."""
+    return any(
+        agree(unit.fact, wanted.fact)
+        if unit.fact and wanted.fact
+        else unit.fact is wanted.fact and unit.stem == wanted.stem
+        for unit in units
+    )

@@ -1,0 +1,193 @@
+"""Rivals: another fact or name in the place of the right one, joined to it, or in a clause that answers better."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from emailrl.facts.names import word_before
+from emailrl.facts.quantities import Quantity
+from emailrl.facts.reading import Unit, contradict, same_kind
+from emailrl.facts.words import says_something
+from emailrl.rewards.matching.coverage import SHORT, Case
+
+JOINT = re.compile(
+    r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|but|as well as|plus|then"
+    r"|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]|(?<=[\w)\ue000][.!?])\s",
+    re.IGNORECASE,
+)
+OR = re.compile(r"\bor\b", re.IGNORECASE)
+_AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
+_BREAK = re.compile(r"[.!?:;()\n]")
+_IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
+_PLACING = ("of", "in", "at", "from", "on", "for", "with", "near", "via")
+_CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What stands between two joints, and the joint before it."""
+
+    joint: str
+    text: str
+    units: tuple[Unit, ...]
+
+
+def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator[list[Item]]:
+    """A text cut at commas and conjunctions, a list for what stands between two ends of a sentence or brackets."""
+    found: list[Item] = []
+    joint, position = "", 0
+    for cut in [*joints.finditer(text), None]:
+        end = cut.start() if cut else len(text)
+        here = tuple(unit for unit in units if position <= unit.start < end)
+        if here or (found and cut):
+            found.append(Item(joint, text[position:end], here))
+        if cut:
+            joint, position = cut[0], cut.end()
+        if cut is None or _BREAK.search(cut[0]) or cut[0] == " ":
+            yield found
+            found = []
+
+
+def rival_items(case: Case) -> bool:
+    """A list or a choice in which the reference is one item and another is new."""
+    chosen = OR.search(case.expected.full.text) is None or case.is_quoted
+    chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
+    for items in lists(case.given.masked, case.given.units, JOINT):
+        bare = case.is_short and all(is_bare(item) for item in items)
+        states = [state(case, item, bare) for item in items]
+        for at, right in enumerate(items):
+            if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
+                return True
+        if not (case.is_short or (case.asked.person and case.expected.names)):
+            continue
+        for first, last in runs(states):
+            run = items[first:last]
+            if "held" in states[first:last] and "new" in states[first:last] and (bare or touches(case, run)):
+                news = states[first:last].count("new")
+                if any(_AND.search(item.joint) for item in run[1:]):
+                    return True
+                if bare and len(run) == len(items) and (news > 1 or case.asked.person):
+                    return True
+    return False
+
+
+def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
+    """Whether an "or" joins a part of the reference to something else."""
+    left = before[-1]
+    if not case.is_short and (case.new(left.units) or case.new(right.units)):
+        return True
+    if any(case.holds(*one.units) and len(other.units) <= SHORT for one, other in ((left, right), (right, left))):
+        return True
+    if case.holds(*left.units[-1:]) or case.holds(*right.units[:1]):
+        return True
+    for earlier, later in zip(before[-2::-1], before[::-1], strict=False):
+        if not is_bare(later):
+            return False
+        if case.holds(*earlier.units):
+            return True
+    return False
+
+
+def is_bare(item: Item) -> bool:
+    """A candidate and nothing else."""
+    verb = re.search(r"\b(?:is|was|are|were|has|had|will)\b", item.text)
+    return len(item.units) <= 3 and len(item.text.split()) <= 4 and verb is None
+
+
+def state(case: Case, item: Item, bare: bool) -> str:
+    """ "held": it has a part of the reference; "new": a short one of which nothing was said; else "other"."""
+    if case.holds(*item.units):
+        return "held"
+    new = case.new(item.units)
+    first = re.match(r"(?:(?:the|an?)\s)?(\w*)", item.text.lower())
+    if not new or (first and (first[1].endswith(("ed", "ing")) or (first[1] and not says_something(first[1])))):
+        return "other"
+    if bare:
+        return "new"
+    named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
+    return "new" if named and new[0] == item.units[0] and len(new) <= SHORT else "other"
+
+
+def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where items that can be candidates stand side by side."""
+    first = 0
+    for at, one in enumerate([*states, "other"]):
+        if one == "other":
+            if at - first > 1:
+                yield first, at
+            first = at + 1
+
+
+def touches(case: Case, run: Sequence[Item]) -> bool:
+    """Whether an item touches the next one with a part of the reference: not "by Ada at noon and in Rome"."""
+    return any(
+        case.holds(*left.units) != case.holds(*right.units)
+        and (case.holds(*left.units[-1:]) or case.holds(*right.units[:1]))
+        for left, right in pairwise(run)
+    )
+
+
+def rival_facts(case: Case) -> bool:
+    """A fact that contradicts the right one, beside it, alone in its sentence or as the new value of a change."""
+    kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
+    if not case.expected.kinds and len(case.expected.words) > 6:
+        return False
+    units = [unit for part in case.clauses if part.asserted for unit in part.units]
+    values = [unit.fact.value for unit in units if isinstance(unit.fact, Quantity) and not case.holds(unit)]
+    if len(values) > 1 and any(
+        isinstance(f, Quantity) and abs(sum(values) - f.value) < 1e-6 for f in case.expected.facts
+    ):
+        return False  # a breakdown
+    return any(
+        isinstance(unit.fact, kinds) and is_rival(case, unit) and (is_beside(case, units, at) or is_alone(case, unit))
+        for at, unit in enumerate(units)
+    )
+
+
+def is_rival(case: Case, unit: Unit) -> bool:
+    """Whether a fact is of the kind of the reference's and contradicts everything said."""
+    fact = unit.fact
+    if fact is None or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
+        return False
+    others = [other for other in case.said if same_kind(fact, other)]
+    return any(other in case.expected.facts for other in others) and all(contradict(other, fact) for other in others)
+
+
+def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
+    """Whether between a fact and one of the reference nothing new is said."""
+    for others in (units[:at][::-1], units[at + 1 :]):
+        for unit in others:
+            if unit.fact is not None and case.holds(unit):
+                return True
+            if unit.fact is None and not case.is_known(unit) and unit.stem not in ("later", "then", "now"):
+                break
+    return False
+
+
+def is_alone(case: Case, unit: Unit) -> bool:
+    """Whether a fact stands in a sentence that says nothing else new."""
+    own = next(part for part in case.clauses if unit in part.units)
+    if _CHANGED.search(own.text[: unit.start - own.start]):
+        return True
+    whole = [other for part in case.clauses if part.sentence == own.sentence for other in part.units]
+    return all(other.fact is not None or case.is_known(other) for other in whole)
+
+
+def rival_clause(case: Case) -> bool:
+    """A clause without the reference has more of the question than those with it, and names another."""
+    if not (case.is_mixed and case.expected.names):
+        return False
+    held = [case.holds(*part.units) for part in case.clauses]
+    shared = [len({unit.stem for unit in part.units} & case.asked.stems) for part in case.clauses]
+    most = max((count for count, own in zip(shared, held, strict=True) if own), default=0)
+    for part, own, count in zip(case.clauses, held, shared, strict=True):
+        if part.asserted and not own and (count > most or _IN_FACT.search(part.text)):
+            new = case.new(part.units)
+            new = [unit for unit in new if unit.stem != "fact"]
+            named = bool(new) and new[0].fact is None and new[0].text[0].isupper()
+            if named and word_before(case.given.masked, new[0].start) not in _PLACING:
+                return True
+    return False
