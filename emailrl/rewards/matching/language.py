@@ -81,7 +81,8 @@ COURTESY = _any(
     r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks"
     r"|thank you|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like"
     r"|if you (?:need|have|want|would)|have a (?:great|nice|good)|(?:(?:best|kind|warm) )?regards|hello|hi\b"
-    r"|hey\b|dear\b|cheers|(?:just )?ask (?:me )?if|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
+    r"|hey\b|dear\b|cheers|(?:just )?ask (?:me )?if"
+    r"|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
     r"|here(?:'s| is| are)\b[^:]*:?$|no problem|my pleasure|good luck|any(?:thing else| other)|always happy|enjoy\b)"
 )
 """How a sentence begins that says nothing on the matter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from emailrl.facts.names import find_names, word_before
 from emailrl.facts.reading import Unit, agree
@@ -16,7 +16,7 @@ _BY_WHO = re.compile(
     r"(?!(?:did|does|do)\b)(?P<verb>\w+)",
     re.IGNORECASE,
 )
-_SLOTS = ("from", "for", "to", "of", "into", "with", "against", "under")
+_SLOTS = ("from", "for", "to", "into", "with", "against", "under")
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
 _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
@@ -24,30 +24,48 @@ _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
 
 
 def turned_round(case: Case) -> bool:
-    """A name of the question stands where the reference belongs."""
+    """A name of the question stands where the reference belongs, or another name does what is asked about."""
+    if not (case.is_mixed and case.is_short):
+        return False
     question, text = case.asked.reading.text, case.given.masked
-    names = find_names(case.given) if case.is_mixed and case.is_short else []
-    own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
     active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
-    for name in names:
-        if not own & {*name.tokens}:
-            agent = re.search(r"(\w+) by\s$", text[: name.start])
-            if agent and active and stem(agent[1]) in case.asked.stems:
+    own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
+    slots = {word_before(question, name.start): name.tokens[0] for name in find_names(case.asked.reading)}
+    every = find_names(case.given)
+    for part in case.clauses:
+        names = [name for name in every if part.asserted and part.start <= name.start < part.start + len(part.text)]
+        for name in names:
+            before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
+            is_own = bool(own & {*name.tokens})
+            asked = slots.get(before) if before in _SLOTS else None
+            beside = [asked in other.tokens for other in names]
+            there = [asked in other.tokens for other in names if word_before(text, other.start) == before]
+            if asked and not any(there) and any(beside) is is_own:
                 return True
-            continue
-        before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
-        if active and stem(before) == stem(active["verb"]) and len(text[: name.start].split()) > 1:
-            return True
-        if whom and after and stem(after[1]) in case.asked.stems and not after[1].endswith("ing"):
-            return True
-        for other in names:
-            place = question.lower().find(other.tokens[0])
-            if place < 0 or own & {*other.tokens}:
-                continue
-            slot = word_before(question, place)
-            if before == slot in _SLOTS and word_before(text, other.start) != slot:
+            agent = re.search(r"(\w+) by\s$", text[: name.start])
+            if active and not is_own and agent and stem(agent[1]) in case.asked.stems:
+                return True
+            first = name.start <= part.start + len(before) + 3
+            if active and is_own and not first and stem(before) == stem(active["verb"]):
+                return True
+            if whom and is_own and after and stem(after[1]) in case.asked.stems and not after[1].endswith("ing"):
                 return True
     return False
+
+
+def replaced(case: Case) -> bool:
+    """One word of the reference is replaced by another between the same two neighbours."""
+    wanted = {(left.stem, right.stem) for left, _, right in triples(case.expected.full.units)}
+    return any(
+        (left.stem, right.stem) in wanted and left.stem and right.stem and not case.is_known(middle)
+        for part in case.clauses
+        for left, middle, right in triples(part.units)
+    )
+
+
+def triples(units: Sequence[Unit]) -> Iterator[tuple[Unit, Unit, Unit]]:
+    """Every unit but the ends, between its neighbours."""
+    return zip(units, units[1:], units[2:], strict=False)
 
 
 def mixed_up(case: Case) -> bool:

@@ -102,13 +102,11 @@ def state(case: Case, item: Item, bare: bool) -> str:
     if case.holds(*item.units):
         return "held"
     new = case.new(item.units)
-    first = re.match(r"(?:(?:the|an?)\s)?(\w*)", item.text.lower())
-    if not new or (first and (first[1].endswith(("ed", "ing")) or (first[1] and not says_something(first[1])))):
-        return "other"
-    if bare:
-        return "new"
+    if bare and new:
+        first = re.sub(r"^(?:the|an?)\s", "", item.text.lower()).split(" ")[0]
+        return "other" if first.endswith(("ed", "ing")) or (first.isalpha() and not says_something(first)) else "new"
     named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
-    return "new" if named and new[0] == item.units[0] and len(new) <= SHORT else "other"
+    return "new" if new and named and new[0] == item.units[0] and len(new) <= SHORT else "other"
 
 
 def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -177,17 +175,14 @@ def is_alone(case: Case, unit: Unit) -> bool:
 
 
 def rival_clause(case: Case) -> bool:
-    """A clause without the reference has more of the question than those with it, and names another."""
-    if not (case.is_mixed and case.expected.names):
+    """A clause without the reference answers the question in its own words, and names nobody but another."""
+    if not (case.is_mixed and case.expected.names and (case.is_short or case.asked.person)):
         return False
-    held = [case.holds(*part.units) for part in case.clauses]
-    shared = [len({unit.stem for unit in part.units} & case.asked.stems) for part in case.clauses]
-    most = max((count for count, own in zip(shared, held, strict=True) if own), default=0)
-    for part, own, count in zip(case.clauses, held, shared, strict=True):
-        if part.asserted and not own and (count > most or _IN_FACT.search(part.text)):
-            new = case.new(part.units)
-            new = [unit for unit in new if unit.stem != "fact"]
-            named = bool(new) and new[0].fact is None and new[0].text[0].isupper()
+    for part in case.clauses:
+        about = _IN_FACT.search(part.text) or any(unit.stem in case.asked.stems for unit in part.units)
+        if part.asserted and about and not case.holds(*part.units):
+            new = [unit for unit in case.new(part.units) if unit.stem != "fact"]
+            named = bool(new) and all(unit.fact is None and unit.text[0].isupper() for unit in new)
             if named and word_before(case.given.masked, new[0].start) not in _PLACING:
                 return True
     return False

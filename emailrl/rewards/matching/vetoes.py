@@ -1,4 +1,4 @@
-"""What stands against an answer that holds the right thing: it takes it back, doubts it, reverses it or says too much."""
+"""What stands against an answer that holds the right thing: it retracts, doubts or reverses it, or says too much."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.clauses import Clause
 from emailrl.rewards.matching.coverage import Case, is_whole
 from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
-from emailrl.rewards.matching.order import mixed_up, turned_round
+from emailrl.rewards.matching.order import mixed_up, replaced, turned_round
 from emailrl.rewards.matching.rivals import OR, rival_clause, rival_facts, rival_items
 
 _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|under|above|below|least|most)\b")
@@ -126,5 +126,5 @@ def says_too_much(case: Case) -> bool:
 
 VETOES = (
     *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause),
-    *(opposed, turned_round, mixed_up, says_too_much),
+    *(opposed, turned_round, mixed_up, replaced, says_too_much),
 )
