@@ -67,6 +67,14 @@ class Case:
         return any(map(is_whole, self.given.facts))
 
     @property
+    def sentences(self) -> dict[int, list[Unit]]:
+        """The units of the answer's sentences, by their numbers."""
+        found: dict[int, list[Unit]] = {}
+        for part in self.clauses:
+            found.setdefault(part.sentence, []).extend(part.units)
+        return found
+
+    @property
     def texts(self) -> str:
         """Reference and question."""
         return f"{self.expected.full.text} {self.asked.reading.text}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 
 from emailrl.facts.names import find_names, word_before
 from emailrl.facts.reading import Unit, agree
@@ -54,18 +55,17 @@ def turned_round(case: Case) -> bool:
 
 
 def replaced(case: Case) -> bool:
-    """One word of the reference is replaced by another between the same two neighbours."""
-    wanted = {(left.stem, right.stem) for left, _, right in triples(case.expected.full.units)}
-    return any(
-        (left.stem, right.stem) in wanted and left.stem and right.stem and not case.is_known(middle)
-        for part in case.clauses
-        for left, middle, right in triples(part.units)
-    )
-
-
-def triples(units: Sequence[Unit]) -> Iterator[tuple[Unit, Unit, Unit]]:
-    """Every unit but the ends, between its neighbours."""
-    return zip(units, units[1:], units[2:], strict=False)
+    """A word or fact of the reference is replaced by a new one, and all around it is the same."""
+    own = case.expected.full.units
+    ours = [unit.stem or unit.fact for unit in own]
+    for units in case.sentences.values():
+        theirs = [unit.stem or unit.fact for unit in units]
+        for kind, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+            inside = 0 < first < last < len(own) and 0 < start < end < len(units)
+            if kind == "replace" and inside and last - first == end - start == 1 and case.new(units[start:end]):
+                if not has(case.given.units, own[first]):
+                    return True
+    return False
 
 
 def mixed_up(case: Case) -> bool:

@@ -170,8 +170,7 @@ def is_alone(case: Case, unit: Unit) -> bool:
     own = next(part for part in case.clauses if unit in part.units)
     if _CHANGED.search(own.text[: unit.start - own.start]):
         return True
-    whole = [other for part in case.clauses if part.sentence == own.sentence for other in part.units]
-    return all(other.fact is not None or case.is_known(other) for other in whole)
+    return all(other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence])
 
 
 def rival_clause(case: Case) -> bool:

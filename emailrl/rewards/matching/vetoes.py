@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.clauses import Clause
 from emailrl.rewards.matching.coverage import Case, is_whole
 from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.order import mixed_up, replaced, turned_round
@@ -98,24 +97,21 @@ def says_too_much(case: Case) -> bool:
 
     An answer with a short reference may go on longer where it repeats the question.
     """
-    sentences: dict[int, list[Clause]] = {}
-    for part in case.clauses:
-        sentences.setdefault(part.sentence, []).append(part)
-    units = [[unit for part in parts for unit in part.units] for parts in sentences.values()]
+    units = list(case.sentences.values())
     news = [len(case.new(one)) for one in units]
+    joined = {part.sentence for part in case.clauses if _ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text)}
     strange = sum(
-        len(one) == new > 0
-        and not any(_ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text) for part in parts)
-        for parts, one, new in zip(sentences.values(), units, news, strict=True)
+        len(one) == new > 0 and number not in joined
+        for (number, one), new in zip(case.sentences.items(), news, strict=True)
     )
     held = next((one for one in units if case.holds(*one)), [])
     late = held is not units[0]
     if case.is_short and sum(unit.stem in case.asked.stems - {*case.expected.full.stems} for unit in held) >= 2:
-        sentences_on, longest, total = 4, 28, 60
+        most_strange, longest, total = 4, 28, 60
     else:
-        sentences_on = 3 if case.is_short and not late else 2
+        most_strange = 3 if case.is_short and not late else 2
         longest, total = 12 if case.is_mixed else 6, 8 if late else 30
-    if strange >= sentences_on or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
+    if strange >= most_strange or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
         return True
     said = case.texts.lower().split()
     personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.masked))
