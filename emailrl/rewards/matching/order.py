@@ -62,9 +62,9 @@ def replaced(case: Case) -> bool:
         theirs = [unit.stem or unit.fact for unit in units]
         for kind, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
             inside = 0 < first < last < len(own) and 0 < start < end < len(units)
-            if kind == "replace" and inside and last - first == end - start == 1 and case.new(units[start:end]):
-                if not has(case.given.units, own[first]):
-                    return True
+            alone = kind == "replace" and last - first == end - start == 1
+            if inside and alone and case.new(units[start:end]) and not has(case.given.units, own[first]):
+                return True
     return False
 
 
