@@ -43,7 +43,9 @@ _JOINED = re.compile(
 
 
 def alternatives(reference: str) -> list[str]:
-    """ "Emily Bronte/Ellis Bell" gives two; a path, an address or a rate is one."""
+    """ "Emily Bronte/Ellis Bell" and "Federal Power Commission (FPC)" give two; a path, an address or a rate is one."""
+    if short := re.fullmatch(r"(\D{3,})\s\(([A-Z]{2,6})\)", reference):
+        return [short[1], short[2]]
     parts = [part.strip() for part in _JOINED.split(reference)]
     plain = not re.search(r"://|www\.|\\|@|(?:^|\s)/\w|(?<!\bSt)(?<!\bMt)[.:;]\s", reference)
     return parts if plain and all(0 < len(part.split()) <= 8 for part in parts) else [reference]

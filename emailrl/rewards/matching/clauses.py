@@ -82,4 +82,4 @@ def _follows_new(found: re.Match[str], said: str) -> bool:
     """Whether a marker, with the word behind it, is not in what was said."""
     following = re.match(r"\s+(?:\w+|\S)", found.string[found.end() :])
     phrase = re.escape(found[0] + (following[0] if following else ""))
-    return re.search(rf"(?<!\w){phrase}\b", said, re.IGNORECASE) is None
+    return re.search(rf"{phrase}\b", said, re.IGNORECASE) is None

@@ -168,7 +168,8 @@ def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
     "Moss" and "A. Moss" give Ada Moss, "Ida Moss" does not.
     """
     own = [word for token in name.tokens for word in token.split("-")]
-    if "".join(own) in (word.lower() for word in words):
+    lower = [word.lower() for word in words]
+    if "".join(own) in {*lower, *(one + other for one, other in pairwise(lower))}:
         return True
     at = {place: same for place, word in enumerate(words) if (same := {o for o in own if same_token(word.lower(), o)})}
     held = set().union(*at.values())

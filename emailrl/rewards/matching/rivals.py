@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from emailrl.facts.names import word_before
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, contradict, same_kind
 from emailrl.facts.words import says_something
@@ -22,7 +21,7 @@ OR = re.compile(r"\bor\b", re.IGNORECASE)
 _AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
 _BREAK = re.compile(r"[.!?:;()\n]")
 _IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
-_PLACING = ("of", "in", "at", "from", "on", "for", "with", "near", "via")
+_PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
 
 
@@ -65,7 +64,7 @@ def rival_items(case: Case) -> bool:
             continue
         for first, last in runs(states):
             run = items[first:last]
-            if "held" in states[first:last] and "new" in states[first:last] and (bare or touches(case, run)):
+            if "held" in states[first:last] and "new" in states[first:last] and touches(case, run):
                 news = states[first:last].count("new")
                 if any(_AND.search(item.joint) for item in run[1:]):
                     return True
@@ -123,7 +122,7 @@ def touches(case: Case, run: Sequence[Item]) -> bool:
     """Whether an item touches the next one with a part of the reference: not "by Ada at noon and in Rome"."""
     return any(
         case.holds(*left.units) != case.holds(*right.units)
-        and (case.holds(*left.units[-1:]) or case.holds(*right.units[:1]))
+        and not case.new(left.units[-1:] if case.holds(*left.units) else right.units[:1])
         for left, right in pairwise(run)
     )
 
@@ -182,6 +181,6 @@ def rival_clause(case: Case) -> bool:
         if part.asserted and about and not case.holds(*part.units):
             new = [unit for unit in case.new(part.units) if unit.stem != "fact"]
             named = bool(new) and all(unit.fact is None and unit.text[0].isupper() for unit in new)
-            if named and word_before(case.given.masked, new[0].start) not in _PLACING:
+            if named and not _PLACED.search(case.given.masked[: new[0].start]):
                 return True
     return False
