@@ -60,7 +60,7 @@ def rival_items(case: Case) -> bool:
         for at, right in enumerate(items):
             if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
                 return True
-        if not (case.is_short or (case.asked.person and case.expected.names)):
+        if case.expected.kinds or not (case.is_short or (case.asked.person and case.expected.names)):
             continue
         for first, last in runs(states):
             run = items[first:last]
