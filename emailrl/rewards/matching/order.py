@@ -39,9 +39,7 @@ def turned_round(case: Case) -> bool:
             before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
             is_own = bool(own & {*name.tokens})
             asked = slots.get(before) if before in _SLOTS else None
-            beside = [asked in other.tokens for other in names]
-            there = [asked in other.tokens for other in names if word_before(text, other.start) == before]
-            if asked and not any(there) and any(beside) is is_own:
+            if asked and f"{before} {asked}" not in part.text.lower() and (asked in part.text.lower()) is is_own:
                 return True
             agent = re.search(r"(\w+) by\s$", text[: name.start])
             if active and not is_own and agent and stem(agent[1]) in case.asked.stems:

@@ -69,7 +69,7 @@ def denied(case: Case) -> bool:
     asserts, denies, statuses = case.stems(True), case.stems(False), case.expected.statuses
     if {True, False} <= statuses and case.expected.denied & asserts and not denies:
         return True
-    if statuses == {True} and not OR.search(case.asked.reading.text):
+    if statuses == {True} and not case.asked.polar and not OR.search(case.asked.reading.text):
         for part in case.clauses:
             if part.asserted is False and part.units and all(unit.stem in case.asked.stems for unit in part.units):
                 return True
