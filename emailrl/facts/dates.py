@@ -31,6 +31,7 @@ DATE = re.compile(
     rf"|(?P<month3>(?!may\b|mar\b){MONTH}|(?-i:May\b)(?!\s(?:I|we|you|he|she|it|they|the)\b)|(?<=in\s)may\b"
     rf"|(?<=of\s)may\b)(?:\sof)?{_YEAR.format('year3')}"
     r"|(?<=the\s)(?P<day_only>\d{1,2})(?:st|nd|rd|th)\b"
+    r"(?!\s(?:floor|street|avenue|quarter|grade|time|place|century|round|edition|amendment)\b)"
     rf")|(?P<bare>{_WEEKDAY}))\)?{_PART}",
     re.IGNORECASE,
 )

@@ -49,6 +49,7 @@ DAY = Date(2003, 3, 14)
         ("1/0", []),
         ("2001-00-03", []),
         ("on the 4th", [Date(day=4)]),
+        ("on the 4th floor", []),
         ("of May", [Date(month=5)]),
         ("January 2001", [Date(2001, 1)]),
         ("Jan. of 2001", [Date(2001, 1)]),

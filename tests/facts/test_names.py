@@ -32,7 +32,8 @@ from emailrl.facts.reading import read
         ("We paid - Call now", []),
         ("we paid (Call now)", []),
         ("Ada", [("ada",)]),
-        ("Red stopped", [("red",)]),
+        ("Red called", []),  # ends like a participle
+        ("Ada stopped", [("ada",)]),
         ("Ada Moss delay it", [("ada", "moss")]),
         ("Our bank pays", []),
         ("1200 and May 3", []),

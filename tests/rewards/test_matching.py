@@ -38,7 +38,6 @@ KNOWN = {
     ("Which vendor was chosen for the network upgrade?", "Arcturus was chosen over Brightline Systems."),
     ("What does the Weekly Lantern contain?", "A market summary, a sports column and the outage calendar"),
     ("What is Julian's job now?", "Senior risk analyst"),
-    ("What is Julian's job now?", "Senior tax analyst in the Bristol office"),
     ("Which printer should we use for the posters?", "Calder 9500"),
     ("What is the new date of the kickoff?", "June 4 or 11"),
     ("When is the proposal due?", "April 1"),
@@ -46,11 +45,7 @@ KNOWN = {
         "What did the survey say about the cafeteria?",
         "Longer opening hours and more vegetarian dishes are wanted by most employees.",
     ),
-    ("What did Ellen ask Marco to do?", "Ellen asked Marco to send the auditors the revised cost sheet."),
-    (
-        "What did Theo suggest for the launch?",
-        "He suggested to postpone the launch two weeks so that the safety tests can be finished.",
-    ),
+    ("What number should I call for the conference bridge?", "1-888-555-0162, code 4471"),
     (
         "What were the conclusions of the heat study?",
         "The boiler should be insulated before winter because it loses heat through the north wall.",

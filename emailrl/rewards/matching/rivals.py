@@ -60,7 +60,7 @@ def rival_items(case: Case) -> bool:
         for at, right in enumerate(items):
             if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
                 return True
-        if case.expected.kinds or not (case.is_short or (case.asked.person and case.expected.names)):
+        if not (case.is_short or (case.asked.person and case.expected.names)):
             continue
         for first, last in runs(states):
             run = items[first:last]
@@ -101,6 +101,8 @@ def state(case: Case, item: Item, bare: bool) -> str:
     if case.holds(*item.units):
         return "held"
     new = case.new(item.units)
+    if case.expected.kinds and not any(isinstance(unit.fact, case.expected.kinds) for unit in new):
+        return "other"
     if bare and new:
         first = re.sub(r"^(?:the|an?)\s", "", item.text.lower()).split(" ")[0]
         return "other" if first.endswith(("ed", "ing")) or (first.isalpha() and not says_something(first)) else "new"
