@@ -16,7 +16,7 @@ from mutation.mutants import mutants
 from mutation.targets import MODULES, SAMPLED, drawn, modules, source_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.79)]
+FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.85)]
 """What is mutated together, and the least share to kill; 0.97 is the aim of both, and the second falls short of it."""
 
 
@@ -124,7 +124,8 @@ def test_a_survivors_reason_is_that_of_a_mutant_there_is() -> None:
 
 
 def test_every_module_named_is_there() -> None:
-    assert all(drawn(module, 1)[1] for module in modules(MODULES))
+    without = [module for module in modules(MODULES) if not drawn(module, 1)[1]]
+    assert without == ["emailrl.rewards.matching.language"]  # patterns alone
 
 
 def test_the_same_mutants_are_drawn_again() -> None:
