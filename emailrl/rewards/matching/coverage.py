@@ -105,8 +105,8 @@ def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple
 def covers(case: Case) -> bool:
     """Whether the answer holds what has to be given for the question."""
     asked, expected = case.asked, case.expected
-    if asked.quantity and (zero := is_zero(expected.full)) is not None and zero:
-        return is_zero(case.given) is True
+    if asked.quantity and is_zero(expected.full):
+        return is_zero(case.given)
     possible = [part for part in case.clauses if part.asserted or part.asserted in expected.statuses]
     given = [unit.fact for part in possible for unit in part.units if unit.fact is not None]
     if any(map(is_whole, given)):
@@ -144,7 +144,7 @@ def most(hits: Iterable[bool]) -> bool:
     return sum(found) >= (len(found) if len(found) <= 4 else 0.8 * len(found))
 
 
-def is_zero(reading: Reading) -> bool | None:
+def is_zero(reading: Reading) -> bool:
     """Whether a text says that there is none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
