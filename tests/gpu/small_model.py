@@ -1,0 +1,183 @@
+"""A real small model learns on real mail: SFT, then GRPO, several seeds side by side on one GPU, then the frozen test.
+
+    python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
+    python tests/gpu/small_model.py data/small --work work --base FOLDER --seeds 1 2 3 --seconds 570
+
+plays the stages ``sft``, ``train`` and ``benchmark`` for each seed in a folder of its own, as a user would: three
+commands on one ``emailrl.toml``. After ``--seconds`` every command gets SIGINT, and the same call goes on where they
+stopped. ``--stages`` runs some of them. The last lines are a table: step, training accuracy, validation and test accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SETTINGS = """\
+model_name = "smol-base"
+smol_base = "{base}"
+db = "{data}/mail.db"
+questions = "{data}/questions.jsonl"
+seed = {seed}
+judge = "offline"
+wandb_mode = "disabled"
+output_dir = "outputs/grpo"
+
+max_turns = 10
+max_tokens = 192
+max_model_len = 8192
+temperature = 1.0
+
+lora_rank = 24
+lora_alpha = 48
+train_dataset_size = 4682
+eval_dataset_size = 200
+test_set_size = 600
+
+sft_steps = {sft_steps}
+sft_batch_size = 32
+sft_learning_rate = 1e-3
+sft_eval_steps = 30
+
+max_steps = {max_steps}
+per_device_train_batch_size = 16
+num_generations = 8
+learning_rate = {learning_rate}
+warmup_steps = 3
+beta = 0.0
+eval_steps = 10
+save_steps = 10
+patience = 20
+rest_epochs = 0
+
+engine = "{engine}"
+vllm_enable_sleep = false
+vllm_gpu_memory_utilization = 0.12
+{more}
+"""
+SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
+
+
+class Seed:
+    """One seed's folder and the command that runs in it."""
+
+    def __init__(self, folder: Path, deadline: float) -> None:
+        self.folder, self.deadline = folder, deadline
+
+    def run(self, stages: Sequence[str]) -> None:
+        """The stages one after the other, until one fails or the time is up."""
+        for stage in stages:
+            if (self.folder / f"{stage}.done").exists():
+                continue
+            code = self._command(stage)
+            print(f"[{time.strftime('%X')}] {self.folder.name}: {stage} ended with {code}", flush=True)
+            if code != 0:
+                return
+            (self.folder / f"{stage}.done").touch()
+
+    def _command(self, stage: str) -> int:
+        with (self.folder / f"{stage}.log").open("a") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "emailrl", *self._arguments(stage)],
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"COLUMNS": "160"},
+            )
+            try:
+                return child.wait(timeout=max(0.0, self.deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)
+            try:
+                return child.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                return child.wait()
+
+    def _arguments(self, stage: str) -> list[str]:
+        going_on = ["--resume", "latest"]
+        if stage == "sft":
+            made = ["--resume", str(SFT)] if any(self.folder.glob(f"{SFT}/checkpoint-*")) else []
+            return ["sft", *(made or ["--out", str(SFT), "--train-size", "3200"])]
+        if stage == "train":
+            begun = any(self.folder.glob(f"{RUN}/checkpoint-*")) or (self.folder / RUN / "best_model").exists()
+            return ["train", *(going_on if begun else ["--adapter", str(SFT / "best_model")])]
+        checkpoint = SFT / "best_model" if stage == "benchmark-sft" else RUN / "best_model"
+        resume = ["--resume"] if (self.folder / stage / "conditions.json").exists() else []
+        return ["benchmark", "--checkpoint", str(checkpoint), "--out", stage, *resume]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--base", type=Path, required=True, help="folder with SmolLM2-135M-Instruct, as SMOL_BASE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--stages", nargs="+", default=["sft", "benchmark-sft", "train", "benchmark"])
+    parser.add_argument("--sft-steps", type=int, default=100)
+    parser.add_argument("--max-steps", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--seconds", type=float, default=570)
+    parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further lines of emailrl.toml")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    threads = []
+    for number, seed in enumerate(options.seeds):
+        folder = options.work / f"seed-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = SETTINGS.format(
+            base=options.base.absolute(), data=options.data.absolute(), seed=seed, sft_steps=options.sft_steps,
+            max_steps=options.max_steps, learning_rate=options.learning_rate, engine=options.engine,
+            more="\n".join(options.set),
+        )  # fmt: skip
+        (folder / "emailrl.toml").write_text(text)
+        if number:
+            time.sleep(options.stagger)
+        threads.append(threading.Thread(target=Seed(folder, deadline).run, args=(options.stages,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    for seed in options.seeds:
+        for line in summary(options.work / f"seed-{seed}"):
+            print(line)
+
+
+def summary(folder: Path) -> list[str]:
+    """What a seed has come to."""
+    lines = [f"== {folder.name}"]
+    for record in _records(folder / SFT / "metrics.jsonl")[-1:]:
+        lines.append(f"sft step {record['step']}: loss {record['loss']:.4f}, val {record.get('val_loss')}")
+    for record in _records(folder / RUN / "evaluations.jsonl"):
+        lines.append(f"validation at step {record['step']}: {record['accuracy']:.3f}, reward {record['reward']:.3f}")
+    steps = _records(folder / RUN / "metrics.jsonl")
+    for record in steps[::5] + steps[-1:]:
+        seconds = sum(value for value in record["seconds"].values() if isinstance(value, float))
+        lines.append(
+            f"step {record['step']}: training accuracy {record['accuracy']:.3f}, entropy {record['entropy']:.3f}, "
+            f"turns {record['num_turns']:.2f}, {seconds:.1f} s"
+        )
+    for name in ("benchmark-sft", "benchmark"):
+        if (folder / name / "results.json").exists():
+            [result] = json.loads((folder / name / "results.json").read_text())["results"]
+            low, high = result["accuracy_low"], result["accuracy_high"]
+            lines.append(f"{name}: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}) of {result['num_questions']}")
+    return lines
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+if __name__ == "__main__":
+    main()
