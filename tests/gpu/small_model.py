@@ -5,7 +5,7 @@
 
 plays the stages ``sft``, ``train`` and ``benchmark`` for each seed in a folder of its own, as a user would: three
 commands on one ``emailrl.toml``. After ``--seconds`` every command gets SIGINT, and the same call goes on where they
-stopped. ``--stages`` runs some of them. The last lines are a table: step, training accuracy, validation and test accuracy.
+stopped. ``--stages`` runs some of them. The last lines tell what each seed has come to.
 """
 
 from __future__ import annotations
