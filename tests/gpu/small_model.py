@@ -111,9 +111,9 @@ class Seed:
         if stage == "train":
             begun = any(self.folder.glob(f"{RUN}/checkpoint-*")) or (self.folder / RUN / "best_model").exists()
             return ["train", *(going_on if begun else ["--adapter", str(SFT / "best_model")])]
-        checkpoint = SFT / "best_model" if stage == "benchmark-sft" else RUN / "best_model"
-        resume = ["--resume"] if (self.folder / stage / "conditions.json").exists() else []
-        return ["benchmark", "--checkpoint", str(checkpoint), "--out", stage, *resume]
+        resume = ["--resume"] if (self.folder / "bench" / "conditions.json").exists() else []
+        both = [flag for run in (SFT, RUN) for flag in ("--checkpoint", str(run / "best_model"))]
+        return ["benchmark", *both, "--out", "bench", *resume]
 
 
 def main() -> None:
@@ -122,10 +122,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True, help="folder with SmolLM2-135M-Instruct, as SMOL_BASE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--stages", nargs="+", default=["sft", "benchmark-sft", "train", "benchmark"])
+    parser.add_argument("--stages", nargs="+", default=["sft", "train", "benchmark"])
     parser.add_argument("--sft-steps", type=int, default=100)
     parser.add_argument("--max-steps", type=int, default=60)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
@@ -167,11 +167,10 @@ def summary(folder: Path) -> list[str]:
             f"step {record['step']}: training accuracy {record['accuracy']:.3f}, entropy {record['entropy']:.3f}, "
             f"turns {record['num_turns']:.2f}, {seconds:.1f} s"
         )
-    for name in ("benchmark-sft", "benchmark"):
-        if (folder / name / "results.json").exists():
-            [result] = json.loads((folder / name / "results.json").read_text())["results"]
+    if (folder / "bench/results.json").exists():
+        for result in json.loads((folder / "bench/results.json").read_text())["results"]:
             low, high = result["accuracy_low"], result["accuracy_high"]
-            lines.append(f"{name}: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}) of {result['num_questions']}")
+            lines.append(f"test: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}), {result['model']}")
     return lines
 
 
