@@ -56,9 +56,8 @@ class Fitter:
         self.names = [name for name, _ in named]
         self.weights = [parameter for _, parameter in named]
         self.masters = [_master(weight) for weight in self.weights]
-        self.optimizer = torch.optim.AdamW(
-            self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=policy.device.type == "cuda"
-        )
+        # Not the fused AdamW: it does not count a parameter's versions, by which the fused layers see that it moved.
+        self.optimizer = torch.optim.AdamW(self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.scorer = LogprobScorer(policy, settings)
         self.skipped_in_a_row = 0
 

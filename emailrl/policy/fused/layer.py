@@ -48,7 +48,10 @@ class LayerWeights:
         self._seen: tuple[Any, ...] | None = None
 
     def refresh(self) -> list[Tensor | None]:
-        """Read the adapters as they are now; returns A and B of each projection, None where it has no adapter."""
+        """Read the adapters as they are now; returns A and B of each projection, None where it has no adapter.
+
+        That they have moved is seen by their version, which torch's own fused optimizers (``fused=True``) do not count.
+        """
         self.adapters = [adapter_of(module) for module in self.modules]
         flat: list[Tensor | None] = []
         for adapter in self.adapters:
