@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from emailrl.engines.weights import device_of, sampling_weights
+from emailrl.engines.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.errors import EmailRLError
 from emailrl.policy.logprobs import hidden_states, projection
 
@@ -51,6 +51,7 @@ class Probe:
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
         self._expected: list[float] = []
+        self._sha256: str | None = None
         self._before: list[float] = []
         self._answers: dict[str, list[float]] = {}
         self._answers_before: dict[str, list[float]] = {}
@@ -65,7 +66,10 @@ class Probe:
     def load(self, path: Path | None) -> None:
         """Take the adapter in ``path`` (None: the bare base model) as what engines must sample from now on."""
         self._weights.load(path)
-        self._before, self._answers_before = self._expected, self._answers
+        sha256 = None if path is None else adapter_sha256(path)
+        # After a step without an update the adapter is the one before: the same answers are then the right ones.
+        self._before, self._answers_before = self._expected, {} if sha256 == self._sha256 else self._answers
+        self._sha256 = sha256
         self._expected, self._answers = self.score(self.ids), {}
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from emailrl.engines.budget import GIB
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_adapter_config
 from emailrl.settings import Settings, without_credentials
@@ -42,6 +43,9 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         "max_loras": vllm.vllm_max_loras,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
+    if (gib := agent.kv_cache_gib) is not None:
+        # Given, vLLM does not derive it from the free memory, which other processes on the card change meanwhile.
+        arguments["kv_cache_memory_bytes"] = int(gib * GIB)
     if not can_sleep:
         # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
         arguments["enable_chunked_prefill"] = False

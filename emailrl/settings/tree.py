@@ -160,7 +160,8 @@ class AgentSettings(Section):
     max_batch_trajectories: Positive = 64
     """Most trajectories the in-process engine decodes at once."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
-    """Most GiB of keys and values in the in-process engine; None is 80 % of what is free on a GPU, half on a CPU."""
+    """Most GiB of keys and values while sampling in process. None: of the in-process engine 80 % of what is free on a
+    GPU, half on a CPU; of vLLM what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it where runs share a card."""
     max_tokens_per_rollout_pass: Positive | None = None
     """Tokens of prompts that the in-process engine reads in one pass; None is 8192 on a GPU, 1024 on a CPU."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"

@@ -10,6 +10,7 @@ from engines.vllm_stand_in import settings_for
 
 from emailrl.engines.vllm_arguments import engine_arguments, lora_rank_limit
 from emailrl.errors import UsageError
+from emailrl.settings import load_settings
 
 
 def test_arguments_follow_the_settings(tmp_path: Path) -> None:
@@ -50,3 +51,12 @@ def test_ranks_are_those_vllm_takes() -> None:
     assert [lora_rank_limit(rank) for rank in (1, 2, 8, 9, 129, 257, 512)] == [1, 8, 8, 16, 256, 320, 512]
     with pytest.raises(UsageError, match="up to rank 512, not 513"):
         lora_rank_limit(513)
+
+
+def test_a_given_cache_is_not_derived_from_free_memory(tmp_path: Path) -> None:
+    settings = load_settings({"kv_cache_gib": 1.5}, environ={}, cwd=tmp_path)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    assert made["kv_cache_memory_bytes"] == 1_610_612_736  # 1.5 · 2^30
+    settings = load_settings({}, environ={}, cwd=tmp_path)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    assert "kv_cache_memory_bytes" not in made

@@ -61,17 +61,21 @@ rest_epochs = 0
 
 engine = "{engine}"
 vllm_enable_sleep = false
-vllm_gpu_memory_utilization = 0.12
+vllm_gpu_memory_utilization = 0.15
+vllm_probe_tolerance = {tolerance}
+kv_cache_gib = 14
+max_batch_trajectories = 128
 {more}
 """
+INTERRUPTED = 130
 SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
 
 
 class Seed:
     """One seed's folder and the command that runs in it."""
 
-    def __init__(self, folder: Path, deadline: float) -> None:
-        self.folder, self.deadline = folder, deadline
+    def __init__(self, folder: Path, deadline: float, train_until: float) -> None:
+        self.folder, self.deadline, self.train_until = folder, deadline, train_until
 
     def run(self, stages: Sequence[str]) -> None:
         """The stages one after the other, until one fails or the time is up."""
@@ -80,6 +84,8 @@ class Seed:
                 continue
             code = self._command(stage)
             print(f"[{time.strftime('%X')}] {self.folder.name}: {stage} ended with {code}", flush=True)
+            if stage == "train" and code == INTERRUPTED and time.monotonic() < self.deadline:
+                continue
             if code != 0:
                 return
             (self.folder / f"{stage}.done").touch()
@@ -93,8 +99,9 @@ class Seed:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"COLUMNS": "160"},
             )
+            deadline = self.train_until if stage == "train" else self.deadline
             try:
-                return child.wait(timeout=max(0.0, self.deadline - time.monotonic()))
+                return child.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.send_signal(signal.SIGINT)
             try:
@@ -127,6 +134,8 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--probe-tolerance", type=float, default=0.3)
+    parser.add_argument("--train-until", type=float, help="seconds after which train is stopped; the benchmark follows")
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further lines of emailrl.toml")
@@ -138,13 +147,14 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         text = SETTINGS.format(
             base=options.base.absolute(), data=options.data.absolute(), seed=seed, sft_steps=options.sft_steps,
-            max_steps=options.max_steps, learning_rate=options.learning_rate, engine=options.engine,
+            max_steps=options.max_steps, tolerance=options.probe_tolerance, learning_rate=options.learning_rate, engine=options.engine,
             more="\n".join(options.set),
         )  # fmt: skip
         (folder / "emailrl.toml").write_text(text)
         if number:
             time.sleep(options.stagger)
-        threads.append(threading.Thread(target=Seed(folder, deadline).run, args=(options.stages,)))
+        stop = deadline if options.train_until is None else deadline - options.seconds + options.train_until
+        threads.append(threading.Thread(target=Seed(folder, deadline, stop).run, args=(options.stages,)))
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -162,11 +172,9 @@ def summary(folder: Path) -> list[str]:
         lines.append(f"validation at step {record['step']}: {record['accuracy']:.3f}, reward {record['reward']:.3f}")
     steps = _records(folder / RUN / "metrics.jsonl")
     for record in steps[::5] + steps[-1:]:
-        seconds = sum(value for value in record["seconds"].values() if isinstance(value, float))
-        lines.append(
-            f"step {record['step']}: training accuracy {record['accuracy']:.3f}, entropy {record['entropy']:.3f}, "
-            f"turns {record['num_turns']:.2f}, {seconds:.1f} s"
-        )
+        shown = ("accuracy", "reward_mean", "entropy", "num_turns", "clip_fraction", "grad_norm", "exceptions")
+        told = ", ".join(f"{name} {record[name]:.3f}" for name in shown if record.get(name) is not None)
+        lines.append(f"step {record['step']}: {told}, seconds {record['seconds']}")
     if (folder / "bench/results.json").exists():
         for result in json.loads((folder / "bench/results.json").read_text())["results"]:
             low, high = result["accuracy_low"], result["accuracy_high"]
