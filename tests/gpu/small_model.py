@@ -147,7 +147,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         text = SETTINGS.format(
             base=options.base.absolute(), data=options.data.absolute(), seed=seed, sft_steps=options.sft_steps,
-            max_steps=options.max_steps, tolerance=options.probe_tolerance, learning_rate=options.learning_rate, engine=options.engine,
+            max_steps=options.max_steps, tolerance=options.probe_tolerance,
+            learning_rate=options.learning_rate, engine=options.engine,
             more="\n".join(options.set),
         )  # fmt: skip
         (folder / "emailrl.toml").write_text(text)
