@@ -1,7 +1,7 @@
 """From the reward of a trajectory to an advantage a token: its group, KL, discount, critic, whitening.
 
 A trajectory that its chat template broke into several samples is one row here: its trained tokens follow each other as
-they were sampled, so that reward and value flow back from the last sample into the first (docs/decisions/0009).
+they were sampled, so that reward and value flow back from the last sample into the first (docs/decisions/0003).
 Arithmetic is on the CPU: GAE is a loop over tokens, which a GPU would only wait for.
 """
 
