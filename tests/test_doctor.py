@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,15 +14,15 @@ from pathlib import Path
 import pytest
 from tiny import make_database
 
-from emailrl import doctor
-from emailrl.doctor import Check, examine
+from emailrl.doctor import Check, examine, hardware
+from emailrl.doctor.packages import examine_packages, import_errors
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty directory, and a torch that answers without being imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "_child", lambda *_: {"version": "2.13.0", "cuda": None, "gpus": []})
+    monkeypatch.setattr(hardware, "read_torch", lambda: {"version": "2.13.0", "cuda": None, "gpus": []})
     return tmp_path
 
 
@@ -98,14 +99,14 @@ def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, mon
     (quick / "breaks.py").write_text("raise ImportError('libfoo.so: cannot open')")
     (quick / "kills.py").write_text("import os; os.abort()")
     monkeypatch.setenv("PYTHONPATH", str(quick))
-    assert doctor.import_errors(["json", "breaks"]) == {"breaks": "ImportError: libfoo.so: cannot open"}
-    assert "kills" in doctor.import_errors(["kills"])
+    assert import_errors(["json", "breaks"]) == {"breaks": "ImportError: libfoo.so: cannot open"}
+    assert "kills" in import_errors(["kills"])
 
 
 def test_deep_imports_every_dependency_by_the_name_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     monkeypatch.setattr(metadata, "requires", lambda _: project["dependencies"])
-    checks = {check.name: check for check in doctor._packages(deep=True)}
+    checks = {check.name: check for check in examine_packages(deep=True)}
     assert "python-dotenv" in checks and len(checks) == len(project["dependencies"])
     assert not [check for check in checks.values() if check.fatal]
 
@@ -117,13 +118,13 @@ def test_json_is_one_line_on_stdout(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_child", lambda *_: "ImportError: libcudart.so.13")
+    monkeypatch.setattr(hardware, "read_torch", lambda: "ImportError: libcudart.so.13")
     torch = found(area="hardware", name="torch")
     assert torch.fatal and "libcudart" in torch.found
 
 
 def test_a_look_that_fails_is_a_check_not_a_crash(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: 1 / 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
     assert found(area="hardware", name="look").found == "ZeroDivisionError: division by zero"
 
 

@@ -114,7 +114,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
 
 
 def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
-    """Which layers a policy trains by, as ``policy.load`` decides."""
+    """Which layers a policy trains by, as ``policy.prepare`` decides."""
     model, training = settings.model, settings.training
     packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
     plain = not settings.lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"

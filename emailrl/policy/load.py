@@ -19,11 +19,10 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.fresh import check_lora, with_fresh_adapter
-from emailrl.policy.fused.model import enable_fused
-from emailrl.policy.layout import recomputes, wants_fused
 from emailrl.policy.logprobs import check_projection
-from emailrl.policy.packing import enable_packing, takes_packed
+from emailrl.policy.packing import takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
+from emailrl.policy.prepare import prepare_training, train_whole
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.size import check_fits, load_config
 from emailrl.policy.tensors import write_tensors, writing_tensors
@@ -146,25 +145,8 @@ def load_policy(
         raise UsageError("All weights are trained by BACKEND=transformers, without LOAD_IN_4BIT.", "Train an adapter.")
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
-    if settings.model.backend == "unsloth":
-        model, tokenizer, path = load_unsloth(settings)
-        device = next(model.parameters()).device
-    else:
-        path = resolve_model(settings.model.name, settings.model.smol_base)
-        device = choose_device(settings.model.device)
-        check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
-        model, tokenizer = _load_base(settings, path, device)
-    if adapter is not None:
-        read_plain_lora(adapter, model)
-        if trainable:
-            check_lora(settings.lora, adapter, model)
-        model = _with_adapter(model, adapter, trainable)
-    elif trainable and not full:
-        model = with_fresh_adapter(model, settings)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if settings.model.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(settings.model.chat_template)
+    model, tokenizer, path, device = _load_base(settings)
+    model = _adapted(model, settings, adapter, trainable=trainable, full=full)
     model.eval()  # the updater alone, while it updates, wants dropout
     notes: list[str] = []
     if trainable:
@@ -172,7 +154,7 @@ def load_policy(
         if settings.model.backend == "unsloth":
             model = prepare_unsloth(model, settings)
         else:
-            notes = train_whole(model, settings) if full else _prepare_training(model, settings, device)
+            notes = train_whole(model, settings) if full else prepare_training(model, settings, device)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -187,45 +169,6 @@ def load_policy(
     )
 
 
-def train_whole(model: Any, settings: Settings) -> list[str]:
-    """Make every weight of ``model`` trainable, its batches packed where they can be; returns why not, where not.
-
-    What is recomputed in the backward pass is as GRADIENT_CHECKPOINTING says; auto leaves it to whoever trains.
-    """
-    model.requires_grad_(True)
-    _, notes = _pack(model, settings)
-    if settings.training.gradient_checkpointing in ("on", "selective"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return notes
-
-
-def _pack(model: Any, settings: Settings) -> tuple[bool, list[str]]:
-    """Let the model take packed rows where PACKING says so and it can; whether it does, and why not."""
-    if not settings.training.packing:
-        return False, []
-    unpacked = enable_packing(model)
-    notes = [f"{settings.model.name} trains with padding, which is slower: {unpacked}"] if unpacked else []
-    return not unpacked, notes
-
-
-def _prepare_training(model: Any, settings: Settings, device: torch.device) -> list[str]:
-    """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
-
-    Returns what of PACKING and FUSED_LAYERS could not be had, and why.
-    """
-    training = settings.training
-    packed, notes = _pack(model, settings)
-    on_gpu = device.type == "cuda"
-    if wants_fused(training, packs=packed, on_gpu=on_gpu):
-        reason = enable_fused(model, training.gradient_checkpointing)
-        if reason is None:
-            return notes
-        notes.append(f"{settings.model.name} trains with transformers' layers, which is slower: {reason}")
-    if recomputes(training.gradient_checkpointing, on_gpu=on_gpu):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return notes
-
-
 def check_adapter(adapter: Path, model_name: str) -> None:
     """Raise UsageError unless ``adapter`` is a PEFT adapter of the base model named."""
     base = read_base(adapter)
@@ -236,7 +179,24 @@ def check_adapter(adapter: Path, model_name: str) -> None:
         )
 
 
-def _load_base(settings: Settings, path: str | Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
+def _load_base(settings: Settings) -> tuple[Any, PreTrainedTokenizerBase, str | Path, torch.device]:
+    """The base model, its tokenizer, where it came from and where it lies."""
+    if settings.model.backend == "unsloth":
+        model, tokenizer, path = load_unsloth(settings)
+        device = next(model.parameters()).device
+    else:
+        path = resolve_model(settings.model.name, settings.model.smol_base)
+        device = choose_device(settings.model.device)
+        check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
+        model, tokenizer = _load_plain(settings, path, device)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if settings.model.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(settings.model.chat_template)
+    return model, tokenizer, path, device
+
+
+def _load_plain(settings: Settings, path: str | Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
     options: dict[str, Any] = {
         "dtype": choose_dtype(settings.model.dtype, device),
         "attn_implementation": settings.model.attn_implementation,
@@ -279,8 +239,15 @@ def _four_bit(device: torch.device) -> Any:
     )
 
 
-def _with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
+def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable: bool, full: bool) -> Any:
+    """The model with the adapter in ``adapter`` or a fresh one on it; bare where it is to train itself, or nothing."""
     from peft import PeftModel
+
+    if adapter is None:
+        return with_fresh_adapter(model, settings) if trainable and not full else model
+    read_plain_lora(adapter, model)
+    if trainable:
+        check_lora(settings.lora, adapter, model)
 
     try:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)

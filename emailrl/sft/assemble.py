@@ -20,7 +20,8 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.device import choose_device, choose_dtype
-from emailrl.policy.load import Policy, load_policy, train_whole
+from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.prepare import train_whole
 from emailrl.settings import Settings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of

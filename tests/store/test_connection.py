@@ -24,7 +24,7 @@ from emailrl.store.schema import emails, metadata
 from emailrl.store.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor.py"}
+OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py"}
 """Databases that hold no mail, and the doctor, which imports nothing that it looks at."""
 
 OPEN_AT_EXIT = """

@@ -1,0 +1,23 @@
+"""Programs that run in a fresh interpreter, which may die of what they import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+_SECONDS = 60
+
+
+def run_child(program: str, *arguments: str) -> Any:
+    """Run ``program`` in a fresh interpreter: the JSON it prints last, or a string that says how it died."""
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_SECONDS} s"
+    if ended.returncode:
+        last = ended.stderr.strip().splitlines()[-1:]
+        return last[0] if last else f"the process ended with {ended.returncode}"
+    return json.loads(ended.stdout.strip().splitlines()[-1])

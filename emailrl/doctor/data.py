@@ -1,0 +1,67 @@
+"""The mail, the questions and the accounts that settings name."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from emailrl.doctor.check import Check
+from emailrl.settings import Settings
+
+
+def examine_data(settings: Settings) -> Iterable[Check]:
+    """Open the mail database and count the questions."""
+    yield _database(settings.store.db)
+    questions = settings.data.questions
+    if questions is None:
+        remedy = "Offline, name a file: --questions FILE, or EMAILRL_QUESTIONS=FILE."
+        yield Check("data", "questions", "note", "none named: the hub's ART-E questions are fetched", remedy)
+    elif questions.is_file():
+        with questions.open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+        yield Check("data", "questions", "ok", f"{questions}, {lines:,} questions")
+    else:
+        yield Check("data", "questions", "missing", f"no such file: {questions}", "Make some: emailrl gen-questions")
+
+
+def _database(db: Path) -> Check:
+    if not db.is_file():
+        return Check("data", "database", "missing", f"no such file: {db}", "Build it: emailrl gen-db --source demo")
+    size = db.stat().st_size / 1024**2
+    try:
+        with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
+            connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
+    except sqlite3.Error as error:
+        return Check("data", "database", "broken", f"{db}: {error}", "Build it anew: emailrl gen-db --overwrite")
+    return Check("data", "database", "ok", f"{db}, {emails:,} mails, {size:,.1f} MiB")
+
+
+def examine_accounts(settings: Settings) -> Iterable[Check]:
+    """Whether W&B and the judge have the keys they need; no key is used or shown."""
+    if settings.tracking.wandb_mode != "online":
+        yield Check("accounts", "wandb", "ok", f"WANDB_MODE={settings.tracking.wandb_mode}")
+    elif _logged_in_to_wandb():
+        yield Check("accounts", "wandb", "ok", "logged in")
+    else:
+        remedy = "Log in (wandb login), or set WANDB_MODE=disabled."
+        yield Check("accounts", "wandb", "note", "not logged in: runs go on offline", remedy)
+    if settings.rewards.openrouter_api_key:
+        yield Check("accounts", "OPENROUTER_API_KEY", "ok", f"set: {settings.rewards.judge_model} judges answers")
+    else:
+        remedy = "Set it to judge answers by a language model (one in .env counts once the folder is trusted)."
+        yield Check("accounts", "OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
+
+
+def _logged_in_to_wandb() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].strip("/")
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

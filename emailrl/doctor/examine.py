@@ -1,0 +1,56 @@
+"""Every look at the machine, in the order shown."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable
+
+from emailrl.doctor.check import Check
+from emailrl.doctor.data import examine_accounts, examine_data
+from emailrl.doctor.hardware import examine_hardware
+from emailrl.doctor.packages import examine_packages, examine_smollm2
+from emailrl.errors import EmailRLError
+from emailrl.settings import Settings, Untrusted, load_settings
+
+
+def examine(*, deep: bool = False) -> list[Check]:
+    """Look at everything; a look that itself fails becomes a ``broken`` check, never an exception.
+
+    ``deep`` also imports every installed package in a child process (ten seconds or so).
+    """
+    checks: list[Check] = []
+    settings = Settings()
+    try:
+        settings = load_settings()
+    except Untrusted as error:
+        checks.append(Check("settings", "emailrl.toml, .env", "note", error.message, error.hint))
+        settings = load_settings(looks_only=True)
+    except EmailRLError as error:
+        checks.append(Check("settings", "emailrl.toml, .env", "broken", error.message, error.hint, essential=True))
+    looks: list[tuple[str, Callable[[], Iterable[Check]]]] = [
+        ("python", _python),
+        ("packages", lambda: examine_packages(deep)),
+        ("packages", examine_smollm2),
+        ("hardware", lambda: examine_hardware(settings)),
+        ("data", lambda: examine_data(settings)),
+        ("accounts", lambda: examine_accounts(settings)),
+    ]
+    for area, look in looks:
+        try:
+            checks += look()
+        except Exception as error:
+            checks.append(Check(area, "look", "broken", f"{type(error).__name__}: {error}", "Please report this."))
+    return checks
+
+
+def _python() -> Iterable[Check]:
+    yield Check("python", "python", "ok", f"{platform.python_version()} ({sys.executable})")
+    try:
+        sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE probe USING fts5(body)")
+    except sqlite3.Error as error:
+        remedy = "Use a Python whose SQLite has FTS5 (python.org, conda and Linux builds do)."
+        yield Check("python", "sqlite fts5", "missing", f"{sqlite3.sqlite_version}: {error}", remedy, essential=True)
+    else:
+        yield Check("python", "sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")

