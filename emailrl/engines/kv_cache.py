@@ -46,7 +46,7 @@ class BlockCache(Cache):
     """
 
     def __init__(self, num_layers: int, kv_heads: int) -> None:
-        super().__init__(layers=[_BlockLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
+        super().__init__(layers=[BlockLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
         self.kv_heads = kv_heads
         self.most = 0
         self.users = [0]
@@ -133,8 +133,8 @@ class BlockCache(Cache):
         for layer in self._block_layers():
             layer.free()
 
-    def _block_layers(self) -> list[_BlockLayer]:
-        layers: list[_BlockLayer] = self.layers  # type: ignore[assignment]
+    def _block_layers(self) -> list[BlockLayer]:
+        layers: list[BlockLayer] = self.layers  # type: ignore[assignment]
         return layers
 
 
@@ -152,7 +152,7 @@ def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
     return [*found, slice(start, len(widths))]
 
 
-class _BlockLayer(CacheLayerMixin):
+class BlockLayer(CacheLayerMixin):
     """Keys and values of one layer."""
 
     is_sliding = False
@@ -175,10 +175,11 @@ class _BlockLayer(CacheLayerMixin):
     def grow(self) -> None:
         """Follow the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
-            self.keys = self._grown(self.keys)
-            self.values = self._grown(self.values)
+            self.keys = self.grown(self.keys)
+            self.values = self.grown(self.values)
 
-    def _grown(self, held: Tensor) -> Tensor:
+    def grown(self, held: Tensor) -> Tensor:
+        """A copy with room for all blocks of the cache."""
         grown = held.new_empty(len(self.cache.users), *held.shape[1:])
         grown[: len(held)] = held
         grown[len(held) :] = 0

@@ -159,7 +159,7 @@ class Schedule:
         """
         conversation.held = before.held
         if conversation.tokens[:-1][: before.held] != before.tokens[: before.held]:
-            same = _blocks_alike(conversation, before)
+            same = blocks_alike(conversation, before)
             self.cache.release(before.blocks, keep=same)
             conversation.held = same * BLOCK
         conversation.blocks, before.blocks = before.blocks, new_table()
@@ -168,7 +168,7 @@ class Schedule:
         """Begin with the blocks of whoever has most of them in common: of several the first, who fills them itself."""
         same, source = 0, None
         for other in (*self.running, *self.kept.values()):
-            if (longer := _blocks_alike(conversation, other, same)) > same:
+            if (longer := blocks_alike(conversation, other, same)) > same:
                 same, source = longer, other
         if source is not None:
             self.cache.share(source.blocks[:same], conversation.blocks)
@@ -195,7 +195,7 @@ class Schedule:
         conversation.held, conversation.source = 0, None
 
 
-def _blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
+def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
     """How many of another's blocks, if more than ``least``, a new conversation can begin with; else ``least``.
 
     Whole ones, which the other writes to no more once it has read its tokens.

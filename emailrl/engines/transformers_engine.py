@@ -7,26 +7,21 @@ still lie. Members of a group read their common prompt once.
 
 The cache has a budget. Where it is full the latest conversations pause: they give their blocks back, and once there is
 room again their tokens are read anew and they go on as if nothing had been.
-
-Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
-goes through the same step as every sampled one.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from emailrl.engines.attention import block_attention_in, causal_mask
+from emailrl.engines.attention import block_attention_in
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.budget import (
     BLOCK,
-    PREFILL_TOKENS,
     blocks_of,
     blocks_within,
     default_budget,
@@ -34,18 +29,15 @@ from emailrl.engines.budget import (
     kv_heads_of,
     token_bytes_of,
 )
-from emailrl.engines.kv_cache import BlockCache, Filled
+from emailrl.engines.kv_cache import BlockCache
+from emailrl.engines.passes import Passes
 from emailrl.engines.report import report
-from emailrl.engines.sampling import sample
 from emailrl.engines.schedule import Conversation, Schedule
 from emailrl.engines.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
 from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
     from torch import nn
-
-PASS_TOKENS = {"cpu": 48, "cuda": 4096}
-"""So many tokens cost as much as one more pass: less padding is borne."""
 
 Ended: TypeAlias = list[tuple[int, Completion]]
 """What was sampled, and the place among the requests of the one that it began with."""
@@ -79,29 +71,29 @@ class TransformersEngine:
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
-        self._cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
+        self.cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
         self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self._weights.model.dtype))
         self._blocks = 0
         """What the budget holds; the cache's own bound is lowered where memory runs out before."""
-        self._schedule = Schedule(self._cache, max_rows)
+        self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
-        device = device_of(model).type
-        self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS["cpu" if device == "cpu" else "cuda"]
-        self._pass_tokens = PASS_TOKENS["cpu" if device == "cpu" else "cuda"]
+        self.passes = Passes(
+            self._weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
+        )
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten.
 
         What fails leaves the version before.
         """
-        self._schedule.clear()
+        self.schedule.clear()
         self._weights.load(path)
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
         """Free the cache."""
-        self._schedule.clear()
+        self.schedule.clear()
 
     def resume(self) -> None:
         """Nothing to do: the cache grows with the next requests."""
@@ -118,7 +110,7 @@ class TransformersEngine:
             with torch.inference_mode(), self._weights.active(), block_attention_in(self._config):
                 self._run(deque(enumerate(requests)), advance, ended)
         except BaseException:
-            self._schedule.clear()  # an interrupted step leaves rows half written, and tables too
+            self.schedule.clear()  # an interrupted step leaves rows half written, and tables too
             raise
         if advance is None:
             ended.sort(key=lambda pair: pair[0])
@@ -126,25 +118,25 @@ class TransformersEngine:
 
     def _set_budget(self, requests: Sequence[Request]) -> None:
         """Settle how many blocks an empty cache may take; EmailRLError where a prompt needs more."""
-        if self._cache.is_empty:
+        if self.cache.is_empty:
             budget = self._cache_bytes or default_budget(device_of(self._weights.model))
-            self._cache.most = self._blocks = blocks_within(budget, *self._shape)
+            self.cache.most = self._blocks = blocks_within(budget, *self._shape)
         gib = gib_for(blocks_of(self.max_model_len), *self._shape)
         for tokens in (len(request.prompt_ids) for request in requests):
-            if self._window <= tokens < self.max_model_len:
+            if self.window <= tokens < self.max_model_len:
                 raise EmailRLError(
-                    f"A prompt of {tokens} tokens does not fit: the key-value cache holds {self._window}.",
+                    f"A prompt of {tokens} tokens does not fit: the key-value cache holds {self.window}.",
                     f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
                     "leaves more room.",
                 )
 
     @property
-    def _window(self) -> int:
+    def window(self) -> int:
         """Most tokens of a conversation: the context window, or what the whole cache holds."""
         return min(self.max_model_len, self._blocks * BLOCK)
 
     def _run(self, waiting: deque[tuple[int, Request]], advance: Advance | None, ended: Ended) -> None:
-        schedule = self._schedule
+        schedule = self.schedule
 
         def end(place: int, completion: Completion) -> Request | None:
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
@@ -153,7 +145,7 @@ class TransformersEngine:
 
         def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn that has room for a token; turns without are ended, and their follow-ups asked for."""
-            while request is not None and len(request.prompt_ids) >= self._window:
+            while request is not None and len(request.prompt_ids) >= self.window:
                 tokens = len(request.prompt_ids)
                 self._tell_if_cut(tokens)
                 request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
@@ -180,9 +172,9 @@ class TransformersEngine:
         Where memory runs out, nothing is sampled and ``_start_over`` makes room.
         """
         try:
-            if self._schedule.make_room():
+            if self.schedule.make_room():
                 self._tell("The key-value cache is full: the latest wait, and are read anew (KV_CACHE_GIB).")
-            self._read_prompts()
+            self.passes.read(self.schedule.running)
             return self._step()
         except torch.OutOfMemoryError:
             pass  # handled below, where the traceback holds no tensors any more
@@ -191,7 +183,7 @@ class TransformersEngine:
 
     def _start_over(self) -> None:
         """Read all that ran anew into an empty cache; a smaller one, if what ran filled most of the old one."""
-        schedule, cache = self._schedule, self._cache
+        schedule, cache = self.schedule, self.cache
         ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
         schedule.drop_kept()
         used, unused = cache.taken, len(cache.users) - 1 - cache.taken
@@ -220,8 +212,8 @@ class TransformersEngine:
         """Say so, once, where it is the cache and not the context window that ends a trajectory."""
         if tokens < self.max_model_len:
             self._tell(
-                f"A trajectory was truncated at {self._window} tokens, which is all that the key-value cache holds: "
-                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self._window} to mean it."
+                f"A trajectory was truncated at {self.window} tokens, which is all that the key-value cache holds: "
+                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to mean it."
             )
 
     def _tell(self, line: str) -> None:
@@ -230,72 +222,18 @@ class TransformersEngine:
             self._told.add(line)
             report(line)
 
-    def _read_prompts(self) -> None:
-        """Fill the cache with all tokens but the last, what conversations have in common before it is needed."""
-        unread = [each for each in self._schedule.running if each.unread]
-        while unread:
-            ready = [each for each in unread if each.source is None or each.source.held >= each.held]
-            assert ready, "sources run, and come before those who share with them"
-            waiting = [each for each in unread if each not in ready]
-            while ready:
-                self._read_chunk(ready)
-                ready = [each for each in ready if each.unread]
-            unread = waiting
-
-    def _read_chunk(self, unread: Sequence[Conversation]) -> None:
-        """One pass over the shortest of what is unread."""
-        first, *others = sorted(unread, key=lambda row: row.unread)
-        rows = [first]
-        total = first.unread
-        for row in others:
-            total += row.unread
-            padded = (len(rows) + 1) * row.unread
-            if padded > self._prefill_tokens or padded - total > self._pass_tokens:
-                break
-            rows.append(row)
-        new = min(rows[-1].unread, self._prefill_tokens)
-        rows.sort(key=lambda row: row.held)
-        ids = [row.tokens[row.held :][: min(row.unread, new)] for row in rows]
-        with suppress(Filled):
-            inputs = self._inputs(rows, [piece + [0] * (new - len(piece)) for piece in ids], fills=True)
-            self._weights.model.get_decoder()(**inputs)
-        for row, piece in zip(rows, ids, strict=True):
-            row.held += len(piece)
-
     def _step(self) -> list[tuple[Conversation, str]]:
         """Sample one token for every running conversation; returns those that ended, with the finish reason."""
-        rows = sorted(self._schedule.running, key=lambda row: row.held)
-        if not rows:
-            return []
-        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
-        logits = self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
-        tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         finished = []
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            row.held += 1
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            if token in self.stop_ids:
+        for row in self.passes.sample_next(self.schedule.running):
+            if row.tokens[-1] in self.stop_ids:
                 finished.append((row, "stop"))
             elif len(row.logprobs) == row.request.sampling.max_tokens:
                 finished.append((row, "length"))
-            elif len(row.tokens) >= self._window:
+            elif len(row.tokens) >= self.window:
                 self._tell_if_cut(len(row.tokens))
                 finished.append((row, "length"))
         return finished
-
-    def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
-        """The model's arguments for a pass over new tokens, the shortest conversation first; the cache is told."""
-        device = device_of(self._weights.model)
-        starts = [row.held for row in rows]
-        positions = self._cache.place([row.blocks for row in rows], starts, len(ids[0]), device, fills=fills)
-        return {
-            "input_ids": torch.tensor(ids, device=device),
-            "attention_mask": causal_mask(positions, self._cache.window, self._weights.model.dtype),
-            "position_ids": positions.clamp(max=self.max_model_len - 1),  # padding may point beyond
-            "past_key_values": self._cache,
-            "use_cache": True,
-        }
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:

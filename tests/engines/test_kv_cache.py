@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
-from emailrl.engines import transformers_engine as module
+from emailrl.engines import passes, transformers_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
-from emailrl.engines.kv_cache import BlockCache, _BlockLayer, groups_of, new_table
-from emailrl.engines.schedule import Conversation, Schedule, _blocks_alike
+from emailrl.engines.kv_cache import BlockCache, BlockLayer, groups_of, new_table
+from emailrl.engines.schedule import Conversation, Schedule, blocks_alike
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError
 
@@ -133,7 +133,7 @@ def test_looking_for_a_common_beginning_reads_it_once(changed: int, least: int, 
     one, other = (Conversation(Request(name, SamplingParams(1), ids)) for name in "ab")
     one.tokens = Counted([*ids[:changed], ids[changed] + 1, *ids[changed + 1 :]])
     other.blocks = array("q", range(1, 314))
-    assert _blocks_alike(one, other, least) == same
+    assert blocks_alike(one, other, least) == same
     assert one.tokens.seen <= 10_000
 
 
@@ -183,13 +183,13 @@ def test_where_the_cache_is_full_the_latest_wait_and_go_on(
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8, cache_bytes=bytes_for(12))
     together: list[list[str]] = []
-    original = engine._step
+    original = engine.passes.sample_next
 
-    def watched() -> list[tuple[Conversation, str]]:
-        together.append([row.request.trajectory_id for row in engine._schedule.running])
-        return original()
+    def watched(running: list[Conversation]) -> list[Conversation]:
+        together.append([row.request.trajectory_id for row in running])
+        return original(running)
 
-    monkeypatch.setattr(engine, "_step", watched)
+    monkeypatch.setattr(engine.passes, "sample_next", watched)
     same(engine.generate(requests(*LENGTHS)), alone)
     # 70, 5 and 33 tokens take 3 + 1 + 2 of 12 blocks; 100 tokens would take 4 more, and leave too few for the three.
     assert together[0] == ["0", "1", "2"]
@@ -206,23 +206,23 @@ def counted_peak(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) ->
     peaks = [0]
 
     def held() -> int:
-        layers = [layer for layer in engine._cache.layers if layer.is_initialized]
+        layers = [layer for layer in engine.cache.layers if layer.is_initialized]
         return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
 
-    def growing(self: _BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
+    def growing(self: BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
         grown = original(self, tensor)
         peaks.append(held() + grown.nbytes)
         return grown
 
-    original = _BlockLayer._grown
-    place = engine._cache.place
+    original = BlockLayer.grown
+    place = engine.cache.place
 
     def placing(*args: object, **kwargs: object) -> torch.Tensor:
         peaks.append(held())
         return place(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_BlockLayer, "_grown", growing)
-    monkeypatch.setattr(engine._cache, "place", placing)
+    monkeypatch.setattr(BlockLayer, "grown", growing)
+    monkeypatch.setattr(engine.cache, "place", placing)
     return peaks
 
 
@@ -250,9 +250,9 @@ def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
     engine.generate([Request(str(i), SamplingParams(4), prompt(0, 100), seed=i) for i in range(6)])
     # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
-    assert sorted(users for users in engine._cache.users if users) == [1] * 6 + [6] * 3
+    assert sorted(users for users in engine.cache.users if users) == [1] * 6 + [6] * 3
     engine.load_adapter(None, "v2")
-    assert not any(engine._cache.users)
+    assert not any(engine.cache.users)
 
 
 @pytest.mark.parametrize("lengths", [(64, 70), (70, 64), (64, 64), (65, 96), (96, 65)])
@@ -260,7 +260,7 @@ def test_what_is_shared_ends_before_the_last_token(model: Qwen3ForCausalLM, leng
     asked = [Request(str(n), SamplingParams(4), prompt(0, length), seed=n) for n, length in enumerate(lengths)]
     engine = TransformersEngine(model, [39], max_rows=2)
     same(engine.generate(asked), [TransformersEngine(model, [39], max_rows=1).generate([one])[0] for one in asked])
-    assert engine._cache.users.count(2) == (min(lengths) - 1) // BLOCK
+    assert engine.cache.users.count(2) == (min(lengths) - 1) // BLOCK
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
@@ -282,13 +282,13 @@ def test_a_source_may_go_when_its_blocks_are_shared(model: Qwen3ForCausalLM) -> 
     engine.generate([Request("a", SamplingParams(2), prompt(0, 100))])  # four blocks are kept, three of them whole
     longer = Request("b", SamplingParams(20), [*prompt(0, 100), *prompt(1, 30)], seed=1)  # takes two more than those
     same(engine.generate([longer]), TransformersEngine(model, [], max_rows=1).generate([longer]))
-    assert list(engine._schedule.kept) == ["b"]
+    assert list(engine.schedule.kept) == ["b"]
 
 
 def test_no_more_conversations_are_kept_than_run(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [], max_rows=2)
     engine.generate(requests(5, 6, 7, max_tokens=3))
-    assert list(engine._schedule.kept) == ["1", "2"]
+    assert list(engine.schedule.kept) == ["1", "2"]
 
 
 def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausalLM) -> None:
@@ -306,14 +306,14 @@ def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
     model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([bytes_for(101), bytes_for(50)])
-    monkeypatch.setattr(module, "default_budget", lambda device: next(free))
+    monkeypatch.setattr(transformers_engine, "default_budget", lambda device: next(free))
     engine = TransformersEngine(model, [39], max_rows=4)
     for _ in range(2):
         engine.generate(requests(5))
-        assert engine._cache.most == 101
+        assert engine.cache.most == 101
     engine.release()
     engine.generate(requests(5))
-    assert engine._cache.most == 50
+    assert engine.cache.most == 50
 
 
 def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
@@ -324,7 +324,7 @@ def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> 
         engine.generate(requests(10, 64))
     assert caught.value.hint is not None and "KV_CACHE_GIB=8.67e-05 holds a context of 256" in caught.value.hint
     enough = TransformersEngine(model, [39], max_rows=4, cache_bytes=int(8.67e-05 * GIB))
-    assert enough._window == 0 and len(enough.generate(requests(254))[0].token_ids) == 2 and enough._window == 256
+    assert enough.window == 0 and len(enough.generate(requests(254))[0].token_ids) == 2 and enough.window == 256
     assert len(engine.generate(requests(10, 63, max_tokens=3))[1].token_ids) == 1  # room for one
 
 
@@ -358,8 +358,8 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return drawn
 
-        sample = module.sample
-        monkeypatch.setattr(module, "sample", failing)
+        sample = passes.sample
+        monkeypatch.setattr(passes, "sample", failing)
 
     yield bound
 
@@ -390,13 +390,13 @@ def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_b
     engine = TransformersEngine(model, [], max_rows=8, cache_bytes=bytes_for(14))
     fail_at(60)  # when two are left, of 90 + 59 tokens
     same(engine.generate(asked), expected)
-    assert engine._schedule.limit == 8
-    assert engine._cache.most == 7  # three quarters of 10, the longer one's 189 tokens take 6
+    assert engine.schedule.limit == 8
+    assert engine.cache.most == 7  # three quarters of 10, the longer one's 189 tokens take 6
     engine.generate(requests(*[5] * 6, max_tokens=3))
-    assert engine._cache.most == 7
+    assert engine.cache.most == 7
     engine.release()
     engine.generate(requests(5))
-    assert engine._cache.most == 14
+    assert engine.cache.most == 14
 
 
 def test_one_by_itself_takes_what_it_needs_after_running_out_of_memory(
@@ -407,21 +407,21 @@ def test_one_by_itself_takes_what_it_needs_after_running_out_of_memory(
     engine = TransformersEngine(model, [], max_rows=2, cache_bytes=bytes_for(12))
     fail_at(2)
     same(engine.generate(asked), expected)  # not cut at the one block that is left
-    assert engine._cache.most == 6
+    assert engine.cache.most == 6
 
 
 @pytest.mark.parametrize("room", [30, 16, 9])
 def test_a_device_smaller_than_the_budget_ends_with_the_same_results(
     model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    original = _BlockLayer._grown
+    original = BlockLayer.grown
 
-    def growing(self: _BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
+    def growing(self: BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
         if len(self.cache.users) > room:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return original(self, tensor)
 
-    monkeypatch.setattr(_BlockLayer, "_grown", growing)
+    monkeypatch.setattr(BlockLayer, "grown", growing)
     engine = TransformersEngine(model, [39], max_rows=8)
     for _ in range(2):
         same(engine.generate(requests(*LENGTHS)), alone)
@@ -443,7 +443,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make the steps of these numbers run out of memory when numbers have been drawn."""
 
     def fail(*numbers: int) -> None:
-        sample, steps = module.sample, []
+        sample, steps = passes.sample, []
 
         def failing(*args: object) -> object:
             steps.append(1)
@@ -452,7 +452,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return drawn
 
-        monkeypatch.setattr(module, "sample", failing)
+        monkeypatch.setattr(passes, "sample", failing)
 
     return fail
 
@@ -463,7 +463,7 @@ def test_an_out_of_memory_later_on_loses_no_number(
     engine = TransformersEngine(model, [39], max_rows=8)
     fail_at(5, 9)
     same(engine.generate(requests(*LENGTHS)), alone)
-    assert engine._cache.most < 17
+    assert engine.cache.most < 17
 
 
 def test_a_cache_that_others_had_filled_is_given_back_first(
@@ -474,6 +474,6 @@ def test_a_cache_that_others_had_filled_is_given_back_first(
     engine = TransformersEngine(model, [], max_rows=8)
     fail_at(20)
     same(engine.generate(asked), expected)
-    assert engine._schedule.limit == 8
+    assert engine.schedule.limit == 8
     assert "Out of memory: the part of the key-value cache" in capsys.readouterr().err
-    assert len(engine._cache.users) == 1 + 2  # block 0, and those of the last: 9 + 30 tokens
+    assert len(engine.cache.users) == 1 + 2  # block 0, and those of the last: 9 + 30 tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from emailrl.engines import transformers_engine as module
+from emailrl.engines import passes
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.kv_cache import BlockCache, Table
 from emailrl.engines.sampling import Uniforms, sample
@@ -117,14 +117,14 @@ def test_the_same_requests_give_the_same_bits(model: Qwen3ForCausalLM) -> None:
 def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tokens, padding left out, that each later pass over prompts reads."""
     read: list[int] = []
-    original = engine._read_chunk
+    original = engine.passes.read_shortest
 
     def counting(unread: list[Conversation]) -> None:
         before = sum(each.unread for each in unread)
         original(unread)
         read.append(before - sum(each.unread for each in unread))
 
-    monkeypatch.setattr(engine, "_read_chunk", counting)
+    monkeypatch.setattr(engine.passes, "read_shortest", counting)
     return read
 
 
@@ -195,7 +195,7 @@ def test_a_changed_history_is_read_from_where_it_changed(
 
 
 def test_long_prompts_are_read_in_pieces(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.PREFILL_TOKENS, "cpu", 16)
+    monkeypatch.setitem(passes.PREFILL_TOKENS, "cpu", 16)
     engine = TransformersEngine(model, [STOP], max_rows=8)
     read = count_read_tokens(engine, monkeypatch)
     request = Request("a", SamplingParams(4), prompt(0, 40))
@@ -251,9 +251,9 @@ def test_stop_ids_of_the_generation_config_count_too(model: Qwen3ForCausalLM) ->
 def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=4)
     first = engine.generate(requests(3))
-    assert engine._cache.layers[0].keys.numel() > 0
+    assert engine.cache.layers[0].keys.numel() > 0
     engine.release()
-    assert engine._cache.layers[0].keys.numel() == 0
+    assert engine.cache.layers[0].keys.numel() == 0
     engine.resume()
     assert [c.token_ids for c in engine.generate(requests(3))] == [c.token_ids for c in first]
 
@@ -282,12 +282,12 @@ class Interrupting(BlockCache):
 def test_an_interrupt_inside_the_cache_leaves_nothing_behind(model: Qwen3ForCausalLM, max_rows: int) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=max_rows)
     engine.generate(requests(6))
-    cache = engine._cache
+    cache = engine.cache
     cache.__class__ = Interrupting
     with pytest.raises(KeyboardInterrupt):
         engine.generate([Request("long", SamplingParams(4), prompt(9, 90))])
     cache.__class__ = BlockCache
-    assert cache.is_empty and not engine._schedule.kept
+    assert cache.is_empty and not engine.schedule.kept
     for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
         same(completion, model, request)
 
