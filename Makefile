@@ -8,26 +8,26 @@ INSTALLED := $(VENV)/.installed
 HALF := $(VENV)/.half-installed
 LOG := $(VENV)/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
-# pip is quiet where it succeeds; where it fails, the end of what it said is shown.
-TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip failed; all it said is in $(LOG)" >&2; exit $$status; }
+# pip is quiet on success; on failure, the end of its log is shown.
+TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip failed; its full output is in $(LOG)" >&2; exit $$status; }
 
 .PHONY: help install quickstart test test-vllm test-gpu lint format docs
 
 help:
-	@echo "make install      emailrl and what its tests need, into $(VENV)"
-	@echo "make quickstart   the whole cycle on a demo mailbox, on a CPU"
-	@echo "make test         the tests"
-	@echo "make test-vllm    the tests against a real vLLM, where one is installed (minutes)"
-	@echo "make test-gpu     the tests that need a CUDA GPU (minutes)"
-	@echo "make lint         ruff and mypy"
-	@echo "make format       ruff's formatting"
-	@echo "make docs         docs/cli.md and docs/settings.md from the code"
+	@echo "make install      install emailrl and its test dependencies into $(VENV)"
+	@echo "make quickstart   run the whole cycle on a demo mailbox, on a CPU"
+	@echo "make test         run the tests"
+	@echo "make test-vllm    run the tests against a real vLLM, if installed (minutes)"
+	@echo "make test-gpu     run the tests that need a CUDA GPU (minutes)"
+	@echo "make lint         run ruff and mypy"
+	@echo "make format       fix and format with ruff"
+	@echo "make docs         generate docs/cli.md, docs/settings.md and docs/openrlhf.md"
 
 install: $(INSTALLED)
 
-# An environment that make began and could not finish is begun anew, its marker kept until it is whole; one made by other means is
-# used as it is, never cleared.
-# torch goes first and alone, so that the build the constraints allow (CPU or CUDA) is settled before anything asks for one.
+# An environment that make started but could not finish is rebuilt; its marker stays until it is complete. One created by other
+# means is used as is, never cleared.
+# torch is installed first and alone, so that the constraints decide its build (CPU or CUDA) before other packages require it.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("emailrl needs Python 3.11 or newer: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "installing emailrl into $(VENV) (a few minutes the first time)" >&2

@@ -1,7 +1,7 @@
-"""The ``emailrl`` command: one Typer app, one thin file a command, and one place where errors become exit codes.
+"""The ``emailrl`` command: one Typer app, one thin file per command, and one place where errors become exit codes.
 
-A command's file is imported when the command is asked for, and its header imports no torch, transformers or database
-driver: ``--help`` stays quick.
+A command's file is imported only when the command runs, and does not import torch, transformers or a database driver
+at the top, so ``--help`` stays fast.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from emailrl.ending import ending_with
 from emailrl.errors import EmailRLError
 
 COMMANDS: Final = {
-    "gen-db": "Build the searchable mail database from a mailbox.",
-    "gen-questions": "Make questions with known answers from a database.",
-    "sft": "Fine-tune a policy on what experts or trajectories say.",
-    "rollout": "Play questions with a policy and record all of it.",
+    "gen-db": "Build the searchable email database from a mailbox.",
+    "gen-questions": "Generate questions with known answers from a database.",
+    "sft": "Fine-tune a policy on scripted or recorded trajectories.",
+    "rollout": "Answer questions with a policy and record trajectories.",
     "train": "Train a policy's LoRA adapter on its own rollouts.",
     "benchmark": "Measure policies on the test questions.",
     "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
-    "export": "Write a checkpoint as an adapter or merged weights.",
+    "export": "Export a checkpoint as an adapter or merged weights.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",
-    "doctor": "Show what is installed, what is missing, what to do.",
-    "plan": "Say what memory, tokens, time and money a run takes.",
-    "trust": "Let a folder's settings name servers, keys and code.",
+    "doctor": "Show what is installed, what is missing, how to fix it.",
+    "plan": "Estimate the memory, tokens, time and cost of a run.",
+    "trust": "Trust a folder's settings: servers, keys and code.",
     "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
 }
-"""What ``emailrl --help`` says of each command, in the order of a policy's life.
+"""The summary of each command in ``emailrl --help``, in workflow order.
 
-Its module has the command's name, and its help for a docstring.
+The command's module has the same name, and its docstring is the full help.
 """
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is asked for."""
+    """Imports a command on first use."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -98,7 +98,7 @@ def emailrl_command(
     Examples:
 
     \b
-      emailrl quickstart                     the whole cycle on a demo mailbox
+      emailrl quickstart                     run the whole cycle on a demo mailbox
       emailrl gen-db --source demo           index a mailbox
       emailrl train --mode masked            train the policy on it
       emailrl benchmark --sequential         measure the best checkpoint

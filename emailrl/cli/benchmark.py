@@ -1,16 +1,16 @@
 """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
 
-Without --checkpoint or --model: the newest run's best checkpoint, else the model itself. Several are compared on
-the same questions by an exact paired test. Each question is kept on disk as it ends; after Ctrl-C or a crash,
---resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine openai measures a model
-of the chat server at OPENAI_BASE_URL (OpenRouter's by default), and what its answers cost.
+Without --checkpoint or --model, the newest run's best checkpoint is measured, else the model itself. Several
+policies are compared on the same questions with an exact paired test. Each question is saved as soon as it ends.
+After Ctrl-C or a crash, --resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine
+openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the cost of its answers.
 
-All but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token of a
-conversation once; prompt_tokens what the engine was given, the conversation so far anew at every turn;
-completion_tokens what the policy wrote. docs/benchmark.md explains every row.
+All metrics but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token
+of a conversation once; prompt_tokens counts the engine's input, which repeats the conversation so far at every turn;
+completion_tokens counts the policy's output. docs/benchmark.md explains every row.
 
---attack measures each policy twice: plainly, and on mails with orders in them (answer this, cite that, read that),
-of which it says how many were obeyed.
+--attack measures each policy twice: on the original emails, and on emails with injected instructions (answer this,
+cite that, read that), and reports how many were obeyed.
 
 Examples:
 
@@ -60,17 +60,21 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option("--checkpoint", help="best, latest, a checkpoint's or an exported adapter's folder; repeatable."),
+        typer.Option(
+            "--checkpoint", help="best, latest, or the folder of a checkpoint or exported adapter; repeatable."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A bare model (nano, smol-base, folder, hub name); may be repeated."),
+        typer.Option("--model", help="A model without adapter (nano, smol-base, folder, Hub name); repeatable."),
     ] = None,
     overrides: Overrides,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Play every question again, with mails that give the agent orders.")
+        bool, typer.Option("--attack", help="Also play every question on emails with injected instructions.")
     ] = False,
-    out: Annotated[Path | None, path_option("--out", help="Folder for results.json, CSVs and trajectories.")] = None,
+    out: Annotated[
+        Path | None, path_option("--out", help="Output folder for results.json, CSVs and trajectories.")
+    ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust: Trust = False,

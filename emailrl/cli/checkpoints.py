@@ -1,4 +1,4 @@
-"""``emailrl checkpoints``: list, show and prune what training left under OUTPUT_DIR."""
+"""``emailrl checkpoints``: list, show and prune the checkpoints under OUTPUT_DIR."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 checkpoints = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-Run = Annotated[Path | None, typer.Argument(help="A run's folder; none: all whose folder begins with OUTPUT_DIR.")]
+Run = Annotated[
+    Path | None, typer.Argument(help="Folder of a run. Default: all runs whose folder name begins with OUTPUT_DIR.")
+]
 
 
 @checkpoints.callback()
@@ -35,10 +37,10 @@ def checkpoints_command() -> None:
     """
 
 
-@checkpoints.command("list", short_help="List the checkpoints of a run, or of all.")
+@checkpoints.command("list", short_help="List the checkpoints of one run or all runs.")
 @setting_options("output_dir mode")
 def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -> None:
-    """List the checkpoints of a run, or of every run whose folder begins with OUTPUT_DIR.
+    """List the checkpoints of a run, or of every run whose folder name begins with OUTPUT_DIR.
 
     Examples:
 
@@ -58,18 +60,18 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
         _print_table(found)
 
 
-@checkpoints.command("show", short_help="Show a checkpoint's metadata; check its files.")
+@checkpoints.command("show", short_help="Show a checkpoint's metadata and verify its files.")
 @setting_options("output_dir mode")
 def show_command(
     overrides: Overrides,
     *,
-    which: Annotated[str, typer.Argument(help="best, latest or a checkpoint's folder.")] = "best",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All settings, defaults too.")] = False,
+    which: Annotated[str, typer.Argument(help="best, latest, or the folder of a checkpoint.")] = "best",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Show one checkpoint's metadata, its files checked against their hashes.
+    """Show a checkpoint's metadata and verify its files against their hashes.
 
-    Of the run's settings those that differ from the defaults; --verbose and --json have all of them.
+    Shows only settings that differ from the defaults; --verbose and --json show all of them.
 
     Examples:
 
@@ -116,13 +118,15 @@ def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
 def prune_command(
     *,
     run: Run = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep so many; none: SAVE_TOTAL_LIMIT.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     overrides: Overrides,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Remove the oldest checkpoint-N of each run; best_model and final always stay.
+    """Remove the oldest checkpoint-N folders of each run; best_model and final are always kept.
 
     Examples:
 

@@ -1,6 +1,6 @@
-"""Show what is installed, what is missing and what to do about it.
+"""Show what is installed, what is missing, and how to fix it.
 
-Reads this machine alone: no network, no secret shown. Exits 1 only where something essential is broken.
+Checks only this machine: no network access, no secrets shown. Exits 1 only if something essential is broken.
 
 Examples:
 
@@ -22,7 +22,7 @@ from emailrl.cli.tables import checks_table
 
 
 def doctor(
-    deep: Annotated[bool, typer.Option("--deep", help="Also import every package (ten seconds or so).")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
     from emailrl.doctor import examine

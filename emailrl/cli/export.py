@@ -1,7 +1,7 @@
-"""Write a checkpoint (none named: the best) as a folder that transformers, PEFT and vLLM load as it is.
+"""Export a checkpoint (default: the best) to a folder that transformers, PEFT and vLLM load as is.
 
-Files are checked against their hashes; tokenizer, generation config and a README with accuracy, settings and how to
-load and serve are added.
+Files are verified against their hashes. The folder also gets the tokenizer, the generation config, and a README with
+accuracy, settings, and how to load and serve the model.
 
 Examples:
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[str, typer.Option("--format", help="adapter, or merged weights.")] = "adapter",
-    out: Annotated[Path | None, path_option("--out", help="Folder to write; none: exports/ beside the runs.")] = None,
+    format: Annotated[str, typer.Option("--format", help="adapter, or merged for merged weights.")] = "adapter",
+    out: Annotated[
+        Path | None, path_option("--out", help="Output folder. Default: in exports/ next to the runs.")
+    ] = None,
     overwrite: Overwrite = False,
     trust: Trust = False,
     json: Json = False,

@@ -1,9 +1,9 @@
-"""Build the searchable mail database from a mailbox.
+"""Build the searchable email database from a mailbox.
 
-A path may be a folder tree of mails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
-or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
-stored, or counted as skipped by its reason. Without --source a database that is already there is kept. The demo's
-questions are written beside it.
+A path may be a folder tree of messages (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox,
+JSONL or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
+stored, or counted as skipped with a reason. Without --source, an existing database is kept. The demo's questions are
+written next to it.
 
 Examples:
 
@@ -47,16 +47,16 @@ BASIS_SECONDS = 3
 NUM_SHOWN = 5
 """Inboxes that the summary names."""
 
-Append = Annotated[bool, typer.Option("--append", help="Add the mails that the database lacks.")]
+Append = Annotated[bool, typer.Option("--append", help="Add emails missing from the database.")]
 AllowTruncated = Annotated[
-    bool, typer.Option("--allow-truncated", help="Keep what can be read of an archive that breaks off.")
+    bool, typer.Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that parse beside this one; 0: none. By default one for each core, up to 4."),
+    typer.Option(min=0, help="Additional parser processes; 0: none. Default: one per core, up to 4."),
 ]
 Listed = Annotated[
-    bool, typer.Option("--verbose", "-v", help="List every message skipped or mended, and why, on stderr.")
+    bool, typer.Option("--verbose", "-v", help="List every skipped or repaired message, with the reason, on stderr.")
 ]
 
 

@@ -1,12 +1,12 @@
-"""Make questions with known answers from any database that gen-db built.
+"""Generate questions with known answers from any database built by gen-db.
 
-Without --inbox, the largest mailboxes are asked about. Splits share no inbox and no source mail; of three mailboxes
-or two the one that gives most questions is for training, one alone is all test. --allow-shared-inbox splits one or
-two by subject instead, so that they can be trained on and tested (say it to train and benchmark too).
+Without --inbox, questions are about the largest mailboxes. Splits share no inbox and no source email. Of two or three
+mailboxes, the one with the most questions is for training; a single mailbox is all test. --allow-shared-inbox splits
+one or two mailboxes by subject instead, for both training and testing (pass it to train and benchmark too).
 
-The template generator needs no model and proves every answer. The llm generator sends mails, 20 to a prompt, to
-the server of GENERATOR_BASE_URL, after an estimate of the cost; replies are kept, so that a run that was stopped
-goes on where it was.
+The template generator needs no model and proves every answer. The llm generator sends emails, 20 per prompt, to the
+server at GENERATOR_BASE_URL, after a cost estimate. Replies are kept, so an interrupted run continues where it
+stopped.
 
 Examples:
 
@@ -43,21 +43,23 @@ ASK_ABOVE = 1.0
 @setting_options("db seed allow_shared_inbox generator_model generator_base_url")
 def gen_questions(
     *,
-    out: Annotated[Path | None, path_option("--out", help="JSONL to write; default: beside the database.")] = None,
+    out: Annotated[Path | None, path_option("--out", help="Output JSONL file. Default: next to the database.")] = None,
     generator: Annotated[
-        Literal["template", "llm"], typer.Option(help="template: no model, provable answers; llm: a model writes them.")
+        Literal["template", "llm"], typer.Option(help="template: provable answers, no model; llm: written by a model.")
     ] = "template",
     kinds: Annotated[
         Literal["usual", "hard"],
-        typer.Option(help="template: hard asks for several mails together, counts, threads, and what no mail says."),
+        typer.Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
-    inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; may be repeated.")] = None,
+    inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; repeatable.")] = None,
     overrides: Overrides,
     limit: Limit = None,
     overwrite: Overwrite = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="llm: estimate tokens and cost, send nothing.")] = False,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="llm: spend no more dollars than this.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: do not ask before spending.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
+    ] = False,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="llm: maximum cost in US dollars.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a command reads, looked for before anything slow is loaded."""
+"""Checks that a command's input files exist, before anything slow is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def check_inputs(settings: Settings) -> None:
-    """Raise EmailRLError for a database, UsageError for a file of questions that is not there."""
+    """Raise EmailRLError for a missing database, UsageError for a missing question file."""
     from emailrl.scenarios.load import check_exists
     from emailrl.store.connection import no_database
 

@@ -1,7 +1,7 @@
-"""Show a trajectory turn by turn: question, tool calls and results, answer, reward by term.
+"""Show a trajectory turn by turn: question, tool calls and results, answer, and reward terms.
 
---verbose adds the prompt, the rubric and every token: coloured by the loss mask, each sampled one with its
-log-probability and, where tokens have advantages of their own (PPO, whitening), its advantage.
+--verbose adds the prompt, the rubric and every token, coloured by the loss mask. Sampled tokens show their
+log-probability and, if advantages differ per token (PPO, whitening), their advantage.
 
 Examples:
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 def inspect_trajectory(
     *,
     path: Annotated[
-        Path | None, typer.Argument(help="A trajectory file or a run's folder; none: the newest under OUTPUT_DIR.")
+        Path | None, typer.Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
     ] = None,
-    index: Annotated[int, typer.Option("--index", help="Which of the file: 0 the first, -1 the last.")] = -1,
+    index: Annotated[int, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last.")] = -1,
     overrides: Overrides,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The options of commands: those of settings, as the settings declare them, and others that several commands share::
+"""Command options: those generated from settings, and others shared by several commands::
 
 @setting_options("model_name db")
 def train(overrides: Overrides, trust: Trust = False, json: Json = False) -> None:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from emailrl.settings.names import Leaf
 
 Overrides = dict[str, Any]
-"""What the command line gives of settings, by their names; None is not given, and `load_settings` ignores it."""
+"""Settings given on the command line, by name; None means not given, and `load_settings` ignores it."""
 
 
 def _path(value: str) -> Path:
@@ -29,15 +29,15 @@ def _path(value: str) -> Path:
 
 
 def path_option(*spellings: str, help: str) -> Any:
-    """An option that names a file or a folder, and not with an empty text."""
+    """An option for the path of a file or folder; rejects an empty string."""
     return typer.Option(*spellings, parser=_path, metavar="<path>", help=help)
 
 
 def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options for settings, in this order, in place of its parameter ``overrides``.
+    """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
 
-    Each of ``names`` is a setting's name, or several separated by spaces. Spelling, type, bounds, choices and help are
-    those of its declaration. All parameters of the command become keyword parameters.
+    Each of ``names`` is one setting name, or several separated by spaces. Spelling, type, bounds, choices and help come
+    from the declaration of the setting. All parameters of the command become keyword-only.
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do without pydantic
 
@@ -64,7 +64,7 @@ def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 def _parameter(leaf: Leaf) -> inspect.Parameter:
-    """The parameter that makes Typer offer a setting."""
+    """The Typer parameter for a setting."""
     help = leaf.summary.replace("`", "")
     kind: Any
     (kind,) = leaf.kinds - {None}
@@ -79,12 +79,14 @@ def _parameter(leaf: Leaf) -> inspect.Parameter:
     )
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, last on stdout.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="Size: quick, small, medium, full, paper or guide.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take at most so many.")]
-Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest or a checkpoint's folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Play only what an earlier start of the same left unplayed.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number to take.")]
+Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run: play only the rest.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Trust what this folder's files set, from now on (docs/security.md).")
+    bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/security.md).")
 ]

@@ -1,9 +1,9 @@
-"""Estimate the memory, tokens, time and cost of a run, and what to change where it does not fit.
+"""Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
-Reads the settings as train does, and of the model its config.json alone; common Qwen models need not even that.
-Without --gpu it plans for this machine, and also says what is not installed. Exits 1 where the run does not fit or
-cannot start. GRADIENT_CHECKPOINTING, LORA_RANK and the other settings that change memory are
-read from the environment, .env and emailrl.toml, as for train.
+Reads the same settings as train. Of the model it reads only config.json, and not even that for common Qwen models.
+Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
+start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
+and emailrl.toml, as in train.
 
 Examples:
 
@@ -33,17 +33,19 @@ if TYPE_CHECKING:
 Gpu = Annotated[
     str | None,
     typer.Option(
-        help="B200, H200, H100, A100-80, L40S, 4090, …, as nvidia-smi names it, or CPU; another card as "
+        help="B200, H200, H100, A100-80, L40S, 4090, …, a name from nvidia-smi, or CPU; other GPUs as "
         "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
     ),
 ]
 MeasuredRun = Annotated[
     Path | None,
-    path_option("--run", help="A run to take tokens from; without --gpu its seconds, without --model its model too."),
+    path_option(
+        "--run", help="Run to take token counts from; without --gpu also timings, without --model also the model."
+    ),
 ]
-PerTrajectory = Annotated[int | None, typer.Option(min=1, help="Tokens of a trajectory, tool results included.")]
-Share = Annotated[float | None, typer.Option(min=0, max=1, help="Share of those tokens that is trained.")]
-Mfu = Annotated[float | None, typer.Option(help="Share of the GPU's FLOP/s that training reaches. Default: measured.")]
+PerTrajectory = Annotated[int | None, typer.Option(min=1, help="Tokens per trajectory, including tool results.")]
+Share = Annotated[float | None, typer.Option(min=0, max=1, help="Share of those tokens that are trained.")]
+Mfu = Annotated[float | None, typer.Option(help="Model FLOP/s utilization in training, as a share. Default: measured.")]
 
 
 @setting_options(
@@ -55,8 +57,8 @@ def plan(
     *,
     preset: Preset = None,
     gpu: Gpu = None,
-    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs that are paid for; one of them trains.")] = 1,
-    price: Annotated[float | None, typer.Option(min=0, help="Price of one GPU for an hour.")] = None,
+    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs to pay for; one of them trains.")] = 1,
+    price: Annotated[float | None, typer.Option(min=0, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: PerTrajectory = None,
     trainable_share: Share = None,
     run: MeasuredRun = None,

@@ -1,8 +1,8 @@
-"""Run the whole cycle on a CPU in minutes: a demo mailbox, the packaged small policy, training, and its effect.
+"""Run the whole cycle on a CPU in minutes: demo mailbox, packaged small policy, training and its effect.
 
-The policy answers questions on mailboxes it never saw, is trained on others by reinforcement, and answers again.
-The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run bare there. Ctrl-C saves the last
-step, and the same command goes on from it.
+The policy answers questions about mailboxes it has never seen, is trained on others with reinforcement learning, and
+answers again. The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run there without
+options. Ctrl-C saves the last step, and the same command resumes from it.
 
 Examples:
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps at most.")] = 15,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[
         Path | None,
-        path_option("--out", help="Folder that keeps everything; by default quickstart, or the next free."),
+        path_option("--out", help="Output folder. Default: quickstart, or the next free number."),
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,

@@ -1,7 +1,7 @@
-"""The reference pages made from the code itself: ``python -m emailrl.cli.reference docs`` writes them, a test compares.
+"""Reference pages generated from the code: ``python -m emailrl.cli.reference docs`` writes them, a test compares them.
 
-``docs/cli.md`` is every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
-``docs/openrlhf.md`` every flag of OpenRLHF with the settings it comes to.
+``docs/cli.md`` has every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
+``docs/openrlhf.md`` every flag of OpenRLHF with its equivalent settings.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ WIDTH: Final = 100
 _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
 _SETTINGS: Final = """# Settings
 
-A value is taken from the first of these that has one: command-line flag, environment variable, `.env`, `emailrl.toml`,
-preset (`--preset`), default. `.env` and `emailrl.toml` are read from the directory a command is run in.
+Values are looked up in this order: command-line flag, environment variable, `.env`, `emailrl.toml`, preset
+(`--preset`), default. `.env` and `emailrl.toml` are read from the working directory.
 
-- **Environment and `.env`**: the names below; an empty value counts as not set, `none` empties an optional setting. Two
-  names of one setting with different values are an error.
-- **Their names**: the setting's in capitals (`max_steps` is `MAX_STEPS`). A single word has `EMAILRL_` before it, as
-  a bare one may belong to another program: `gamma` is `EMAILRL_GAMMA`, `mode` is `EMAILRL_MODE`. Five words are read
-  bare, as training scripts have always had them: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A variable
-  that only the prefix keeps from being read (`GAMMA`, `EMAILRL_MAX_STEPS`) is warned of with the right name, and so
-  is a name in `.env` that nearly matches one.
-- **`emailrl.toml`**: a setting stands under its section (`[training]`, `max_steps = 20`) or at the top level
-  (`max_steps = 20`); aliases work in lower case. Relative paths belong to the file's directory. Unknown
-  keys are errors.
-- **Trust**: servers, keys, code and places outside the folder that `.env` or `emailrl.toml` set want the folder to be
+- **Environment and `.env`**: use the names below. An empty value counts as unset; `none` clears an optional setting.
+  Setting two names of the same setting to different values is an error.
+- **Names**: the setting's name in upper case (`max_steps` is `MAX_STEPS`). Single words get the prefix `EMAILRL_`,
+  because the bare word may belong to another program: `gamma` is `EMAILRL_GAMMA`, `mode` is `EMAILRL_MODE`. Five words
+  common in training scripts have no prefix: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A warning gives the
+  right name for a variable with a missing or extra prefix (`GAMMA`, `EMAILRL_MAX_STEPS`), and for a name in `.env`
+  that nearly matches one.
+- **`emailrl.toml`**: put a setting under its section (`[training]`, `max_steps = 20`) or at the top level
+  (`max_steps = 20`); aliases work in lower case. Relative paths are relative to the file's directory. Unknown keys are
+  errors.
+- **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
   trusted once (`emailrl trust`, docs/security.md).
-- **Secrets** (marked so) never stand in logs, metadata or error messages.
+- **Secrets** (marked below) never appear in logs, metadata or error messages.
 """
 
 
@@ -60,7 +60,7 @@ def settings_reference() -> str:
 
 
 def openrlhf_reference() -> str:
-    """``docs/openrlhf.md``: every flag of OpenRLHF and what stands for it here."""
+    """``docs/openrlhf.md``: every flag of OpenRLHF and its equivalent here."""
     head, _, rest = openrlhf_page().partition("\n\n")
     return f"{head}\n\n{_GENERATED}\n{rest}"
 

@@ -1,7 +1,7 @@
-"""Play questions with a policy, score the answers, and write every trajectory with its tokens.
+"""Answer questions with a policy, score the answers, and write every trajectory with its tokens.
 
---checkpoint plays a checkpoint, or an exported adapter, on its own base model. Each trajectory is kept on disk as
-it ends; after Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
+--checkpoint plays a checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it
+ends. After Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
 
 Examples:
 
@@ -46,11 +46,11 @@ def rollout(
     *,
     checkpoint: Checkpoint = None,
     overrides: Overrides,
-    num_scenarios: Annotated[int, typer.Option(min=1, help="Questions to play.")] = 20,
-    group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
-    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    num_scenarios: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
+    split: Annotated[str, typer.Option(help="Split: train, val, test or all.")] = "test",
     out: Annotated[
-        Path | None, path_option("--out", help="JSONL to write; none: the next in outputs/rollouts/.")
+        Path | None, path_option("--out", help="Output JSONL file. Default: the next in outputs/rollouts/.")
     ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,

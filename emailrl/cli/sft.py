@@ -1,9 +1,10 @@
-"""Fine-tune a policy on conversations before any reward is seen: scripted experts', or recorded trajectories.
+"""Supervised fine-tuning on conversations: scripted experts or recorded trajectories.
 
-With --questions, experts play the training questions on --db. With --trajectories, the best recorded trajectory of
-each question is imitated, whoever played it: an earlier policy, or a chat server as teacher. With neither, experts
-play demo worlds. Only the assistant's own tokens are learned. Inboxes of the split val (else a tenth of them) are
-held out: their loss chooses best_model, which `emailrl train --adapter` goes on from (--full: --model).
+With --questions, scripted experts play the training questions on --db. With --trajectories, the best recorded
+trajectory of each question is imitated, whether an earlier policy or a teacher on a chat server produced it. With
+neither, experts play demo worlds. Only the assistant's own tokens are trained. Inboxes of the split val (else of a
+tenth of the conversations) are held out; their loss selects best_model, the starting point for `emailrl train
+--adapter` (--full: --model).
 
 Examples:
 
@@ -36,12 +37,14 @@ from emailrl.cli.output import print_json, print_next, say, say_loading
 def sft(
     overrides: Overrides,
     trajectories: Annotated[
-        list[Path] | None, typer.Option(metavar="<path>", help="A file of trajectories to imitate; may be repeated.")
+        list[Path] | None, typer.Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that play demo worlds; all cores.")] = None,
-    out: Annotated[Path | None, path_option("--out", help="The run's folder; <output-dir>_sft without it.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that play demo worlds. Default: all cores.")
+    ] = None,
+    out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: <output-dir>_sft.")] = None,
     resume: Annotated[
-        str | None, typer.Option(help="auto (the run, if there is one), latest, or a run's or its checkpoint's folder.")
+        str | None, typer.Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
     ] = None,
     trust: Trust = False,
     json: Json = False,

@@ -1,10 +1,10 @@
-"""Train a policy's LoRA adapter on its own rollouts; the best model by validation accuracy is kept.
+"""Train a policy's LoRA adapter on its own rollouts, keeping the best model by validation accuracy.
 
-Bare, it trains in masked mode: real rollouts, and only the tokens that the policy sampled are trained. A run goes
-to <output-dir>_<mode>, or the next free number behind it, and holds best_model/, final/, checkpoint-N/,
-metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter begins from weights trained before
-(REFERENCE=start measures the KL to these, not to the base model). Ctrl-C saves the last step; --resume goes on with
-the options the run was begun with, save those given again; code and servers must be.
+The default is masked mode: real rollouts, training only the tokens the policy sampled. A run is written to
+<output-dir>_<mode>, or the next free number after it, and contains best_model/, final/, checkpoint-N/,
+metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter starts from previously trained weights
+(REFERENCE=start measures the KL to them instead of the base model). Ctrl-C saves the last step. --resume uses the
+run's original options unless they are given again; code and servers must be given again.
 
 Examples:
 
@@ -46,10 +46,11 @@ def train(
     overrides: Overrides,
     preset: Preset = None,
     from_openrlhf: Annotated[
-        str | None, typer.Option(metavar="<flags>", help="Print the emailrl.toml of OpenRLHF's flags; trains nothing.")
+        str | None, typer.Option(metavar="<flags>", help="Print OpenRLHF flags as an emailrl.toml, without training.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output folder's first run; with --resume, its later steps.")
+        bool,
+        typer.Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps."),
     ] = False,
     trust: Trust = False,
     json: Json = False,

@@ -1,9 +1,9 @@
-"""Trust a folder with what its settings files set now: servers, keys, code, and places outside it.
+"""Trust the current settings files of a folder: servers, keys, code, and paths outside it.
 
-Before that, commands there refuse an emailrl.toml, a .env or a wandb/settings that would send keys or mail to
-servers of its choice, run code or write elsewhere (docs/security.md). Each such setting is shown, and asked about.
-When one changes, or the file of code that it names, trust is asked for anew. It is kept in
-$XDG_CONFIG_HOME/emailrl/trusted.json (~/.config where that is not set), outside the folder.
+Until then, commands refuse an emailrl.toml, .env or wandb/settings that would send keys or emails to a server of its
+choice, run code, or write outside the folder (docs/security.md). Each such setting is shown for confirmation. If one
+of them changes, or a code file it names, trust must be granted again. Trust is recorded outside the folder, in
+$XDG_CONFIG_HOME/emailrl/trusted.json (default: ~/.config).
 
 Examples:
 
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 
 def trust(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder; none: this one.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Trust the folder no longer.")] = False,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Folder to trust. Default: the current one.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the folder.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders.")] = False,
     json: Json = False,
 ) -> None:

@@ -17,46 +17,47 @@ class OpenAISettings(Section):
     openai_base_url: Annotated[str, Address("conversations with the mail in them", "openai_api_key")] = (
         "https://openrouter.ai/api/v1"
     )
-    """The chat server of `--engine openai`; OpenRouter's uses OPENROUTER_API_KEY."""
+    """Chat server of `--engine openai`; OpenRouter uses OPENROUTER_API_KEY."""
     openai_api_key: SecretStr | None = None
-    """The key of any other chat server; kept out of logs, dumps and metadata."""
+    """API key of any other chat server; kept out of logs, dumps and metadata."""
     openai_retries: NonNegative = 5
-    """Times a request is sent again after a timeout, a lost connection, 408, 409, 429 or 5xx."""
+    """Retries after a timeout, a lost connection, or status 408, 409, 429 or 5xx."""
     input_price: Price | None = None
-    """US dollars a million prompt tokens; None takes the cost the server itself states, if any."""
+    """US dollars per million prompt tokens; default: the cost reported by the server, if any."""
     output_price: Price | None = None
-    """US dollars a million sampled tokens; None takes the cost the server itself states, if any."""
+    """US dollars per million completion tokens; default: the cost reported by the server, if any."""
 
 
 class VllmSettings(Section):
-    """The engine `vllm`: in this process, or on the servers that `vllm_urls` names."""
+    """The engine `vllm`: in this process, or on the servers in `vllm_urls`."""
 
     vllm_urls: Annotated[str, Env("VLLM_URLS"), Address("conversations with the mail in them", "vllm_api_key")] = ""
-    """vLLM servers to sample from, separated by commas; empty runs vLLM in this process."""
+    """Comma-separated vLLM servers to sample from; empty runs vLLM in this process."""
     vllm_api_key: SecretStr | None = None
-    """The servers' key (`--api-key`); kept out of logs, dumps and metadata."""
+    """API key of the vLLM servers (`--api-key`); kept out of logs, dumps and metadata."""
     vllm_adapter_path_map: str = ""
-    """`HERE=THERE`: the servers see the adapters under HERE in the folder THERE; empty: both see the same paths."""
+    """`HERE=THERE`: the servers see adapters under HERE in the folder THERE; empty if both see the same paths."""
     vllm_timeout: Annotated[float, Field(gt=0)] = 600
-    """Seconds to wait for one completion of a vLLM server."""
+    """Seconds to wait for one completion from a vLLM server."""
     vllm_retries: NonNegative = 3
-    """Times a request is sent again, to another server where there is one."""
+    """Retries of a request, on another server if there is one."""
     vllm_tensor_parallel_size: Positive = 1
-    """GPUs that vLLM in this process spreads the model over."""
+    """GPUs that in-process vLLM splits the model across."""
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.45
-    """Share of the GPU's memory that vLLM in this process takes while it samples."""
+    """Share of GPU memory that in-process vLLM uses while sampling."""
     vllm_enforce_eager: bool = False
-    """No CUDA graphs: a quicker start, slower sampling."""
+    """Disable CUDA graphs: faster startup, slower sampling."""
     vllm_enable_prefix_caching: bool = True
-    """Keep keys and values of prompts that begin alike."""
+    """Reuse the KV cache of common prompt prefixes."""
     vllm_enable_sleep: bool = True
-    """vLLM in this process gives its GPU memory to the trainer between rollouts."""
+    """In-process vLLM releases its GPU memory to the trainer between rollouts."""
     vllm_max_loras: Positive = 1
-    """Adapters in one batch."""
+    """Maximum adapters per batch."""
     vllm_max_lora_rank: Positive | None = None
-    """Largest rank of an adapter to load; None takes that of the first."""
+    """Maximum rank of an adapter to load; default: the first adapter's."""
     vllm_probe_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Largest mean gap between vLLM's log-probs of the probe text and the trainer's; None is 0.1, in fp32 0.001."""
+    """Maximum mean difference between vLLM's and the trainer's log-probs of the probe text; default: 0.1, or 0.001 in
+    fp32."""
     stale_spans: Literal["refuse", "correct"] = "refuse"
-    """A trajectory whose turns several versions sampled is counted, and dropped (refuse) or trained with an importance
-    correction by the log-probs of each turn (correct)."""
+    """Trajectories sampled by several policy versions are counted, and either dropped (refuse) or trained with an
+    importance correction from the log-probs of each turn (correct)."""

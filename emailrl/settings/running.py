@@ -10,19 +10,20 @@ from emailrl.settings.fields import Env, Flag, Positive, Section, Written
 
 class OutputSettings(Section):
     output_dir: Annotated[Path, Written()] = Path("outputs/grpo")
-    """Root of the runs; the mode is appended, unless it already ends in it."""
+    """Root folder of runs; the mode is appended unless the name already ends in it."""
     save_steps: Positive = 10
-    """Steps from one checkpoint to the next."""
+    """Steps between checkpoints."""
     save_total_limit: Positive = 3
-    """Checkpoints kept, best and final apart."""
+    """Checkpoints to keep, besides best and final."""
     resume: Annotated[str | None, Written()] = None
-    """Go on with a run: auto (the latest, if any), latest, best, or a run's or checkpoint's folder; None begins one."""
+    """Resume a run: auto (the latest, if any), latest, best, or the folder of a run or checkpoint; default: start a new
+    run."""
     export_dir: Annotated[Path | None, Written()] = None
-    """Where train, when it is done, exports its best model (the last, where none is best); None exports nothing."""
+    """Folder to export the best model to after training (the last if none is best); default: no export."""
     export_format: Literal["adapter", "merged"] = "adapter"
-    """What EXPORT_DIR gets: the adapter, or weights that any program loads."""
+    """Contents of EXPORT_DIR: the adapter, or merged weights that any program loads."""
     verbose: Annotated[bool, Env("VERBOSE"), Flag("--verbose", "-v")] = False
-    """Say more on the console."""
+    """Verbose output."""
 
 
 class TrackingSettings(Section):
@@ -33,19 +34,19 @@ class TrackingSettings(Section):
     wandb_name: str = "grpo-{mode}"
     """Run name; {mode} is filled in."""
     wandb_mode: Annotated[Literal["online", "offline", "disabled"], Flag("--wandb")] = "online"
-    """Where runs are tracked; online without a login goes on offline."""
+    """Weights & Biases mode; online falls back to offline without a login."""
     tensorboard: bool = False
-    """Also write TensorBoard events (needs the extra)."""
+    """Also write TensorBoard events (needs the extra `tensorboard`)."""
     tensorboard_dir: Annotated[Path | None, Written()] = None
-    """Folder that gets a folder of TensorBoard events a run; None writes them into the run's own."""
+    """Folder for TensorBoard events, with a subfolder per run; default: in the run's own folder."""
     logging_steps: Positive = 1
-    """Steps from one line on the console, and at W&B and TensorBoard, to the next; metrics.jsonl has every step."""
+    """Steps between log lines on the console, W&B and TensorBoard; metrics.jsonl has every step."""
 
 
 class BenchmarkSettings(Section):
     bench_samples: Annotated[Positive, Flag("--samples")] = 1
-    """Samples of each test question: above 1, pass@k and the majority's answer are measured too."""
+    """Samples per test question; more than 1 also measures pass@k and the majority answer."""
     bench_sequential: Annotated[bool, Flag("--sequential")] = False
     """One question at a time: latency unaffected by batching."""
     show_trajectory_details: bool = False
-    """Print every trajectory of a benchmark."""
+    """Print every benchmark trajectory."""

@@ -66,9 +66,9 @@ def test_bounds_and_types_are_the_settings_own(run) -> None:
 
 def test_help_has_the_first_sentence_the_choices_and_the_bounds(run) -> None:
     text = " ".join(run("--help")[1].split())
-    assert "--db <path> The mail database. --beta" in text
-    assert "--mode <simple|rollout|masked> simple trains" in text
-    assert "when an evaluation reaches it. [0<=x<=1]" in text
+    assert "--db <path> Path of the email database. --beta" in text
+    assert "--mode <simple|rollout|masked> Tokens to train: one" in text
+    assert "when an evaluation reaches this accuracy. [0<=x<=1]" in text
     assert "--tensorboard Also write TensorBoard events" in text and "--no-tensorboard" not in text
 
 
