@@ -71,7 +71,7 @@ def show_command(
 ) -> None:
     """Show a checkpoint's metadata and verify its files against their hashes.
 
-    Shows only settings that differ from the defaults; --verbose and --json show all of them.
+    Settings that equal their defaults are omitted; --verbose and --json include them.
 
     Examples:
 

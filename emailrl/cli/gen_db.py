@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Json, Limit, Overrides, Overwrite, Trust, setting_options
+from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, say
 from emailrl.plain import one_line
 
@@ -47,6 +47,7 @@ BASIS_SECONDS = 3
 NUM_SHOWN = 5
 """Inboxes that the summary names."""
 
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of emails to store.")]
 Append = Annotated[bool, typer.Option("--append", help="Add emails missing from the database.")]
 AllowTruncated = Annotated[
     bool, typer.Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.options import Json, Limit, Overrides, Overwrite, Trust, path_option, setting_options
+from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
@@ -53,7 +53,7 @@ def gen_questions(
     ] = "usual",
     inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; repeatable.")] = None,
     overrides: Overrides,
-    limit: Limit = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")

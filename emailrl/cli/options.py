@@ -83,7 +83,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 Preset = Annotated[
     str | None, typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number to take.")]
 Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run: play only the rest.")]

@@ -1,7 +1,7 @@
-"""The folders that the user trusts, kept in the user's own configuration: outside every folder that could write it.
+"""The folders the user trusts, recorded in the user's own configuration, outside any folder that could modify it.
 
-``trusted.json`` holds, for each folder by its real path, digests of what it was trusted with. A value that has none
-there has changed, or is new, and takes trust again.
+``trusted.json`` maps each folder's real path to digests of its trusted values. A value without a digest is new or
+changed, and must be trusted again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def record_file() -> Path:
 
 
 def folders() -> dict[str, list[str]]:
-    """Every trusted folder, by its real path, with the digests it was trusted with."""
+    """Every trusted folder by real path, with the digests of its trusted values."""
     path = record_file()
     try:
         found = json.loads(path.read_bytes())
@@ -38,22 +38,22 @@ def folders() -> dict[str, list[str]]:
 
 
 def was_trusted(folder: Path) -> bool:
-    """Whether the folder was ever trusted with anything."""
+    """Whether the folder has any record of trust."""
     return os.path.realpath(folder) in folders()
 
 
 def is_trusted(folder: Path, digests: Sequence[str]) -> bool:
-    """Whether the folder was trusted with all of these."""
+    """Whether all of these digests are trusted for the folder."""
     return set(digests) <= set(folders().get(os.path.realpath(folder), ()))
 
 
 def remember(folder: Path, digests: Sequence[str]) -> None:
-    """Trust the folder with these and nothing else."""
+    """Trust exactly these digests for the folder, replacing earlier ones."""
     _write(folders() | {os.path.realpath(folder): sorted(digests)})
 
 
 def forget(folder: Path) -> bool:
-    """Trust the folder with nothing any more; False where it was not trusted."""
+    """Revoke trust in the folder; False if it was not trusted."""
     known = folders()
     was = known.pop(os.path.realpath(folder), None)
     if was is not None:

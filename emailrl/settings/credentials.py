@@ -1,4 +1,4 @@
-"""What must not be told: keys and passwords in addresses and in texts; and whose key OpenRouter's is."""
+"""Redaction of keys and passwords in URLs and text, and the check for OpenRouter URLs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _CREDENTIALS: Final = re.compile(r"""((?:\\{0,8}/){2})[^/?#\s"<>\\]*@""")
-"""Up to the last @, which a password may hold too; behind slashes as JSON may escape them."""
+"""Up to the last @, since a password may contain one; after slashes, possibly JSON-escaped."""
 _SECRET_NAME: Final = r"(?:key|token|secret|password|signature)"
 _SECRET_PARAMETER: Final = re.compile(rf"(?i)([?&][^=&#\s]*{_SECRET_NAME}[^=&#\s]*=)[^&#\s]+")
 _SHOWN_KEY: Final = re.compile(r"\bsk-[\w*.-]+")
-"""What servers repeat of a key they refuse."""
+"""The part of a rejected key that servers echo."""
 _AMPERSAND: Final = r"(?:&|\\{1,8}u0026)(?:amp;)*"
-"""As an entity of HTML begins, escaped again and in JSON included."""
+"""The start of an HTML entity, including repeated and JSON escaping."""
 _LONGEST: Final = 1 << 16
-"""Characters of a server's words that are looked through."""
+"""Maximum number of characters of a server response to search."""
 
 
 def without_credentials(text: str) -> str:
-    """The text with `user:password@`, and the values of parameters that name a key, taken out of every URL in it."""
+    """The text with `user:password@` and the values of key-like parameters removed from every URL."""
     return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub(r"\1", text))
 
 
 def split_credentials(url: str) -> tuple[str, tuple[str, str] | None]:
-    """An address without its `user:password@`, and both as they are meant; None where it has none."""
+    """A URL without `user:password@`, and the decoded pair; None if there is none."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # whoever asks it will say so
+    except ValueError:  # the request itself will report it
         return url, None
     userinfo, at, host = parts.netloc.rpartition("@")
     if not at:
@@ -40,7 +40,7 @@ def split_credentials(url: str) -> tuple[str, tuple[str, str] | None]:
 
 
 def secrets_in(url: str) -> list[str]:
-    """What an address must not tell: its user and password, and the values of parameters that name a key."""
+    """The secrets in a URL: user and password, and the values of key-like parameters."""
     address, credentials = split_credentials(url)
     secrets = [value for name, value in parse_qsl(address.partition("?")[2]) if re.search(f"(?i){_SECRET_NAME}", name)]
     if credentials is not None and any(credentials):
@@ -50,10 +50,10 @@ def secrets_in(url: str) -> list[str]:
 
 
 def redacted(text: str, *secrets: str, limit: int = 300) -> str:
-    """At most ``limit`` characters of what a server says, on one line, without the secrets and what it shows of them.
+    """At most ``limit`` characters of a server response, on one line, without the secrets or echoed parts of them.
 
-    A secret is hidden however it is written: percent-encoded or escaped for HTML, once or more often, escaped in JSON,
-    in base64 of either alphabet. Cut last: half of an address would hide that it holds a password.
+    Secrets are hidden in every encoding: percent-encoded or HTML-escaped (even repeatedly), JSON-escaped, and base64 in
+    either alphabet. The text is cut last, because a truncated URL could hide that it contains a password.
     """
     text = " ".join(text.split())[:_LONGEST]
     forms = [form for secret in filter(None, secrets) for form in _forms(secret)]
@@ -73,7 +73,7 @@ def _pattern(form: str) -> str:
 
 
 def _written(character: str) -> str:
-    """A pattern of the ways to write a character in a URL, in JSON and in HTML."""
+    """A pattern for every encoding of a character in a URL, JSON or HTML."""
     if character.isspace():
         return rf"(?:\s+|\+|(?i:%(?:25)*[0-9a-f]{{2}})|\\[nrt]|{_AMPERSAND}(?:#\w+|nbsp);?)"
     percent = "".join(f"%(?:25)*{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
@@ -87,7 +87,7 @@ def _written(character: str) -> str:
 
 @cache
 def _entities() -> dict[str, list[str]]:
-    """The names that HTML has for a character, without & and ;."""
+    """HTML entity names by character, without & and ;."""
     names: dict[str, list[str]] = {}
     for name, character in html5.items():
         names.setdefault(character, []).append(name.rstrip(";"))
@@ -95,9 +95,9 @@ def _entities() -> dict[str, list[str]]:
 
 
 def is_openrouter(url: str) -> bool:
-    """Whether requests to an address go to OpenRouter, and nobody on the way reads them: https, its host or one below.
+    """Whether a URL is OpenRouter's: https, on its host or a subdomain.
 
-    ValueError for what is no address.
+    Raises ValueError for an invalid URL.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

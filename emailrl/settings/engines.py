@@ -1,4 +1,4 @@
-"""The sections of the tree about engines outside transformers: a chat server to measure, vLLM to sample with."""
+"""Settings of the engines besides transformers: chat servers and vLLM."""
 
 from __future__ import annotations
 

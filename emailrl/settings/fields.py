@@ -1,4 +1,4 @@
-"""What the sections of the settings tree are made of."""
+"""Building blocks of the settings sections: markers, constrained types and the base class."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Env:
-    """The environment names of a field, the main one first, where the field's own name does not give them."""
+    """Environment names of a field, the main one first, if they do not follow from its own name."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class Flag:
-    """The command-line spellings of a field, where its own name does not give them."""
+    """Command-line spellings of a field, if they do not follow from its own name."""
 
     def __init__(self, *spellings: str) -> None:
         self.spellings = spellings
 
 
 class Address:
-    """Marks a field that may name a server: ``gets`` is what is sent there, ``key`` the setting of the key it gets."""
+    """Marks a field that may name a server: ``gets`` is the data it receives, ``key`` the setting with its key."""
 
     def __init__(self, gets: str, key: str) -> None:
         self.gets, self.key = gets, key
 
 
 class Code:
-    """Marks a field that may name code to run: any value that is no plain word does."""
+    """Marks a field that may name code to run: any value that is not a plain word does."""
 
 
 PLAIN_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
-"""What names no code, and no server."""
+"""A value that names neither code nor a server."""
 
 
 class Written:
-    """Marks a field that says where files are written; ``read_mostly``: only by commands that build what is there."""
+    """Marks an output path; ``read_mostly``: written only by commands that build it."""
 
     def __init__(self, *, read_mostly: bool = False) -> None:
         self.read_mostly = read_mostly
@@ -53,7 +53,7 @@ class Section(BaseModel):
 
 
 def _greedy_or_warm(temperature: float) -> float:
-    if 0 < temperature < 1e-3:  # logits divided by it leave the range of float32
+    if 0 < temperature < 1e-3:  # dividing logits by it would overflow float32
         raise ValueError("0 (greedy) or at least 0.001")
     return temperature
 

@@ -20,7 +20,7 @@ class TrainingSettings(Section):
     """Tokens to train: one completion to a static prompt (simple), everything after the prompt (rollout), or only
     sampled tokens (masked)."""
     algorithm: str = "grpo"
-    """Preset of advantage, clipping, aggregation and KL: grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp,
+    """Algorithm (advantage, clipping, aggregation and KL): grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp,
     reinforce_pp_baseline or ppo."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Random seed."""

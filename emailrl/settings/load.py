@@ -1,4 +1,4 @@
-"""The loader: sources in falling precedence, one validated tree, errors that name the key and its origin."""
+"""The loader: sources in order of precedence, one validated tree, and errors that name the key and its origin."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def load_settings(
 ) -> Settings:
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
 
-    ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is where
-    ``.env`` and ``emailrl.toml`` are looked for. ``recorded`` is what a run to go on with was begun with: it stands
-    below flags and environment, above the rest (`recorded`). ``trust`` trusts the folder with what its files set now,
-    for good; ``builds_db`` is for commands that write the database. One that sends nothing, runs no code of the folder
-    and writes nothing goes on in a folder that is not trusted: ``looks_only`` leaves out the addresses, keys and code
-    that its files name. Raises ``UsageError`` for an unknown key, an unreadable value or two names of one setting that
-    differ within one source, and ``Untrusted`` for what a file may not decide (`trust`).
+    ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is the
+    folder of ``.env`` and ``emailrl.toml``. ``recorded`` holds the original settings of a resumed run; they override
+    everything but flags and environment (`recorded`). ``trust`` permanently trusts the current values in the folder's
+    files; ``builds_db`` is for commands that write the database. ``looks_only`` is for commands that send nothing, run
+    none of the folder's code and write nothing: they also work in an untrusted folder, ignoring addresses, keys and
+    code set by its files. Raises ``UsageError`` for an unknown key, an invalid value, or conflicting names of one
+    setting within a source, and ``Untrusted`` for a value that a file may not set (`trust`).
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
@@ -55,7 +55,7 @@ def load_settings(
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        # The input and its context stay out of the chained traceback: they may hold a secret.
+        # Keep the input and its context out of the chained traceback: they may contain a secret.
         raise _usage_error(error, given) from None
     if trust:
         for risk in trust_folder(here):
@@ -66,12 +66,12 @@ def load_settings(
 
 
 def folder_risks(folder: Path) -> list[Risk]:
-    """All that the folder's files set which takes trust, whatever flags and environment say."""
+    """All values in the folder's files that require trust, regardless of flags and environment."""
     return [*risks_of(ChainMap(*_of_folder(folder)), folder, builds_db=True).values(), *wandb_risks(folder)]
 
 
 def trust_folder(folder: Path) -> list[Risk]:
-    """Trust the folder with what its files set now, and with nothing it was trusted with before."""
+    """Trust the current values in the folder's files, replacing earlier trust."""
     found = folder_risks(folder)
     remember(folder, [risk.digest for risk in found])
     return found
@@ -82,7 +82,7 @@ def _of_folder(folder: Path) -> tuple[Source, Source]:
 
 
 def _usage_error(error: ValidationError, given: Mapping[Leaf, Given]) -> UsageError:
-    """The first problem in words; the hint names the nearest valid value of a choice, and counts the other problems."""
+    """The first problem as text; the hint suggests the nearest valid choice and counts the other problems."""
     problems = error.errors(include_url=False)
     section, field = (str(part) for part in problems[0]["loc"][:2])
     leaf = next(leaf for leaf in leaves() if (leaf.section, leaf.field) == (section, field))

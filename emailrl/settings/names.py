@@ -1,4 +1,4 @@
-"""The names of every setting: one table of the tree's leaves, and the nearest name to a mistyped one."""
+"""The names of every setting: a table of the tree's leaves, and suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from emailrl.settings.tree import Settings
 _Mark = TypeVar("_Mark")
 
 PREFIX: Final = "EMAILRL_"
-"""Before the environment name of a single word, which may belong to another program."""
+"""Prefix of single-word environment names, since the bare word may belong to another program."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One setting: where it stands in the tree, its names, and what kind of value it takes."""
+    """One setting: its place in the tree, its names, and its type of value."""
 
     section: str
     field: str
     env_names: tuple[str, ...]
     """Environment names, the main one first."""
     kinds: frozenset[Any]
-    """The plain types its value may have, unions and constraints unwrapped; ``None`` for optional ones."""
+    """Plain types of the value, with unions and constraints unwrapped; includes ``None`` if optional."""
     choices: tuple[str, ...]
-    """The values of a ``Literal``, else empty."""
+    """Values of a ``Literal``, else empty."""
     minimum: float | None
-    """The least number it may be, where there is one."""
+    """Minimum value, if any."""
     maximum: float | None
-    """The largest number it may be, where there is one."""
+    """Maximum value, if any."""
     default: Any
     description: str
     flags: tuple[str, ...]
-    """Its spellings on the command line, for the commands that offer it."""
+    """Command-line spellings, for commands that offer the setting."""
     address: Address | None = None
-    """What is sent to the server it names."""
+    """Data sent to the server it names, if any."""
     code: bool = False
     """Whether it may name code to run."""
     written: Written | None = None
-    """How files come to be where it says."""
+    """Set if the value is an output path."""
 
     @property
     def key(self) -> str:
-        """The name unique in the whole tree, for flags and for the top level of ``emailrl.toml``."""
+        """Name unique across the tree, for flags and for the top level of ``emailrl.toml``."""
         return f"{self.section}_name" if self.field == "name" else self.field
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every lower-case name it answers to in flags and in ``emailrl.toml``, the unique one first."""
+        """All lower-case names accepted in flags and ``emailrl.toml``, the unique one first."""
         bare = (name.lower() for name in self.env_names)
         section = (self.section,) if self.field == "name" else ()
         return tuple(dict.fromkeys((self.key, self.field, *bare, *section)))
@@ -76,7 +76,7 @@ class Leaf:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is a path of the file system."""
+        """Whether its value is a file system path."""
         return Path in self.kinds
 
 
@@ -104,9 +104,9 @@ def by_env_name() -> dict[str, Leaf]:
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid name most like ``name`` whatever its case, or None when none is alike enough.
+    """The valid name most similar to ``name``, ignoring case, or None if none is similar enough.
 
-    Of two equally alike, the one with more of its letters: who writes gpro has swapped two of grpo, not mistaken gspo.
+    Ties go to the name that shares more letters: gpro is more likely grpo with two letters swapped than gspo.
     """
     folded = {candidate.lower(): candidate for candidate in valid}
     written = name.lower().replace("-", "_")
@@ -140,7 +140,7 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
 
 
 def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
-    """The first of a field's annotations that is of this kind."""
+    """The field's first annotation of this kind."""
     return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 
@@ -150,7 +150,7 @@ def _bound(field: FieldInfo, name: str) -> float | None:
 
 
 def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:
-    """The plain types and the literal values an annotation admits."""
+    """The plain types and literal values that an annotation allows."""
     origin = get_origin(annotation)
     if origin is Literal:
         return [str], [str(value) for value in get_args(annotation)]

@@ -1,4 +1,4 @@
-"""Size presets: named sets of settings that stand below every other source but the defaults."""
+"""Size presets: named sets of settings that override only the defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "max_tokens": 512,
             "eval_steps": 1,
             "num_train_epochs": 2,
-            # Epochs do not bound masked mode, so the two epochs are said in steps too: 10 questions / 2 a step * 2.
+            # Epochs do not limit masked mode, so two epochs are also given in steps: 10 questions / 2 per step * 2.
             "max_steps": 10,
             "warmup_steps": 2,
         },
@@ -38,7 +38,7 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "num_generations": 6,
             "eval_steps": 30,
             "num_train_epochs": 4,
-            # Epochs do not bound masked mode: 4000 questions / 8 a step * 4.
+            # Epochs do not limit masked mode: 4000 questions / 8 per step * 4.
             "max_steps": 2000,
             "max_tokens": 2048,
         },

@@ -1,7 +1,7 @@
-"""The settings that a run recorded in its checkpoints, as a source of their own: a resumed run goes on with them.
+"""Settings recorded in a run's checkpoints, as a source for resuming the run.
 
-A run's folder may be a stranger's. So nothing of it decides what code runs, which server gets mail and keys, or where
-files are written: code and addresses must be given again, places are those now in force, and secrets are not recorded.
+A run's folder may come from a stranger, so it never decides what code runs, which server gets emails and keys, or where
+files are written: code and addresses must be given again, paths are the current ones, and secrets are not recorded.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ORIGIN: Final = "recorded by the run"
 def from_record(
     record: Mapping[str, Mapping[str, Any]], stated: Mapping[Leaf, Given], others: Mapping[Leaf, Given]
 ) -> Source:
-    """The recorded values, less what is not the record's to decide.
+    """The recorded values, without those that the record may not decide.
 
-    ``stated`` is what flags and environment give, which goes before; ``others`` what the folder's files and the preset
-    do, which the record goes before. Raises UsageError for code or an address that none of them names.
+    ``stated`` holds flags and environment, which override the record; ``others`` holds the folder's files and the
+    preset, which the record overrides. Raises UsageError for code or an address that none of them names.
     """
     defaults = Settings().public()
     source: Source = {}

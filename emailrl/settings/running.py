@@ -1,4 +1,4 @@
-"""The sections of the tree about what a run leaves: output, tracking, benchmark."""
+"""Settings of a run's results: output, tracking and benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places settings come from, each read into ``{leaf: Given}`` that remembers where every value stood."""
+"""The sources of settings, each read into ``{leaf: Given}`` with the origin of every value."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from emailrl.settings.names import PREFIX, Leaf, by_env_name, by_name, leaves, n
 from emailrl.settings.presets import PRESETS
 
 NEAR_MISS: Final = 0.85
-"""Likeness from which a foreign name in ``.env`` is taken for a mistyped setting; WANDB_API_KEY must stay below it."""
+"""Similarity above which an unknown name in ``.env`` counts as a typo; WANDB_API_KEY must stay below it."""
 
 
 MAX_BYTES: Final = 2**20
-"""Size above which a settings file is refused."""
+"""Maximum size of a settings file."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """One value as a source gave it, under the name and from the place the user wrote it."""
+    """One value from a source, with the name and origin the user gave it."""
 
     value: Any
     name: str
     origin: str
     file: Path | None = None
-    """The file of the working folder that it stands in; None where the user gave it, or a preset."""
+    """The file in the working folder that sets it; None if the user or a preset does."""
 
 
 Source = dict[Leaf, Given]
@@ -42,7 +42,7 @@ _SEE: Final = "See docs/settings.md."
 
 
 def from_flags(overrides: Mapping[str, Any]) -> Source:
-    """Values given on the command line, by setting name; None means not given."""
+    """Values from the command line, by setting name; None means not given."""
     pairs = []
     for name, value in overrides.items():
         leaf = by_name().get(name)
@@ -56,7 +56,7 @@ def from_flags(overrides: Mapping[str, Any]) -> Source:
 def from_environment(environ: Mapping[str, str]) -> Source:
     """Values of the environment variables that name a setting; an empty one counts as not set.
 
-    A name that lacks the prefix, or has it and is no setting, is warned of on stderr.
+    A name with a missing or extra prefix causes a warning on stderr.
     """
     for name in filter(environ.get, environ):
         _warn_of_prefix(name, environ)
@@ -65,10 +65,10 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
 
 def from_dotenv(path: Path) -> Source:
-    """Values of a ``.env`` file (absent: none); a name that nearly matches a setting is warned of on stderr."""
+    """Values of a ``.env`` file (absent: none); a name that nearly matches a setting causes a warning on stderr."""
     last: dict[str, tuple[Leaf, Given]] = {}
     for binding in parse_stream(io.StringIO(_read(path))):
-        # A binding's text begins with the blank lines before it.
+        # A binding's text includes the blank lines before it.
         text = binding.original.string
         blank = text[: len(text) - len(text.lstrip())].count("\n")
         origin = f".env line {binding.original.line + blank}"
@@ -76,7 +76,7 @@ def from_dotenv(path: Path) -> Source:
             raise UsageError(f"{origin} cannot be read.", "Write NAME=value, one to a line.")
         if binding.key in by_env_name():
             leaf = by_env_name()[binding.key]
-            # As in a shell, a later line replaces an earlier one of the same name; an empty one takes it back.
+            # As in a shell, a later line replaces an earlier one of the same name; an empty one unsets it.
             last.pop(binding.key, None)
             if binding.value:
                 last[binding.key] = leaf, Given(_decode(leaf, binding.value), binding.key, origin, path)
@@ -103,7 +103,7 @@ def from_toml(path: Path) -> Source:
 
 
 def from_preset(name: str | None) -> Source:
-    """Values of a size preset; None is no preset."""
+    """Values of a size preset; None means no preset."""
     if name is None:
         return {}
     if name not in PRESETS:
@@ -114,7 +114,7 @@ def from_preset(name: str | None) -> Source:
 
 
 def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
-    """One value a setting; two names of one setting with different values are an error."""
+    """One value per setting; two names of one setting with different values are an error."""
     source: Source = {}
     for leaf, given in pairs:
         before = source.setdefault(leaf, given)
@@ -127,9 +127,9 @@ def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
 
 
 def _read(path: Path) -> str:
-    """The text of a settings file, empty when there is none."""
+    """The text of a settings file, or an empty string if there is none."""
     try:
-        # A pipe or a device, as a stranger's folder may link to, would be waited for or read without end.
+        # A stranger's folder may link to a pipe or device, which would block or never end.
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UsageError(f"{path.name} is not a file.", f"Remove {path}.")
         with path.open("rb") as file:
@@ -155,7 +155,7 @@ def _decode(leaf: Leaf, text: str) -> Any:
 
 
 def _home(leaf: Leaf, value: Any) -> Any:
-    """A path with its ``~`` written out; anything else unchanged."""
+    """A path with its ``~`` expanded; anything else unchanged."""
     if not leaf.is_path or not isinstance(value, str | Path):
         return value
     try:
@@ -180,7 +180,7 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
 
 
 def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
-    """A TOML value, its relative path resolved against the file's directory; kinds pydantic would bend are refused."""
+    """A TOML value, relative paths resolved against the file's directory; types pydantic would coerce are rejected."""
     if (isinstance(value, bool) and bool not in leaf.kinds) or (leaf.is_path and value == ""):
         raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is no value of this setting.", _SEE)
     value = _home(leaf, value)
@@ -193,7 +193,7 @@ def _did_you_mean(name: str, valid: Iterable[str]) -> str:
 
 
 def _warn_of_prefix(name: str, environ: Mapping[str, str]) -> None:
-    """Warn of a variable that only its prefix keeps from being read: GAMMA, or EMAILRL_MAX_STEPS.
+    """Warn about a variable ignored because of a missing or extra prefix: GAMMA, or EMAILRL_MAX_STEPS.
 
     Nothing else is guessed at: most of an environment belongs to other programs, and who has set the right name too
     knows it.
@@ -209,7 +209,7 @@ def _warn_of_prefix(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _warn_of_near_miss(name: str, origin: str) -> None:
-    """Warn when a name in ``.env`` looks like a mistyped setting; other programs' names pass in silence."""
+    """Warn when a name in ``.env`` looks like a mistyped setting; names of other programs are ignored."""
     own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {env: env for env in by_env_name()}
     near = nearest(name, own, 0.0 if name.startswith("EMAILRL_") else NEAR_MISS)
     if near:

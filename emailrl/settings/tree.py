@@ -225,7 +225,7 @@ class RewardWeightSettings(Section):
     bonus_read: float = 0.1
     """A source email was read (unless the answer is correct)."""
     bonus_no_invalid_id: float = 0.1
-    """No nonexistent email was requested (unless the answer is correct)."""
+    """Every requested email exists (unless the answer is correct)."""
     bonus_cited_wrong: float = 0.1
     """A wrong answer cites a source email."""
     bonus_cited: float = 0.3

@@ -1,9 +1,9 @@
-"""What a folder's own files may not decide before the user trusts the folder: whose hands keys and mail come into, what
-code runs, and where files are written outside it.
+"""Values that a folder's files may not set until the user trusts the folder: servers that get keys and emails, code to
+run, and output paths outside the folder.
 
-Flags and the environment are the user's own; `.env`, `emailrl.toml` and W&B's `wandb/settings` may be a stranger's.
-What of them is dangerous is marked where the settings are declared (`Address`, `Code`, `Written`, every secret);
-numbers, names of models, questions and a database to read are not.
+Flags and environment belong to the user; `.env`, `emailrl.toml` and W&B's `wandb/settings` may come from a stranger.
+Dangerous settings are marked in their declarations (`Address`, `Code`, `Written`, every secret); numbers, model names,
+question files and a database to read are harmless.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from emailrl.settings.sources import Given
 _PROVIDER: Final = re.compile(
     r"https://(api\.openai\.com|([a-z0-9-]+\.)*openrouter\.ai)(:443)?(/[a-z0-9._/-]*)?", re.ASCII | re.IGNORECASE
 )
-"""Addresses that a file may name without being trusted, where the default is one of them. No name, password, escape or
-query: nothing that two readers of addresses could read as two hosts."""
+"""Addresses that a file may name without trust if the default is one of them. No user, password, escape or query, so
+that no two URL parsers can disagree about the host."""
 _RUN_NAMES: Final = ("auto", "latest", "best")
 _WANDB_OWN: Final = "https://api.wandb.ai"
 _WANDB_HARMLESS: Final = frozenset({"mode", "disabled", "entity", "project", "silent", "quiet"})
 
 
 class Untrusted(UsageError):
-    """A folder's file decides something that it may not before the folder is trusted."""
+    """A folder's file sets a value that requires trust."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One value of a folder's file that takes trust."""
+    """One value in a folder's file that requires trust."""
 
     file: str
     """The file's name in the folder."""
     setting: str
-    """The name it is written under there."""
+    """The name used in the file."""
     value: str
-    """What stands there, in ASCII; nothing of a secret."""
+    """The value in ASCII; secrets are hidden."""
     effect: str
-    """What it would do."""
+    """The effect of the value."""
     digest: str
-    """Stands for the value, and for the file of code it names."""
+    """Digest of the value and of any code file it names."""
 
     def __str__(self) -> str:
         return f"{self.file} sets {self.setting} = {self.value}, which {self.effect}"
 
 
 def risks_of(given: Mapping[Leaf, Given], folder: Path, *, builds_db: bool) -> dict[Leaf, Risk]:
-    """The values in force that take trust; ``builds_db`` where the command writes the database too."""
+    """The effective values that require trust; ``builds_db`` if the command also writes the database."""
     found = {}
     for leaf in leaves():
         item = given.get(leaf) or Given(leaf.default, leaf.key, "default", folder if leaf.written else None)
@@ -70,8 +70,8 @@ def risks_of(given: Mapping[Leaf, Given], folder: Path, *, builds_db: bool) -> d
 
 
 def wandb_risks(folder: Path) -> list[Risk]:
-    """What W&B's own settings file in the folder decides; W&B reads it before its environment."""
-    if os.environ.get("WANDB_DIR"):  # then it is looked for there
+    """Risky values in W&B's own settings file in the folder, which W&B reads before its environment."""
+    if os.environ.get("WANDB_DIR"):  # then W&B looks for it there
         return []
     found = []
     for name in ("wandb/settings", ".wandb/settings"):
@@ -85,12 +85,12 @@ def wandb_risks(folder: Path) -> list[Risk]:
 
 
 def check_wandb(folder: Path) -> None:
-    """Raise Untrusted where W&B's settings file in the folder decides what it may not."""
+    """Raise Untrusted if W&B's settings file in the folder sets a value that requires trust."""
     check(wandb_risks(folder), folder)
 
 
 def check(found: Sequence[Risk], folder: Path) -> None:
-    """Raise Untrusted where the folder holds what it has not been trusted with."""
+    """Raise Untrusted if any of the values found is not trusted."""
     if not found or is_trusted(folder, [risk.digest for risk in found]):
         return
     new = [risk for risk in found if not is_trusted(folder, [risk.digest])]
@@ -104,7 +104,7 @@ def check(found: Sequence[Risk], folder: Path) -> None:
 
 
 def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | None:
-    """What a value of a folder's file would do that takes trust; None for a harmless one."""
+    """The effect that makes a value in a folder's file require trust; None if it is harmless."""
     if value is None or value == "":
         return None
     text = str(value)
@@ -122,7 +122,7 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
 
 
 def _leads_outside(path: str, folder: Path) -> bool:
-    """Whether a path, links followed, lies elsewhere than below the folder."""
+    """Whether a path, with links followed, lies outside the folder."""
     real = _real(folder, path)
     return real is None or Path(os.path.realpath(folder)) not in real.parents
 
@@ -130,7 +130,7 @@ def _leads_outside(path: str, folder: Path) -> bool:
 def _real(folder: Path, path: str) -> Path | None:
     try:
         return Path(os.path.realpath(folder / path))
-    except ValueError:  # a NUL in it
+    except ValueError:  # contains a NUL
         return None
 
 
@@ -147,7 +147,7 @@ def _risk(leaf: Leaf, item: Given, effect: str, folder: Path) -> Risk:
 
 
 def _code_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a folder that a Python path begins at."""
+    """The files in a folder that a Python import path may load."""
     place = name.rpartition(":")[0]
     if not place or "\0" in place:
         return
@@ -165,9 +165,9 @@ def _digest(*parts: str) -> str:
 
 
 def _wandb_settings(path: Path) -> list[tuple[str, str]]:
-    """What W&B would read from a settings file of its own; a file that it cannot read decides nothing."""
+    """The values W&B would read from its settings file; none if the file is unreadable."""
     parser = configparser.ConfigParser(interpolation=None)
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         return []
     try:
         parser.read(path)
