@@ -1,7 +1,7 @@
-"""From flags to ``emailrl.toml``: what was given, the objective in full, and in comments what has no line of its own.
+"""From flags to ``emailrl.toml``: the given flags, the complete objective, and comments for everything else.
 
-A default that is not part of the objective is OpenRLHF's own in a comment: 1024 questions a step are no choice to make
-for someone in silence. Such defaults are worked out from the table's column as if they had been given.
+OpenRLHF's defaults that are not part of the objective are comments: 1024 questions per step must not be set silently.
+They are derived from the table's column as if they had been given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.mix import resolve
 
 Offers = dict[str, tuple[Any, str]]
-"""Setting → OpenRLHF's default, and the comment behind it."""
+"""Setting → OpenRLHF's default, and the comment after it."""
 
 SWITCHES: Final = {
     "enable_prefix_caching": ("vllm_enable_prefix_caching", False),
@@ -31,18 +31,18 @@ SWITCHES: Final = {
     "use_wandb": ("wandb_mode", "disabled"),
     "enable_vllm_is_correction": ("importance_correction", "off"),
 }
-"""Flags that are off unless given, and the setting that is not off here."""
+"""Flags off by default in OpenRLHF, and the setting that is on here."""
 _UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu"))
-"""No adapter, which is refused here; and what counts only beside flags that were not given."""
+"""Refused here (no adapter), or without effect unless another flag is given."""
 _LITERAL: Final = re.compile(r"-?\d\S*( -?\d\S*)?|`[^`…]+`")
-"""A default that can be read as a value: not ``computed``, ``as training`` or a path that goes on."""
+"""A default that is a literal value: not ``computed``, ``as training`` or an abbreviated path."""
 
 
 def to_toml(text: str) -> str:
-    """The ``emailrl.toml`` that stands for a command line of OpenRLHF.
+    """Convert an OpenRLHF command line into an ``emailrl.toml``.
 
-    Raises UsageError for a line that cannot be read, an unknown flag, a value no setting takes, or a mix that no
-    training here can have. A token in it is never written.
+    Raises UsageError for an unreadable line, an unknown flag, an invalid value, or a combination that cannot be trained
+    here. Tokens are never written.
     """
     given = parse(text)
     taken = take_all(given)
@@ -53,27 +53,25 @@ def to_toml(text: str) -> str:
 
 
 def _add_notes(given: Given, taken: Conversion) -> None:
-    """What cannot be told beside a setting, for there is no value of OpenRLHF's that one could take."""
+    """Note OpenRLHF's defaults that no setting can express."""
     if "lora_rank" not in given:
-        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; here it is an adapter (lora_rank)")
+        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
     if "max_steps" not in given:
         taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
 
 
 def _mask(taken: Conversion) -> None:
-    """Take credentials out of addresses, and say so where there were any."""
+    """Remove credentials from URLs, and note it."""
     for key, value in taken.values.items():
         if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
             taken.values[key] = shown
-            taken.flags[key] += (
-                f"; its credentials are left out: give the whole address as {by_name()[key].env_names[0]}"
-            )
+            taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
 
 
 def _check(taken: Conversion) -> tuple[Settings, Algorithm]:
-    """The settings and the algorithm that a conversion comes to.
+    """Validate a conversion and return its settings and algorithm.
 
-    Raises UsageError for a value that its setting does not take, or a mix that cannot be trained.
+    Raises UsageError for an invalid value, or a combination that cannot be trained.
     """
     tree: dict[str, dict[str, Any]] = {}
     for key, value in taken.values.items():
@@ -91,8 +89,8 @@ def _check(taken: Conversion) -> tuple[Settings, Algorithm]:
 
 def _write(taken: Conversion, offered: Offers) -> str:
     lines = [
-        "# The equivalent of a command line of OpenRLHF, made by emailrl train --from-openrlhf.",
-        "# What it does not name has emailrl's default; docs/openrlhf.md says where OpenRLHF's differ.",
+        "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
+        "# Settings not listed keep emailrl's defaults; docs/openrlhf.md shows where OpenRLHF's differ.",
     ]
     lines += [f"# {_comment(note)}" for note in taken.notes]
     section = ""
@@ -113,7 +111,7 @@ def _write(taken: Conversion, offered: Offers) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    # A JSON string is a TOML one, but for DEL, which TOML wants escaped.
+    # A JSON string is valid TOML except for DEL, which TOML requires escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
 
 
@@ -121,13 +119,13 @@ def _comment(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-# -- OpenRLHF's defaults for what the command line leaves out, where emailrl's own differ
+# -- OpenRLHF's defaults for flags not given, where emailrl's differ
 
 
 def _offers(given: Given, taken: Conversion, settings: Settings, algorithm: Algorithm) -> Offers:
-    """What OpenRLHF would have where the command line says nothing; settings that come to the same are left out.
+    """OpenRLHF's defaults for flags not given; settings with the same value here are omitted.
 
-    ``taken``, ``settings`` and ``algorithm`` are what was made of the flags given.
+    ``taken``, ``settings`` and ``algorithm`` are the conversion of the flags given.
     """
     left_out = [flag for flag in FLAGS if flag.name not in given and _may_matter(flag, given)]
     theirs = {flag.name: flag.default.strip("`").split() for flag in left_out if _LITERAL.fullmatch(flag.default)}
@@ -137,7 +135,7 @@ def _offers(given: Given, taken: Conversion, settings: Settings, algorithm: Algo
         if key not in taken.values and value != _here(key, settings, algorithm):
             found[key] = value, _reason(key, trial.flags[key])
     if "rollout_batch_size" not in given and "train_batch_size" in given:
-        found.pop("num_mini_batches", None)  # it belongs to a number of questions that is not taken over
+        found.pop("num_mini_batches", None)  # only valid with OpenRLHF's questions per step, which is not adopted
     for name, (key, value) in SWITCHES.items():
         differs = value != _here(key, settings, algorithm)
         if name not in given and key not in taken.values and differs and _may_matter(_BY_NAME[name], given):
@@ -149,13 +147,13 @@ _BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 
 def _may_matter(flag: Flag, given: Given) -> bool:
-    """Whether a flag that was left out says anything beside those given: vLLM's do only where there is vLLM."""
+    """Whether the default of a flag not given matters: vLLM's flags only with vLLM."""
     is_idle = flag.group == "vLLM" and "vllm_num_engines" not in given
     return bool(flag.settings) and not is_idle and flag.name not in _UNLIKE
 
 
 def _here(key: str, settings: Settings, algorithm: Algorithm) -> Any:
-    """The value in force here; of an unset override, the algorithm's."""
+    """The effective value here; for an unset override, the algorithm's."""
     leaf = by_name()[key]
     value = getattr(getattr(settings, leaf.section), leaf.field)
     return getattr(algorithm, key, None) if value is None else value

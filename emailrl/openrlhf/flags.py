@@ -1,4 +1,4 @@
-"""OpenRLHF's flags by name, and a command line of them read as a shell and argparse would read it."""
+"""OpenRLHF's flags by name, and a parser for its command lines that follows shell and argparse rules."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from emailrl.settings.names import Leaf, by_name, nearest
 
 Takes = Literal["nothing", "one", "two", "some"]
 Given = dict[str, list[str]]
-"""Flag (by its old name) → its values as written; of a flag that comes twice, the last."""
+"""Flag (by its old name) → its values as written; the last wins if repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of OpenRLHF 0.9.2, by the name it had there and the dotted one it has since 2026-04."""
+    """A flag of OpenRLHF: its name in 0.9.2, and its dotted name since 2026-04."""
 
     name: str
     dotted: str
     takes: Takes
     group: str
     settings: tuple[str, ...]
-    """The settings here that it sets; empty where there is none."""
+    """The settings that it sets here; empty if none."""
     default: str
-    """OpenRLHF's own."""
+    """OpenRLHF's default."""
     note: str
     """What differs, or why there is no setting."""
     is_built: bool = True
-    """False: what it asks for does not exist here yet."""
+    """False: the feature does not exist here yet."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Its settings' places in the tree."""
+        """Its settings as leaves of the tree."""
         return tuple(by_name()[key] for key in self.settings)
 
 
@@ -56,18 +56,18 @@ def _flags() -> tuple[Flag, ...]:
 
 
 FLAGS: Final = _flags()
-"""Every flag this knows, in the order of the page."""
+"""All known flags, in the order of the page."""
 
 NAMES: Final[Mapping[str, Flag]] = {alias: flag for flag in FLAGS for alias in (flag.name, flag.dotted) if alias}
 
 
 def find_flag(name: str) -> Flag:
-    """The flag of a name with or without ``--``, old or dotted; raises UsageError naming the nearest for another."""
+    """Find a flag by old or dotted name, with or without ``--``; UsageError suggests the nearest if unknown."""
     bare = re.sub("^-+", "", name).replace("-", "_")
     if bare in NAMES:
         return NAMES[bare]
     near = nearest(bare, NAMES)
-    hint = f"Did you mean --{near}?" if near else "docs/openrlhf.md lists those known."
+    hint = f"Did you mean --{near}?" if near else "See docs/openrlhf.md for all flags."
     raise UsageError(f"Unknown flag of OpenRLHF: {name}.", hint)
 
 
@@ -76,23 +76,23 @@ _COUNTS = {"nothing": (0, 0), "one": (1, 1), "two": (2, 2), "some": (1, None)}
 
 
 def parse(text: str) -> Given:
-    """Read flags with shell quoting, ``--flag value`` or ``--flag=value``, over several lines ended by a backslash.
+    """Parse flags with shell quoting, ``--flag value`` or ``--flag=value``, and backslash line continuations.
 
-    What stands before the flags is passed over where it starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``).
-    Raises UsageError for an unknown flag, with the nearest known one, and for too few or too many values. No value is
-    ever quoted in an error: it may be a token.
+    A leading command that starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``) is skipped. Raises UsageError for
+    an unknown flag, suggesting the nearest, and for too few or too many values. Errors never quote a value: it may be a
+    token.
     """
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:
-        raise UsageError(f"The flags cannot be read: {error}.", "Quote them as for a shell.") from None
+        raise UsageError(f"The flags cannot be read: {error}.", "Quote them as in a shell.") from None
     started = [place for place, word in enumerate(words) if _COMMAND.search(word)]
     words = words[started[-1] + 1 :] if started else words
-    # A backslash before the end of a line that a Markdown block or a Windows file left spaces behind.
+    # Trailing spaces after a backslash at a line end, as from Markdown or Windows files.
     words = [word for word in words if word.strip()]
     if words and not words[0].startswith("--"):
         raise UsageError(
-            "The flags do not begin with a flag.", 'Give them as one text: --from-openrlhf "--pretrain …".'
+            "Expected a flag first.", 'Pass all flags as one quoted string: --from-openrlhf "--pretrain …".'
         )
     given: Given = {}
     place = 0
@@ -112,17 +112,17 @@ def parse(text: str) -> Given:
 def _check_values(flag: Flag, name: str, values: list[str]) -> None:
     least, most = _COUNTS[flag.takes]
     if len(values) > least == 0:
-        raise UsageError(f"{name} takes no value, not {len(values)}.", "Leave the flag out where it is to be off.")
+        raise UsageError(f"{name} takes no value, not {len(values)}.", "Omit the flag to turn it off.")
     if len(values) < least or (most is not None and len(values) > most):
         wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
-        hint = "An empty one does not count." if len(values) < least else "Quote a value that holds spaces."
+        hint = "An empty value does not count." if len(values) < least else "Quote values that contain spaces."
         raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
-    if not all(value.strip() for value in values) and flag.name != "use_wandb":  # there an empty one means off
-        raise UsageError(f"{name}: the value is empty.", "Fill it in, or leave the flag out.")
+    if not all(value.strip() for value in values) and flag.name != "use_wandb":  # empty means off
+        raise UsageError(f"{name}: the value is empty.", "Fill it in, or omit the flag.")
 
 
 def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:
-    """A value as its setting has it; UsageError for what is no number where one is due. Choices are checked later."""
+    """Convert a value to its setting's type; UsageError if it is not a number. Choices are checked later."""
     if bool in leaf.kinds:
         return text == "true"
     if not leaf.kinds & {int, float}:
@@ -133,12 +133,12 @@ def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:
         number = math.nan
     if math.isnan(number):
         kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "two" else "a number"
-        raise UsageError(f"--{flag.name} takes {kind}; this is none.", hint_of(flag))
+        raise UsageError(f"--{flag.name} takes {kind}.", hint_of(flag))
     return int(number) if int in leaf.kinds and number.is_integer() else number
 
 
 def hint_of(flag: Flag) -> str:
-    """Where to look, with what the flag is by default: an example of what it takes."""
+    """A hint with the flag's default as an example of a valid value."""
     example = flag.default.strip("`")
     shown = f"OpenRLHF's default is {example}. " if example[:1].isdigit() or example[:1] == "-" else ""
     return f"{shown}See docs/openrlhf.md."

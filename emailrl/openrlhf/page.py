@@ -1,4 +1,4 @@
-"""``docs/openrlhf.md``, made from the table the conversion reads."""
+"""``docs/openrlhf.md``, generated from the table that the conversion reads."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from emailrl.openrlhf.flags import FLAGS, Flag
 _HEAD: Final = """\
 # Coming from OpenRLHF
 
-`emailrl train --from-openrlhf "…flags…"` prints the `emailrl.toml` that stands for a command line of OpenRLHF:
+`emailrl train --from-openrlhf "…flags…"` converts an OpenRLHF command line into an `emailrl.toml`, without training:
 
 ```bash
 emailrl train --from-openrlhf "--advantage_estimator group_norm --n_samples_per_prompt 8" > emailrl.toml
 emailrl train
 ```
 
-It takes the flags of OpenRLHF 0.9.2 and the dotted names they have had since April 2026, with shell quoting,
-`--flag=value` and backslashes at the ends of lines; what starts OpenRLHF may stand before them. An unknown flag is an
-error that names the nearest known one. What was given becomes a line; the objective is written out in full, OpenRLHF's
-defaults included (without `--advantage_estimator` that is PPO with a critic). Of the flags left out, every one whose
-default differs from emailrl's is a comment with OpenRLHF's value: take the `#` away to train as OpenRLHF would. A
-number that had to be rounded says how. Tokens, and credentials in an address, are never written. It does not train.
+It accepts the flags of OpenRLHF 0.9.2 and their dotted names since April 2026, with shell quoting, `--flag=value` and
+backslashes at line ends; the command that starts OpenRLHF may precede them. An unknown flag is an error that suggests
+the nearest known one.
 
-Two settings that mean the same do not always come to the same number: the last column says what differs. The formulas
-are set against OpenRLHF's in [algorithms.md](algorithms.md).
+- Each given flag becomes a line. The objective is always written in full, including OpenRLHF's defaults (without
+  `--advantage_estimator`, PPO with a critic).
+- Other flags whose default differs from emailrl's become comments with OpenRLHF's value: uncomment them to train as
+  OpenRLHF would.
+- A comment explains every rounded number. Tokens, and credentials in URLs, are never written.
 
-The three typical combinations of OpenRLHF's list are converted and trained by a test, scaled down to `nano` on demo
-mail: REINFORCE++-baseline and dynamic filtering as they stand, the hybrid engine for eight A100 with the engine in
-process in place of vLLM (four engines that share GPUs with the trainer are not built yet).
+Equivalent settings do not always give the same numbers: the last column says what differs. The formulas are compared in
+[algorithms.md](algorithms.md).
+
+A test converts and trains the three typical combinations of OpenRLHF's documentation, scaled down to `nano` on demo
+mail: REINFORCE++-baseline and dynamic filtering unchanged, and the hybrid engine for eight A100 with the engine in
+process instead of vLLM (four engines that share GPUs with the trainer are not built yet).
 """
 _NOT_BUILT: Final = """\
 ## Not built yet
 
-These have no setting yet, for what they steer does not exist here. The conversion says so in a comment.
+These features do not exist here yet, so their flags have no setting. The conversion notes them in a comment.
 
-| flag | since 2026-04 | default there | |
+| flag | since 2026-04 | OpenRLHF default | reason |
 |---|---|---|---|
 """
 _NONE: Final = """\
@@ -53,7 +56,9 @@ def page() -> str:
     mapped = [flag for flag in FLAGS if flag.settings]
     parts = [_HEAD]
     for group, flags in groupby(mapped, key=lambda flag: flag.group):
-        head = f"## {group}\n\n| flag | since 2026-04 | setting here | default there | default here | what differs |\n"
+        head = (
+            f"## {group}\n\n| flag | since 2026-04 | setting here | OpenRLHF default | default here | what differs |\n"
+        )
         parts.append(head + "|---|---|---|---|---|---|\n" + _lines(_mapped(flag) for flag in flags))
     waiting = [flag for flag in FLAGS if not flag.is_built]
     parts.append(_NOT_BUILT + _lines([_name(f), _dotted(f), f.default, f.note] for f in waiting))

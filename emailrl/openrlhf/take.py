@@ -1,4 +1,4 @@
-"""What flags come to: settings one by one, those of several flags together, and notes where there is no setting."""
+"""Convert flags to settings, one by one or several together, with notes for flags without a setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emailrl.scenarios.hub import HUB_QUESTIONS
 from emailrl.settings.names import by_name
 
 NEVER: Final = 1_000_000_000
-"""Steps between two saves or evaluations where OpenRLHF's -1 means none in between."""
+"""Save or evaluation interval for OpenRLHF's -1 (none in between)."""
 ESTIMATORS: Final = {
     "gae": "ppo",
     "reinforce": "reinforce_pp",
@@ -28,47 +28,47 @@ JOINT: Final = frozenset(
     ("train_batch_size", "rollout_batch_size", "micro_train_batch_size", "advantage_estimator", "policy_loss_type",
      "use_kl_loss", "kl_estimator", "enable_vllm_is_correction", "use_icepop", "is_correction_type")
 )  # fmt: skip
-"""Flags that mean something only together with others."""
+"""Flags that are converted together with others."""
 CONSTANTS: Final = {
     "bf16": "bf16",
     "flash_attn": "flash_attention_2",
     "gradient_checkpointing": "on",
     "load_checkpoint": "auto",
 }
-"""What a flag without a value sets its setting to, where that is not true."""
+"""Values for flags without an argument, if not ``true``."""
 ALWAYS_ON: Final = {
-    "apply_chat_template": "chat_template names another than the model's own",
+    "apply_chat_template": "chat_template replaces the model's own",
     "use_dynamic_batch": "max_tokens_per_micro_batch",
 }
 SUPERSEDED: Final = {"bf16": "param_dtype", "eps_clip": "eps_clip_low_high", "flash_attn": "attn_implementation"}
-"""Flags that count for nothing beside another one."""
+"""Flags superseded by another."""
 NEEDED_BY: Final = {
     "enable_vllm_is_correction": ("correction_low", "correction_high"),
     "dynamic_filtering": ("filter_low", "filter_high"),
     "overlong_buffer_len": ("overlong_penalty",),
 }
-"""Flags without which these settings have no effect."""
+"""Flag → the settings that have no effect without it."""
 
 
 @dataclass(slots=True)
 class Conversion:
-    """The settings that a command line comes to."""
+    """A command line converted to settings."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Setting (by its unique name) → value."""
     flags: dict[str, str] = field(default_factory=dict)
-    """Setting → the flag it came from, or what else to write behind its line."""
+    """Setting → the flag it came from, or another comment for its line."""
     notes: list[str] = field(default_factory=list)
 
     def set(self, key: str, value: Any, why: str) -> None:
-        """Take a value; of a clipped reward an endless bound is none, which here is no setting."""
+        """Set a value; an infinite bound of the reward clip is left unset."""
         if key in ("reward_clip_low", "reward_clip_high") and math.isinf(value):
-            self.notes.append(f"{why}: an endless bound is none ({key} is left out)")
+            self.notes.append(f"{why}: an infinite bound is no bound ({key} omitted)")
         else:
             self.values[key], self.flags[key] = value, why
 
     def drop(self, keys: Iterable[str], note: str) -> None:
-        """Take settings out again, and note why where there were any."""
+        """Remove settings, and note why for those present."""
         present = [key for key in keys if key in self.values]
         for key in present:
             self.notes.append(f"{self.flags.pop(key)}: {note}")
@@ -79,7 +79,7 @@ Special = Callable[[list[str], Given, Conversion], None]
 
 
 def take_all(given: Given) -> Conversion:
-    """The settings that flags come to; raises UsageError for a value of the wrong kind."""
+    """Convert all given flags; raises UsageError for a value of the wrong type."""
     taken = Conversion()
     for flag in FLAGS:
         if flag.name in given:
@@ -90,7 +90,7 @@ def take_all(given: Given) -> Conversion:
 
 
 def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> None:
-    """One flag that was given: its settings, or a note of why it has none."""
+    """Convert one flag to its settings, or note why it has none."""
     why = f"--{flag.name}"
     if not flag.is_built:
         taken.notes.append(f"{why}: not built yet ({flag.note})")
@@ -102,7 +102,7 @@ def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> Non
         try:
             SPECIAL[flag.name](values, given, taken)
         except ValueError:
-            raise UsageError(f"{why} takes a whole number; this is none.", hint_of(flag)) from None
+            raise UsageError(f"{why} takes a whole number.", hint_of(flag)) from None
     elif flag.name not in JOINT and SUPERSEDED.get(flag.name) not in given:
         values = values or [CONSTANTS.get(flag.name, "true")]
         values = values * len(flag.settings) if len(values) == 1 else values
@@ -110,7 +110,7 @@ def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> Non
             taken.set(key, read_value(flag, by_name()[key], value), why)
 
 
-# -- flags that come to something else than the value of a setting
+# -- flags whose value is not that of a setting
 
 
 def _scheduler(values: list[str], given: Given, taken: Conversion) -> None:
@@ -122,26 +122,26 @@ def _scheduler(values: list[str], given: Given, taken: Conversion) -> None:
 
 def _prompts(values: list[str], given: Given, taken: Conversion) -> None:
     if values[0] == HUB_QUESTIONS:
-        taken.notes.append("--prompt_data: what is read where `questions` names no file")
+        taken.notes.append("--prompt_data: the default when `questions` is not set")
     else:
         taken.set("questions", values[0], "--prompt_data, a question file (docs/data.md)")
 
 
 def _reward(values: list[str], given: Given, taken: Conversion) -> None:
     if "," in values[0] and "://" in values[0]:
-        raise UsageError("--remote_rm_url names several servers.", "Give one address; it may balance the load.")
+        raise UsageError("--remote_rm_url lists several servers.", "Give one URL, for example of a load balancer.")
     taken.set("reward", f"{values[0]}:reward_func" if values[0].endswith(".py") else values[0], "--remote_rm_url")
 
 
 def _engines(values: list[str], given: Given, taken: Conversion) -> None:
     count = int(values[0])
     if count < 0:
-        raise UsageError("--vllm_num_engines is less than 0.", "0 is transformers in process, 1 vLLM in process.")
+        raise UsageError("--vllm_num_engines must be at least 0.", "0: transformers in process; 1: vLLM in process.")
     taken.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
     if count > 1 and "colocate_all_models" not in given:
-        taken.notes.append(f'--vllm_num_engines {count}: start so many servers and name them: vllm_urls = "http://…,…"')
+        taken.notes.append(f'--vllm_num_engines {count}: start {count} servers and list them: vllm_urls = "http://…,…"')
     elif count > 1:
-        taken.notes.append(f"--vllm_num_engines {count} that share GPUs with the trainer: not built yet (one is)")
+        taken.notes.append(f"--vllm_num_engines {count} sharing GPUs with the trainer: not built yet (only one)")
 
 
 def _minus_one(key: str, stands_for: int, meaning: str) -> Special:
@@ -162,7 +162,7 @@ def _window(values: list[str], given: Given, taken: Conversion) -> None:
 def _filter(values: list[str], given: Given, taken: Conversion) -> None:
     taken.set("dynamic_filtering", True, "--dynamic_filtering")
     own = "remote_rm_url" in given
-    taken.set("filter_on", "reward" if own else "accuracy", "OpenRLHF filters by the scores of --remote_rm_url")
+    taken.set("filter_on", "reward" if own else "accuracy", "OpenRLHF filters on the scores of --remote_rm_url")
 
 
 def _lora_rank(values: list[str], given: Given, taken: Conversion) -> None:
@@ -173,9 +173,9 @@ def _lora_rank(values: list[str], given: Given, taken: Conversion) -> None:
 
 def _wandb(values: list[str], given: Given, taken: Conversion) -> None:
     if values[0].strip():
-        taken.set("wandb_mode", "online", "--use_wandb; put its key into WANDB_API_KEY, or run wandb login")
+        taken.set("wandb_mode", "online", "--use_wandb; set its key in WANDB_API_KEY, or run wandb login")
     else:
-        taken.set("wandb_mode", "disabled", "--use_wandb is empty, which is off in OpenRLHF")
+        taken.set("wandb_mode", "disabled", "--use_wandb is empty: off in OpenRLHF")
 
 
 def _tensorboard(values: list[str], given: Given, taken: Conversion) -> None:
@@ -191,10 +191,10 @@ def _export_format(values: list[str], given: Given, taken: Conversion) -> None:
 
 SPECIAL: Final[dict[str, Special]] = {
     "agent_func_path": lambda values, given, taken: taken.set(
-        "environment", f"{values[0]}:Environment", "--agent_func_path; its class is to have start() and step()"
+        "environment", f"{values[0]}:Environment", "--agent_func_path; its class needs start() and step()"
     ),
     "colocate_all_models": lambda values, given, taken: taken.set(
-        "vllm_urls", "", "--colocate_all_models: vLLM, where it is used, in the trainer's process"
+        "vllm_urls", "", "--colocate_all_models: vLLM, if used, runs in the trainer's process"
     ),
     "dynamic_filtering": _filter,
     "eval_steps": _minus_one("eval_steps", NEVER, "never in between"),
@@ -213,20 +213,20 @@ SPECIAL: Final[dict[str, Special]] = {
 }
 
 
-# -- flags that mean something only together
+# -- flags converted together
 
 
 def _take_batches(given: Given, taken: Conversion) -> None:
-    """Questions a step, and updates of its rollouts: OpenRLHF counts an update's trajectories instead."""
+    """Questions and updates per step; OpenRLHF counts trajectories per update instead."""
     sizes = {name: _size(name, given[name][0]) for name in SIZES if name in given}
     rollouts, update = sizes.get("n_samples_per_prompt", 1), sizes.get("train_batch_size")
     questions = sizes.get("rollout_batch_size")
     if questions is None and update is not None:
         questions = max(update // rollouts, 1)
-        why = f"--train_batch_size / --n_samples_per_prompt{_rounded(update, rollouts, questions)}: one update a step"
+        why = f"--train_batch_size / --n_samples_per_prompt{_rounded(update, rollouts, questions)}: one update per step"
         taken.set("per_device_train_batch_size", questions, f"{why} (--rollout_batch_size not given: 1024 in OpenRLHF)")
     elif questions is not None:
-        taken.set("per_device_train_batch_size", questions, "--rollout_batch_size, questions a step")
+        taken.set("per_device_train_batch_size", questions, "--rollout_batch_size, questions per step")
         if update is not None:
             updates = -(-questions * rollouts // update)
             why = "--rollout_batch_size x --n_samples_per_prompt / --train_batch_size"
@@ -241,19 +241,19 @@ def _size(name: str, text: str) -> int:
     except ValueError:
         size = math.nan
     if not size.is_integer() or size < 1:
-        raise UsageError(f"--{name} takes a whole number of at least 1; this is none.", "See docs/openrlhf.md.")
+        raise UsageError(f"--{name} takes a whole number of at least 1.", "See docs/openrlhf.md.")
     return int(size)
 
 
 def _rounded(dividend: int, divisor: int, result: int) -> str:
-    """What to say of a division that does not come out even."""
+    """The comment for a division with a remainder."""
     if dividend == result * divisor:
         return ""
     return f" = {dividend} / {divisor}, rounded {'up' if result * divisor > dividend else 'down'} to {result}"
 
 
 def _take_objective(given: Given, taken: Conversion) -> None:
-    """What is optimised, in full: OpenRLHF's defaults are part of it."""
+    """Set the complete objective, including OpenRLHF's defaults."""
     estimator = given.get("advantage_estimator", ["gae"])[0]
     if estimator not in ESTIMATORS:
         raise UsageError(f"--advantage_estimator {estimator}: should be one of {', '.join(ESTIMATORS)}.")
@@ -262,7 +262,7 @@ def _take_objective(given: Given, taken: Conversion) -> None:
         raise UsageError(f"--policy_loss_type {loss}: should be ppo or gspo.")
     sequence = loss == "gspo"
     why = "--advantage_estimator" + ("" if "advantage_estimator" in given else " not given: OpenRLHF's default is gae")
-    theirs = "as OpenRLHF has it"
+    theirs = "as in OpenRLHF"
     taken.set("algorithm", ESTIMATORS[estimator], why)
     taken.set("whiten_advantages", estimator in WHITENED, theirs)
     taken.set("ratio_level", "sequence" if sequence else "token", "--policy_loss_type" if sequence else theirs)
@@ -270,10 +270,10 @@ def _take_objective(given: Given, taken: Conversion) -> None:
     in_loss = "use_kl_loss" in given
     taken.set("kl_in", "loss" if in_loss or sequence else "reward", "--use_kl_loss" if in_loss else theirs)
     if sequence and not in_loss:
-        taken.flags["kl_in"] = "OpenRLHF: reward; a ratio a sequence leaves no place for a KL a token there"
+        taken.flags["kl_in"] = "OpenRLHF: reward; a per-sequence ratio does not allow a per-token KL there"
     estimated = given.get("kl_estimator", ["k1"])[0]
     taken.set("kl_estimator", estimated, "--kl_estimator" if "kl_estimator" in given else theirs)
-    taken.set("min_group_std", 0.0, "OpenRLHF drops no group for equal rewards")
+    taken.set("min_group_std", 0.0, "OpenRLHF keeps groups of equal rewards")
     if not {"reward_clip_low", "reward_clip_high"} & set(taken.values) and "reward_clip_range" not in given:
         taken.set("reward_clip_low", -10.0, theirs)
         taken.set("reward_clip_high", 10.0, theirs)
@@ -285,16 +285,16 @@ def _take_objective(given: Given, taken: Conversion) -> None:
 
 
 def _drop_idle(estimator: str, given: Given, taken: Conversion) -> None:
-    """Leave out what has no effect beside the other flags."""
+    """Drop settings that have no effect given the other flags."""
     for name, keys in NEEDED_BY.items():
         if name not in given:
-            taken.drop(keys, f"idle without --{name}")
+            taken.drop(keys, f"no effect without --{name}")
     if "enable_vllm_is_correction" not in given:
         idle = [name for name in ("use_icepop", "is_correction_type") if name in given]
-        taken.notes += [f"--{name}: idle without --enable_vllm_is_correction" for name in idle]
+        taken.notes += [f"--{name}: no effect without --enable_vllm_is_correction" for name in idle]
     if estimator != "gae":
-        taken.drop(("critic_learning_rate", "value_clip", "gae_lambda"), f"idle, {estimator} has no critic")
+        taken.drop(("critic_learning_rate", "value_clip", "gae_lambda"), f"no effect: {estimator} has no critic")
     if estimator not in ("gae", "reinforce"):
-        taken.drop(("gamma",), f"idle, as in OpenRLHF: {estimator} gives a sequence one advantage")
+        taken.drop(("gamma",), f"no effect, as in OpenRLHF: {estimator} gives one advantage per sequence")
     if taken.values.get("beta") == 0:
-        taken.drop(("kl_target", "kl_horizon"), "idle without a KL (--init_kl_coef 0)")
+        taken.drop(("kl_target", "kl_horizon"), "no effect without a KL (--init_kl_coef 0)")

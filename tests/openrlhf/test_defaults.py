@@ -52,7 +52,7 @@ def test_a_default_is_offered_only_beside_flags_that_it_matters_with() -> None:
     ("text", "told"),
     [
         ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", "= 64 / 48, rounded up to 2"),
-        ("--train_batch_size 30 --n_samples_per_prompt 4", "= 30 / 4, rounded down to 7: one update a step"),
+        ("--train_batch_size 30 --n_samples_per_prompt 4", "= 30 / 4, rounded down to 7: one update per step"),
         ("--train_batch_size 3 --n_samples_per_prompt 4", "= 3 / 4, rounded up to 1"),
         ("--top_k -1", "--top_k -1: all, which is 0 here"),
         ("--lr_scheduler constant_with_warmup", 'lr_scheduler = "constant"  # --lr_scheduler constant_with_warmup'),
