@@ -74,6 +74,6 @@ def test_credentials_in_an_address_are_not_written(url: str, shown: str) -> None
     toml = to_toml(f"--remote_rm_url '{url}'")
     assert "hunter2" not in toml
     [line] = [line for line in toml.splitlines() if line.startswith("reward = ")]
-    assert line == f'reward = "{shown}"  # --remote_rm_url; its credentials are left out: ' + (
-        "give the whole address as EMAILRL_REWARD"
+    assert line == f'reward = "{shown}"  # --remote_rm_url; credentials removed: ' + (
+        "set the full URL as EMAILRL_REWARD"
     )
