@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from tiny import ANN, make_checkpoint, make_database, make_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from emailrl import EmailAgent
+from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.trajectory import StopReason
@@ -28,31 +31,41 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 class Expert:
     """An engine that plays fixed texts, turn by turn."""
 
-    def __init__(self, agent: EmailAgent, *texts: str) -> None:
-        self.renderer, self.texts = agent._renderer, list(texts)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self.tokenizer, self.texts = tokenizer, list(texts)
 
     def generate(self, requests: list[Request], advance: Advance) -> list[Completion]:
         request: Request | None = requests[0]
         while request is not None:
-            ids = self.renderer.tokenize(self.texts.pop(0) + "<|im_end|>")
+            ids = self.tokenizer.encode(self.texts.pop(0) + "<|im_end|>", add_special_tokens=False)
             request = advance(Completion(request.trajectory_id, ids, [-0.1] * len(ids), "stop"))
         return []
 
     def close(self) -> None: ...
 
 
+@pytest.fixture
+def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., EmailAgent]:
+    """Make an agent whose model says these texts."""
+    model, db = parts
+
+    def make(*texts: str, **config: Any) -> EmailAgent:
+        monkeypatch.setattr(opened, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
+        return EmailAgent(str(model), config={"db": db, **config})
+
+    return make
+
+
 def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def test_it_answers_with_sources(parts: tuple[Path, Path]) -> None:
-    model, db = parts
-    agent = EmailAgent(str(model), config={"db": db, "max_turns": 3})
-    agent._engine = Expert(  # type: ignore[assignment]
-        agent,
+def test_it_answers_with_sources(play: Callable[..., EmailAgent]) -> None:
+    agent = play(
         call("search_emails", '{"keywords": ["lease"]}'),
         call("read_email", '{"message_id": "<m0@x>"}'),
         call("return_final_answer", '{"answer": "31 May 2002", "sources": ["<m0@x>"]}'),
+        max_turns=3,
     )
     answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
     assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
@@ -61,21 +74,18 @@ def test_it_answers_with_sources(parts: tuple[Path, Path]) -> None:
     assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
 
 
-def test_query_date_hides_later_mail(parts: tuple[Path, Path]) -> None:
-    model, db = parts
-    agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
+def test_query_date_hides_later_mail(play: Callable[..., EmailAgent]) -> None:
     for query_date, found in ((None, True), ("2001-05-02", True), ("2001-05-01", False)):
-        agent._engine = Expert(agent, call("search_emails", '{"keywords": ["lease"]}'))  # type: ignore[assignment]
+        agent = play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1)
         answer = agent.answer("When?", ANN, query_date=query_date)
         assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
         assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
 
 
-def test_whether_a_search_needs_keywords_is_a_setting(parts: tuple[Path, Path]) -> None:
-    model, db = parts
+def test_whether_a_search_needs_keywords_is_a_setting(play: Callable[..., EmailAgent]) -> None:
+    search = call("search_emails", '{"keywords": [], "sent_after": "2001-01-01"}')
     for allowed, reason in ((True, StopReason.RAN_OUT_OF_TURNS), (False, StopReason.BAD_TOOL_CALL_ARGS)):
-        agent = EmailAgent(str(model), config={"db": db, "max_turns": 1, "search_without_keywords": allowed})
-        agent._engine = Expert(agent, call("search_emails", '{"keywords": [], "sent_after": "2001-01-01"}'))  # type: ignore[assignment]
+        agent = play(search, max_turns=1, search_without_keywords=allowed)
         assert agent.answer("When?", ANN).stop_reason == reason
 
 

@@ -63,23 +63,23 @@ class TransformersEngine:
         max_pass_tokens: int | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self._weights = sampling_weights(model)
-        self._config = self._weights.model.config.get_text_config()
+        self.weights = sampling_weights(model)
+        self._config = self.weights.model.config.get_text_config()
         check_full_attention(self._config)
-        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self._weights.model)
+        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
         own = int(self._config.max_position_embeddings)
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
         self.cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
-        self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self._weights.model.dtype))
+        self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self.weights.model.dtype))
         self._blocks = 0
         """What the budget holds; the cache's own bound is lowered where memory runs out before."""
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
         self.passes = Passes(
-            self._weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
+            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
         )
 
     def load_adapter(self, path: Path | None, version: str) -> None:
@@ -88,7 +88,7 @@ class TransformersEngine:
         What fails leaves the version before.
         """
         self.schedule.clear()
-        self._weights.load(path)
+        self.weights.load(path)
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
@@ -107,7 +107,7 @@ class TransformersEngine:
         ended: Ended = []
         self._set_budget(requests)
         try:
-            with torch.inference_mode(), self._weights.active(), block_attention_in(self._config):
+            with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
                 self._run(deque(enumerate(requests)), advance, ended)
         except BaseException:
             self.schedule.clear()  # an interrupted step leaves rows half written, and tables too
@@ -119,7 +119,7 @@ class TransformersEngine:
     def _set_budget(self, requests: Sequence[Request]) -> None:
         """Settle how many blocks an empty cache may take; EmailRLError where a prompt needs more."""
         if self.cache.is_empty:
-            budget = self._cache_bytes or default_budget(device_of(self._weights.model))
+            budget = self._cache_bytes or default_budget(device_of(self.weights.model))
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
         gib = gib_for(blocks_of(self.max_model_len), *self._shape)
         for tokens in (len(request.prompt_ids) for request in requests):
@@ -191,7 +191,7 @@ class TransformersEngine:
             conversation.rewind()
         schedule.pause_all()
         cache.free()
-        if device_of(self._weights.model).type == "cuda":
+        if device_of(self.weights.model).type == "cuda":
             torch.cuda.empty_cache()
         if ran == 1 and not unused:
             raise EmailRLError(

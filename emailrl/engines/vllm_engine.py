@@ -53,8 +53,8 @@ class VllmEngine:
         self._lora_rank: int = policy.lora.get("rank") or settings.lora.lora_rank
         self._probe = probe
         self._stop_ids = sorted(stop_ids)
-        self._can_sleep = policy.device.type == "cuda"
-        if settings.vllm.vllm_enable_sleep and not self._can_sleep:
+        self.can_sleep = policy.device.type == "cuda"
+        if settings.vllm.vllm_enable_sleep and not self.can_sleep:
             report("vLLM cannot sleep without a GPU: it keeps its memory while the trainer works.")
         self._engine: Any = None
         self._lora: Any = None
@@ -166,7 +166,7 @@ class VllmEngine:
         if self._path is not None:
             rank = max(rank, adapter_rank(self._path))
         arguments = engine_arguments(
-            self._settings, model=self._model, dtype=self._dtype, lora_rank=rank, can_sleep=self._can_sleep
+            self._settings, model=self._model, dtype=self._dtype, lora_rank=rank, can_sleep=self.can_sleep
         )
         with generators_kept():
             try:

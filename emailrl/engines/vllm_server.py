@@ -58,7 +58,7 @@ class VllmServers:
         most = self._agent.max_batch_trajectories * len(self._replicas)
         self._limit = self._agent.rollout_concurrency if "rollout_concurrency" in chosen else most
         given = "litellm_timeout" in chosen and "vllm_timeout" not in self._settings.model_fields_set
-        self._timeout = settings.rewards.litellm_timeout if given else self._settings.vllm_timeout
+        self.timeout = settings.rewards.litellm_timeout if given else self._settings.vllm_timeout
         self._path_map = read_path_map(self._settings.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._path: Path | None = None
@@ -271,7 +271,7 @@ class VllmServers:
 
         async def run() -> T:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            timeout = httpx.Timeout(self._timeout, connect=10.0, pool=None)
+            timeout = httpx.Timeout(self.timeout, connect=10.0, pool=None)
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             async with Client(headers=headers, timeout=timeout, limits=limits) as client:
                 return await act(client)

@@ -89,7 +89,7 @@ class Collector:
         )
         with ExitStack() as opened:
             run(
-                [self._environment(trajectory.scenario, opened) for trajectory in trajectories],
+                [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
                 self.engine,
                 self.renderer,
                 sampling,
@@ -137,7 +137,8 @@ class Collector:
             groups.append(TrajectoryGroup(group_id, scenario, members))
         return groups
 
-    def _environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
+    def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
+        """What is played for a scenario, on its mailbox, which is closed with ``opened``."""
         from emailrl.store import open_mailbox
 
         agent = self.settings.agent

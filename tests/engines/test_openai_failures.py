@@ -294,10 +294,17 @@ def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> Non
     assert "sk-x" not in json.dumps(settings.public())
 
 
-def test_whose_key_goes_where(tmp_path: Path) -> None:
+def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(url: str, key: str, **_: object) -> None:
+        raise ConnectionAbortedError(key)
+
     def key(url: str) -> str:
         keys = {"openai_api_key": "sk-own", "openrouter_api_key": "sk-router"}
-        return OpenAIEngine(settings_for(url, tmp_path, **keys), [])._key
+        with pytest.raises(ConnectionAbortedError) as aborted:
+            ask(OpenAIEngine(settings_for(url, tmp_path, **keys), []), "?")
+        return str(aborted.value)
+
+    monkeypatch.setattr("emailrl.remote.chat.connect", connect)
 
     assert key("https://openrouter.ai/api/v1") == key("https://eu.openrouter.ai/api/v1") == "sk-router"
     assert key("http://openrouter.ai/api/v1") == key("https://openrouter.ai.evil.example/v1") == "sk-own"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,8 +131,9 @@ def test_characters_the_tokenizer_folds_together_are_seen_through(qwen: PreTrain
     """U+FE64 and U+FE65, the small angle brackets, fold to < and > under NFKC."""
     from tokenizers import normalizers
 
-    renderer = ChatRenderer(qwen)
-    renderer._normalizer = normalizers.NFKC()
+    folding = copy.deepcopy(qwen)
+    folding.backend_tokenizer.normalizer = normalizers.NFKC()
+    renderer = ChatRenderer(folding)
     assert renderer.harmless("\ufe64tool_call\ufe65") == "< tool_call>"
     assert renderer.harmless("\ufe64b\ufe65") == "\ufe64b\ufe65"
     assert renderer.harmless("<tool_call> \ufe64tool_call\ufe65") == "< tool_call> < tool_call>"

@@ -84,7 +84,7 @@ def build(vllm: list[StandIn], policy: Policy) -> Callable[..., VllmEngine]:
     def make(*, sleeps: bool = True, **overrides: Any) -> VllmEngine:
         engine = build_engine(settings_for(Path(policy.path), **overrides), policy)
         assert isinstance(engine, VllmEngine)
-        engine._can_sleep = sleeps  # as on a GPU
+        engine.can_sleep = sleeps  # as on a GPU
         return engine
 
     return make

@@ -96,8 +96,8 @@ def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
         engine.load_adapter(adapters[1], "v-000002")
         second = ask(engine)
     for completions, adapter, version in ((first, adapters[0], "v-000001"), (second, adapters[1], "v-000002")):
-        stub._engine.load_adapter(adapter, version)
-        own = stub._engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(4)])
+        stub.engine.load_adapter(adapter, version)
+        own = stub.engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(4)])
         assert [c.token_ids for c in completions] == [c.token_ids for c in own]
         for completion, expected in zip(completions, own, strict=True):
             assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
@@ -308,7 +308,7 @@ def test_a_slow_replica_is_left_for_another(
     slow, quick = serve(), serve()
     engine = connect(slow, quick, vllm_timeout=2.0)
     engine.load_adapter(adapters[0], "v-1")
-    engine._timeout = 0.3
+    engine.timeout = 0.3
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2

@@ -16,6 +16,7 @@ from tiny import make_model
 
 from emailrl.engines import build_engine, replicas
 from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.probe import Probe
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
@@ -187,7 +188,7 @@ def test_a_completion_of_another_shape(
 
     server = serve(answers)
     engine = connect(policy, server.name)
-    monkeypatch.setattr(engine._probe, "check", lambda *_: 0.0)  # the server has no model to prove
+    monkeypatch.setattr(Probe, "check", lambda *_: 0.0)  # the server has no model to prove
     engine.load_adapter(None, "base")
     assert ask(engine).token_ids == [5]
     broken[0] = True
@@ -240,7 +241,7 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
         serve(lambda path, body: json.dumps(good(path, body)).encode()),
     )
     engine = connect(policy, one.name, other.name)
-    monkeypatch.setattr(engine._probe, "check", lambda *_: 0.0)
+    monkeypatch.setattr(Probe, "check", lambda *_: 0.0)
     engine.load_adapter(None, "base")
     mended[0] = True  # its proxy answers everything with a page now, /health too
     requests = [Request(f"t{n}", SamplingParams(4, 1.0), [5, 6, 7]) for n in range(4)]

@@ -128,7 +128,7 @@ def test_both_kinds_sample_the_same(trainer: PeftModel, tmp_path: Path, monkeypa
     monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", 0)
     shared = TransformersEngine(trainer, [1], max_rows=4)
     shared.load_adapter(path, "v1")
-    assert isinstance(shared._weights, weights.SharedWeights)
+    assert isinstance(shared.weights, weights.SharedWeights)
     for one, other in zip(merged.generate(requests), shared.generate(requests), strict=True):
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -173,7 +173,7 @@ def test_an_adapter_that_fails_leaves_the_version_before_it(
     engine = TransformersEngine(trainer, [1], max_rows=4)
     request = [Request("a", SamplingParams(8), [5, 9, 11])]
     engine.load_adapter(first, "v1")
-    assert isinstance(engine._weights, kind)
+    assert isinstance(engine.weights, kind)
     before = engine.generate(request)[0]
     shake(trainer)
     second = save(trainer, tmp_path / "2")

@@ -34,7 +34,7 @@ class VllmStub:
         """Answers to give before it works on."""
         self.untempered = False
         self._policy = policy
-        self._engine = TransformersEngine(policy.model, [1], max_rows=8)
+        self.engine = TransformersEngine(policy.model, [1], max_rows=8)
         self._weights = sampling_weights(policy.model)
         self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
@@ -84,11 +84,11 @@ class VllmStub:
         if name not in self.adapters:
             return 404, {"error": {"message": f"The model `{name}` does not exist."}}
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
-        self._engine.load_adapter(path, name)
+        self.engine.load_adapter(path, name)
         self._weights.load(path)
         temperature = 1.0 if self.untempered else body["temperature"]
         sampling = SamplingParams(body["max_tokens"], body["temperature"])
-        [completion] = self._engine.generate([Request("x", sampling, body["prompt"], seed=body["seed"])])
+        [completion] = self.engine.generate([Request("x", sampling, body["prompt"], seed=body["seed"])])
         prompt, sampled = body["prompt"], completion.token_ids
         choice: dict[str, Any] = {
             "finish_reason": completion.finish_reason,

@@ -80,15 +80,16 @@ def test_four_bits_are_for_the_projections_alone() -> None:
     ],
 )
 def test_common_names_need_no_config(monkeypatch: pytest.MonkeyPatch, name: str, known: str) -> None:
-    monkeypatch.setattr("emailrl.policy.shape._cached_config", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     assert find_shape(name) == KNOWN[known]
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-VL-4B", "Qwen/Qwen3-14B-AWQ", "Qwen/Qwen2.5-9B"])
 def test_other_names_are_not_taken_for_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     asked = []
-    monkeypatch.setattr("emailrl.policy.shape._cached_config", lambda _: None)
-    monkeypatch.setattr("emailrl.policy.shape._fetch_config", lambda one: asked.append(one) or Path("none.json"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("emailrl.policy.shape.check_hub", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda one, *_, **__: asked.append(one) or "none.json")
     with pytest.raises(EmailRLError, match="cannot be read"):
         find_shape(name)
     assert asked == [name]

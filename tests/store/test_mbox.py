@@ -14,7 +14,8 @@ import pytest
 from store.written_mail import ENVELOPE, emails, mail, mbox, read
 
 from emailrl.errors import EmailRLError
-from emailrl.store.sources.mbox import _pieces
+from emailrl.store.sources.mbox import messages_of
+from emailrl.store.sources.raw_email import Skipped
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress])
@@ -124,10 +125,12 @@ class Trickle(io.BytesIO):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_envelope_astride_two_blocks_is_seen(seed: int) -> None:
-    mails = [ENVELOPE + mail(number, "From x\n" * (number % 5) + "y" * 37 * number) + b"\n" for number in range(60)]
-    assert list(_pieces(Trickle(b"".join(mails), seed), 10_000)) == mails
-    large = [one if len(one) <= 1000 else None for one in mails]
-    assert list(_pieces(Trickle(b"".join(mails), seed), 1000)) == large
+    mails = [mail(number, "From x\n" * (number % 5) + "y" * 37 * number) for number in range(60)]
+    named = [(f"m#{number}", one) for number, one in enumerate(mails, 1)]
+    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 10_000)) == named
+    whole = [len(mbox(one)) <= 1000 for one in mails]
+    short = [one if fits else Skipped("too_large", one[0]) for one, fits in zip(named, whole, strict=True)]
+    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 1000)) == short
 
 
 def test_an_mbox_that_breaks_off(path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> Non
         settings = load_settings({"search_order": order})
         collector = Collector(None, None, settings, None, db, run_id="run", make_environment=mail_agent)  # type: ignore[arg-type]
         with ExitStack() as opened:
-            mailbox = collector._environment(scenario, opened).mailbox  # type: ignore[attr-defined]
+            mailbox = collector.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
             hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
         found[order] = [hit["message_id"] for hit in hits]
     assert found == {"newest": ["<2@x>", "<1@x>"], "relevance": ["<1@x>", "<2@x>"]}
@@ -126,7 +126,7 @@ def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, ema
     settings = load_settings({"search_without_keywords": allowed})
     collector = Collector(None, None, settings, None, db, run_id="run", make_environment=mail_agent)  # type: ignore[arg-type]
     with ExitStack() as opened:
-        environment = collector._environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+        environment = collector.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
         environment.start()
         search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
         reason = environment.step(Message("assistant", "", [search])).stop_reason

@@ -119,14 +119,14 @@ def test_what_dead_builds_left_is_cleared_up_and_nothing_else(tmp_path: Path, em
 
 def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    note = writing._note
+    last_step = writing.create_triggers
 
-    def watched(connection: Connection, fingerprint: int) -> None:
+    def watched(connection: Connection) -> None:
         for schema in ("main", "staging"):
             seen.update(connection.exec_driver_sql(f"PRAGMA {schema}.journal_mode").scalars())
-        note(connection, fingerprint)
+        last_step(connection)
 
-    monkeypatch.setattr(writing, "_note", watched)
+    monkeypatch.setattr(writing, "create_triggers", watched)
     for number in (1, 2):
         build_database([email(number)], tmp_path / "mail.db", append=True)
         assert seen == {"off"}

@@ -211,7 +211,12 @@ def test_mail_is_sent_to_no_host_that_a_server_points_to(mail_db: Path, serve: S
     assert stub.requests and other.requests == []
 
 
-def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve, generation: Make) -> None:
+def test_the_openrouter_key_goes_to_openrouter_alone(
+    mail_db: Path, serve: Serve, generation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(url: str, key: str, **_: object) -> None:
+        raise ConnectionAbortedError(f"with the key {key!r}")
+
     stub = serve()
     run(mail_db, generation(stub.url), limit=10, openrouter_api_key=SecretStr("router-key"))
     assert stub.keys == ["Bearer none"]
@@ -220,8 +225,9 @@ def test_the_openrouter_key_goes_to_openrouter_alone(mail_db: Path, serve: Serve
             QuestionWriter(generation(url))
         QuestionWriter(generation(url), openrouter_api_key=SecretStr("router-key"))
     QuestionWriter(generation("https://notopenrouter.ai.example/v1"))
-    in_the_clear = QuestionWriter(generation("http://openrouter.ai/v1"), openrouter_api_key=SecretStr("router-key"))
-    assert in_the_clear._client._key == ""
+    monkeypatch.setattr("emailrl.remote.chat.connect", connect)
+    with pytest.raises(ConnectionAbortedError, match="with the key ''"):
+        run(mail_db, generation("http://openrouter.ai/v1"), openrouter_api_key=SecretStr("router-key"))
 
 
 def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serve: Serve, generation: Make) -> None:
