@@ -31,7 +31,7 @@ the nearest known one.
 Equivalent settings do not always give the same numbers: the last column says what differs. The formulas are compared in
 [algorithms.md](algorithms.md).
 
-A test converts and trains the three typical combinations of OpenRLHF's documentation, scaled down to `nano` on demo
+A test converts and trains three typical OpenRLHF combinations, scaled down to `nano` on demo
 mail: REINFORCE++-baseline and dynamic filtering unchanged, and the hybrid engine for eight A100 with the engine in
 process instead of vLLM (four engines that share GPUs with the trainer are not built yet).
 """
