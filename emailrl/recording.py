@@ -183,6 +183,9 @@ def trajectory_from_dict(record: Record) -> Trajectory:
         if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
             raise ValueError("token_ids, loss_mask and sampler_logprobs differ in length")
     plain = {name: record[name] for name in _PLAIN_FIELDS}
+    reward = plain["reward"]
+    if not isinstance(reward, int | float) or not abs(reward) < math.inf:
+        raise ValueError("its reward is no finite number")
     return Trajectory(
         **plain,
         scenario=Scenario(**record["scenario"]),
@@ -217,6 +220,8 @@ def _message_to_dict(message: Message) -> Record:
 
 
 def _message_from_dict(record: Record) -> Message:
+    if not isinstance(record.get("content"), str):
+        raise ValueError("the content of a message is no text")
     calls = [ToolCall(**call) for call in record.get("tool_calls", [])]
     return Message(**(record | {"tool_calls": calls}))
 

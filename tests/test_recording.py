@@ -166,12 +166,23 @@ def test_a_line_that_is_no_trajectory_says_what_is_missing(tmp_path: Path) -> No
         (record | {"loss_mask": [1]}, "differ in length"),
         (record | {"stop_reason": "tired"}, "tired"),
         (record | {"scenario": {"id": "q1"}}, "Scenario"),
+        (record | {"reward": "high"}, "its reward is no finite number"),
+        (record | {"reward": None}, "its reward is no finite number"),
+        (record | {"messages": [{"role": "user", "content": None}]}, "the content of a message is no text"),
     ]:
         with JsonlWriter(path) as writer:
             writer.write(broken)
         with pytest.raises(EmailRLError, match=r"t\.jsonl, line 1: not a trajectory.*" + complaint):
             list(read_trajectories(path))
         path.unlink()
+
+
+@pytest.mark.parametrize("reward", ["NaN", "-Infinity"])
+def test_a_trajectory_whose_reward_is_not_finite_is_named(tmp_path: Path, reward: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(trajectory_to_dict(make_trajectory()) | {"reward": float(reward)}) + "\n")
+    with pytest.raises(EmailRLError, match=r"t\.jsonl, line 1: not a trajectory \(its reward is no finite number\)"):
+        list(read_trajectories(path))
 
 
 def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_byte(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from emailrl.errors import UsageError
 from emailrl.recording import read_trajectories
 from emailrl.sft.examples import Conversation
-from emailrl.trajectory import StopReason, Trajectory
+from emailrl.trajectory import Message, StopReason, Trajectory
 
 _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
 
@@ -20,8 +20,8 @@ def read_conversations(
     """One conversation a question, that of the highest reward (of equals the first), and what to say of the rest.
 
     ``best_of`` looks at the first so many trajectories of a question alone; ``min_reward`` leaves out what has less.
-    Those that raised, or that the token limit cut off, are never taken. Raises UsageError for a file that is not there
-    and where nothing is left, EmailRLError (file and line) for one that cannot be read.
+    Those that raised, that the token limit cut off, or in which no assistant replies are never taken. Raises UsageError
+    for a file that is not there and where nothing is left, EmailRLError (file and line) for one that cannot be read.
     """
     for file in files:
         if not file.is_file():
@@ -49,6 +49,8 @@ def _best_by_question(
             counts["beyond --best-of"] += 1
         elif trajectory.exception is not None or trajectory.stop_reason in _UNFIT or not trajectory.turns:
             counts["cut off or raised"] += 1
+        elif not _is_conversation(trajectory.messages):
+            counts["no conversation"] += 1
         elif min_reward is not None and trajectory.reward < min_reward:
             counts["below --min-reward"] += 1
         elif question not in best or trajectory.reward > best[question].reward:
@@ -56,8 +58,18 @@ def _best_by_question(
     return list(best.values())
 
 
+def _is_conversation(messages: Sequence[Message]) -> bool:
+    """Whether an assistant replies to something, all of it in characters that a tokenizer takes."""
+    roles = [message.role for message in messages]
+    try:
+        "".join(message.content for message in messages).encode()
+    except UnicodeEncodeError:
+        return False
+    return "assistant" in roles[1:] and roles[0] != "assistant"
+
+
 def _told(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in counts.items())
+    return ", ".join(f"{count} {what}" for what, count in counts.items()) or "none read"
 
 
 def _conversation(trajectory: Trajectory) -> Conversation:

@@ -41,6 +41,30 @@ def test_what_was_cut_off_or_raised_is_never_taken(tmp_path: Path) -> None:
     assert chosen(file) == ["a-i@x-0.1"]
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message("user", "When?")],
+        [Message("assistant", "May.")],
+        [Message("user", "?"), Message("assistant", "\ud800")],
+    ],
+    ids=["nothing", "no reply", "no question", "no text"],
+)
+def test_what_is_no_conversation_is_left_out_and_counted(tmp_path: Path, messages: list[Message]) -> None:
+    played = trajectory("a", inbox="i@x", reward=9.0)
+    played.messages = messages
+    file = write(tmp_path / "t.jsonl", [played, trajectory("a", inbox="i@x", reward=0.1)])
+    [conversation], notes = read_conversations([file])
+    assert conversation.id == "a-i@x-0.1"
+    assert notes == ["1 conversations from trajectories (2 read, 1 no conversation)"]
+
+
+def test_an_empty_file_says_that_nothing_was_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No trajectory is left to learn from \(none read\)"):
+        read_conversations([write(tmp_path / "t.jsonl", [])])
+
+
 def test_what_follows_the_last_assistant_turn_is_left_out(tmp_path: Path) -> None:
     played = trajectory("a", inbox="i@x")
     played.messages.append(Message("tool", "an error"))
