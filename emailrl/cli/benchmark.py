@@ -83,8 +83,6 @@ def benchmark(
     from emailrl.benchmark import choose_subjects, to_resume, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
-    from emailrl.scenarios.coverage import coverage_notes
-    from emailrl.scenarios.load import load_scenario_set
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, trust=trust)
@@ -96,20 +94,28 @@ def benchmark(
     unnamed = not checkpoint and not model and not is_chat(settings)
     if unnamed and (note := untrained_note(settings.output.output_dir)):
         progress_console().print(note, style="yellow", soft_wrap=True)
-    chosen = load_scenario_set(
-        None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
-    )
-    notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
+    scenarios, notes = _questions(settings)
     if not is_chat(settings):
         say_loading()
-    folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
-    report = _play(subjects, chosen.scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
+    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(root)
+    report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     _show(report, folder, progress_console() if json else result_console())
     if json:
         records = report.records()
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:
+    """The test questions, and what to know of them."""
+    from emailrl.scenarios.coverage import coverage_notes
+    from emailrl.scenarios.load import load_scenario_set
+
+    chosen = load_scenario_set(
+        None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
+    )
+    return chosen.scenarios, [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
 
 
 def _play(

@@ -73,8 +73,7 @@ def gen_questions(
         raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
     database = settings.store.db
-    if inbox:
-        _check_inboxes(database, inbox)
+    _check_inboxes(database, inbox or [])
     target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
     started = time.perf_counter()
     if generator == "template":
@@ -100,6 +99,8 @@ def _check_inboxes(db: Path, named: list[str]) -> None:
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
 
+    if not named:
+        return
     with opened(db) as connection:
         reader = MailReader(connection)
         for inbox in choose_inboxes(reader, named):

@@ -76,7 +76,8 @@ def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
     record = {
         "run_id": HOSTILE, "kind": HOSTILE, "step": 1, "mode": HOSTILE, "algorithm": HOSTILE, "base_model": HOSTILE,
         "lora": {HOSTILE: HOSTILE}, "metrics": {HOSTILE: HOSTILE}, "settings": {HOSTILE: {HOSTILE: HOSTILE}},
-        "parent": HOSTILE, "resumed_from": HOSTILE, "seed": 1, "versions": {}, "database_fingerprint": "", "questions_fingerprint": "",
+        "parent": HOSTILE, "resumed_from": HOSTILE, "seed": 1, "versions": {}, "database_fingerprint": "",
+        "questions_fingerprint": "",
         "git_commit": HOSTILE, "created_at": "2026-01-01T00:00:00+00:00", "files": {}, "schema_version": 1,
     }  # fmt: skip
     (folder / "metadata.json").write_text(json.dumps(record))
