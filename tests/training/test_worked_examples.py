@@ -45,7 +45,7 @@ def test_ppo() -> None:
 
 
 def test_the_page_has_a_row_for_every_algorithm_as_it_is() -> None:
-    table = PAGE[PAGE.index("## The named algorithms") : PAGE.index("### A mix of your own")]
+    table = PAGE[PAGE.index("## The named algorithms") : PAGE.index("### Custom mixes")]
     rows = {found[1]: found[0] for found in re.finditer(r"^\| `(\w+)`.*\|$", table, re.M)}
     assert list(rows) == list(ALGORITHMS)
     for name, algorithm in ALGORITHMS.items():
