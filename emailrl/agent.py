@@ -71,7 +71,7 @@ class EmailAgent:
         if isinstance(model, str | Path):
             opened = _open_named(model, settings)
         elif tokenizer is None:
-            raise UsageError("EmailAgent needs the model's tokenizer.", "Or give the model by name.")
+            raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
         else:
             opened = _open_loaded(model, tokenizer, settings)
         self.settings, self._engine = opened.settings, opened.engine
@@ -101,7 +101,7 @@ class EmailAgent:
             environment = mail_agent(scenario, mailbox, self.settings)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
         if trajectory.exception is not None:
-            raise EmailRLError(f"The question could not be played: {trajectory.exception}")
+            raise EmailRLError(f"The rollout failed: {trajectory.exception}")
         return Answer(trajectory.final_answer, trajectory.final_sources, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ def _unknown_inbox(db: Path, inbox: str) -> UsageError:
     near = get_close_matches(inbox.lower(), known, n=1, cutoff=0.8)
     guess = f"Did you mean {near[0]}? " if near else ""
     return UsageError(
-        f"No mail in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {', '.join(known[:3]) or 'none'}."
+        f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {', '.join(known[:3]) or 'none'}."
     )
 
 

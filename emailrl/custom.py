@@ -51,19 +51,19 @@ def load_part(name: str, use: str) -> CustomPart:
     """
     place, _, attribute = name.rpartition(":")
     if not is_path(name):
-        raise UsageError(f"{name!r} is no Python path of a {use}.", "Write module:attribute or path.py:attribute.")
+        raise UsageError(f"{name!r} is not a Python path to a {use}.", "Write module:attribute or path.py:attribute.")
     file = Path(os.path.expanduser(place)).absolute() if place.endswith(".py") else None
     if file is not None and not file.is_file():
-        raise UsageError(f"There is no file {file} to take the {use} from.")
+        raise UsageError(f"No such file: {file} (for the {use}).")
     try:
         module = _import_name(place) if file is None else _import_file(file)
     except EmailRLError:
         raise
     except Exception as error:
-        raise UsageError(f"The {use} {name} does not load: {blame(error, str(file) if file else None)}") from error
+        raise UsageError(f"The {use} {name} failed to load: {blame(error, str(file) if file else None)}") from error
     call = getattr(module, attribute, None)
     if not callable(call):
-        raise UsageError(f"{place} has no function or class {attribute!r} to use as the {use}.")
+        raise UsageError(f"{place} has no function or class {attribute!r} for the {use}.")
     return CustomPart(name, attribute, call, getattr(module, "__file__", None))
 
 

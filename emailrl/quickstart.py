@@ -163,8 +163,8 @@ def kept(out: Path) -> str:
     try:
         latest = find_checkpoint("latest", out / "outputs" / "grpo")
     except EmailRLError:
-        return "training had not begun"
-    return f"the training up to step {latest.metadata.step} is kept in {out}"
+        return "training had not started"
+    return f"training up to step {latest.metadata.step} is saved in {out}"
 
 
 def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
@@ -173,7 +173,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
         if not overwrite:
             raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
         if not _is_quickstart(out):
-            raise UsageError(f"{out} holds something other than a quickstart.", "Name another folder with --out.")
+            raise UsageError(f"{out} contains something other than a quickstart.", "Name another folder with --out.")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
@@ -183,7 +183,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
 def _benchmark(
     subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], begin: Begin, progress: Progress | None
 ) -> Report:
-    say(f"Benchmark of {subject.label} on questions of mailboxes it never saw")
+    say(f"Benchmark of {subject.label} on questions about held-out mailboxes")
     chosen = load_scenario_set(
         questions_file(settings.store.db),
         "test",
@@ -222,7 +222,7 @@ def draw_curve(run_dir: Path, path: Path) -> Path:
     axes = figure.subplots()
     axes.plot(*zip(*rollouts, strict=True), color="0.7", label="training rollouts")
     axes.plot(*zip(*evaluations, strict=True), marker="o", label="validation")
-    axes.set(xlabel="training step", ylabel="answers right", ylim=(0, 1), title="Learning to search mail")
+    axes.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1), title="Learning to search mail")
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
     return path

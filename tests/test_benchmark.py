@@ -222,11 +222,11 @@ def test_other_conditions_are_refused_and_two_processes_never_play_together(
 ) -> None:
     out, settings = tmp_path / "out", settings_of(tmp_path)
     subjects = scripted(monkeypatch, Scripted({"q0"}))
-    with pytest.raises(UsageError, match="There is nothing to resume"):
+    with pytest.raises(UsageError, match="Nothing to resume"):
         run_benchmark(subjects, make_questions(2), settings, out, resume=True)
     run_benchmark(subjects, make_questions(2), settings, out)
     other = settings_of(tmp_path, eval_temperature=0.5, max_turns=3)
-    with pytest.raises(UsageError, match=r"max turns 2 there, 3 now; temperature 0.0 there, 0.5 now\."):
+    with pytest.raises(UsageError, match=r"max turns was 2, now 3; temperature was 0.0, now 0.5\."):
         run_benchmark(subjects, make_questions(2), other, out, resume=True)
     changed = make_questions(2)
     changed[0].answer = "30 May 2002"
@@ -234,7 +234,7 @@ def test_other_conditions_are_refused_and_two_processes_never_play_together(
         run_benchmark(subjects, changed, settings, out, resume=True)
     with (out / "conditions.json").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(EmailRLError, match="Another process plays"):
+        with pytest.raises(EmailRLError, match="Another process is writing"):
             run_benchmark(subjects, make_questions(2), settings, out, resume=True)
 
 
@@ -253,10 +253,10 @@ def test_a_folder_in_which_another_process_plays_is_left_alone(tmp_path: Path, m
 
     subjects = scripted(monkeypatch, Beside({"q0"}))
     report = run_benchmark(subjects, questions, settings, out)
-    assert refused == [f"Another process plays under {out / 'conditions.json'}."] * 3
+    assert refused == [f"Another process is writing {out / 'conditions.json'}."] * 3
     assert len(list(read_trajectories(report.results[0].trajectories))) == 2
     scripted(monkeypatch, Scripted(set()))
-    with pytest.raises(UsageError, match="holds a benchmark already"):
+    with pytest.raises(UsageError, match="already holds a benchmark"):
         run_benchmark(subjects, questions, settings, out)
     assert json.loads((out / "results.json").read_text())["results"][0]["accuracy"] == 0.5
     [record] = run_benchmark(subjects, questions, settings, out, overwrite=True).records()
@@ -284,7 +284,7 @@ def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: py
 
 def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subjects = scripted(monkeypatch, Scripted(set(), raising=frozenset({"q0", "q1"})))
-    with pytest.raises(EmailRLError, match=r"every question raised: gone\. .* --resume --out .*/out plays them again"):
+    with pytest.raises(EmailRLError, match=r"every rollout failed: gone\. .* rerun .* --resume --out .*/out"):
         run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
     assert (tmp_path / "out" / "results.json").is_file()
 

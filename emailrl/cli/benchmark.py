@@ -168,7 +168,7 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
     from emailrl.rollout.journal import nothing_to_resume
 
     if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
+        raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     if resume and out is not None:
         if not (out / CONDITIONS).is_file():
             raise nothing_to_resume(out / CONDITIONS)
@@ -177,13 +177,13 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
         begun = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
         if not begun:
             raise UsageError(
-                f"There is nothing to resume: no benchmark in {root} is unfinished.",
-                "Name one with --out, or leave out --resume.",
+                f"Nothing to resume: {root} has no unfinished benchmark.",
+                "Name one with --out, or drop --resume.",
             )
         return begun
     if out is not None and not overwrite and any((out / name).exists() for name in (CONDITIONS, "results.json")):
         hint = "--resume, " if is_unfinished(out) else ""
-        raise UsageError(f"{out} holds a benchmark already.", f"Give {hint}another --out, or --overwrite.")
+        raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.")
     return []
 
 
@@ -202,8 +202,8 @@ def _fresh_folder(root: Path) -> Path:
 
 
 def _kept(count: int, folder: Path) -> str:
-    again = f"the same command with --resume --out {_quoted(folder)}"
-    return f"{count} questions are kept in {folder}; {again} plays the rest"
+    again = f"rerun the same command with --resume --out {_quoted(folder)}"
+    return f"{count} questions saved in {folder}; to finish, {again}"
 
 
 def _quoted(path: Path) -> str:
@@ -218,11 +218,11 @@ def _next_steps(report: Report, folder: Path) -> Iterator[str]:
         if count := sum(result.evaluation.num_questions for result in report.results):
             yield _kept(count, folder)
         return
-    again = f"the same command with --resume --out {_quoted(folder)}"
+    again = f"rerun the same command with --resume --out {_quoted(folder)}"
     if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield f"{unjudged} answers have no verdict; {again} judges them again"
+        yield f"{unjudged} answers have no verdict; to judge them again, {again}"
     if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
-        yield f"{len(raised)} rollouts raised ({reason(raised[0].exception)}); {again} plays them again"
+        yield f"{len(raised)} rollouts failed ({reason(raised[0].exception)}); to retry them, {again}"
     for failure in ("wrong", "no answer", "did not know", "crashed"):
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]

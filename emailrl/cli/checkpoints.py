@@ -93,11 +93,11 @@ def show_command(
         print_json({"path": found.path, "metadata": found.metadata})
         return
     console = result_console()
-    console.print(f"{found.path}: all {len(found.metadata.files)} files have their recorded hashes", soft_wrap=True)
+    console.print(f"{found.path}: all {len(found.metadata.files)} files match their recorded hashes", soft_wrap=True)
     shown = asdict(found.metadata)
     if not verbose:
         del shown["settings"]
-        shown["settings that differ from the defaults"] = _differing(found.metadata.settings)
+        shown["non-default settings"] = _differing(found.metadata.settings)
     console.print(JSON.from_data(shown))
 
 
@@ -146,7 +146,7 @@ def prune_command(
         console.print(f"to remove: {path}", soft_wrap=True)
     if paths and not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"Nobody is there to agree to remove {_counted(paths)}.", "Add --yes.")
+            raise UsageError(f"Removing {_counted(paths)} needs confirmation.", "Add --yes.")
         typer.confirm(f"Remove {_counted(paths)}?", abort=True, err=True)
     removed = [path for each in runs for path in prune(each, limit)]
     if json:
@@ -177,13 +177,11 @@ def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None)
     console = progress_console()
     for each in [run] if run else run_folders(output_dir, mode):
         for path, reason in incomplete_checkpoints(each).items():
-            console.print(one_line(f"not whole: {path}: {reason}"), style="yellow", soft_wrap=True)
+            console.print(one_line(f"incomplete: {path}: {reason}"), style="yellow", soft_wrap=True)
         for aside in (each / REPLACED, each / REPLACING):
             if aside.exists():
-                told = (
-                    "set aside by --overwrite until the new run has a checkpoint; where that has died, the next emailrl"
-                )
-                console.print(one_line(f"{aside}: {told} train gives it back"), soft_wrap=True)
+                told = "set aside by --overwrite until the new run has a checkpoint; if that run died, the next emailrl"
+                console.print(one_line(f"{aside}: {told} train restores it"), soft_wrap=True)
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -196,7 +194,7 @@ def _print_table(found: list[Checkpoint]) -> None:
     from itertools import groupby
 
     if not found:
-        progress_console().print("no checkpoints yet: train first (emailrl train)")
+        progress_console().print("No checkpoints yet. Train first: emailrl train")
         return
     console = result_console()
     for run, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):

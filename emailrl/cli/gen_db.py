@@ -80,7 +80,7 @@ def gen_db(
     settings = everything.store
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)
-        line = f"{settings.db} holds {report.emails:,} mails already; --overwrite builds it anew."
+        line = f"{settings.db} already holds {report.emails:,} emails; --overwrite rebuilds it."
         print(one_line(line), file=sys.stderr)
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
@@ -99,8 +99,8 @@ def gen_db(
         _print_summary(report)
         if append and report.emails:
             say(
-                "The database has changed: runs begun on it do not resume, and old questions for the first, the last "
-                "or a number of mails may have other answers. Write new ones with gen-questions."
+                "The database has changed: runs started on it cannot resume, and old questions about the first, the "
+                "last or the number of emails may have new answers. Generate new ones with gen-questions."
             )
     _print_next(settings, report.db)
     if json:
@@ -119,7 +119,7 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if identity() == before:
-            say(f"{db} is as it was before." if before else f"{db} was not written.")
+            say(f"{db} is unchanged." if before else f"{db} was not written.")
         raise
 
 
@@ -162,7 +162,7 @@ def _print_next(settings: StoreSettings, db: Path) -> None:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
         shown = ", ".join(
-            f"{owner.address} ({owner.mails:,} mail{'s' * (owner.mails != 1)})" for owner in owners[:NUM_SHOWN]
+            f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in owners[:NUM_SHOWN]
         )
         print(one_line(f"Inboxes: {shown}{', …' if len(owners) > NUM_SHOWN else ''}"), file=sys.stderr)
     questions = questions_file(settings.db)
@@ -243,7 +243,7 @@ def _print_summary(report: BuildReport) -> None:
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     console.print(
-        f"{report.emails:,} mail{'s' * (report.emails != 1)} stored in {report.db}, {skipped:,} skipped; "
+        f"{report.emails:,} email{'s' * (report.emails != 1)} stored in {report.db}, {skipped:,} skipped; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )  # fmt: skip

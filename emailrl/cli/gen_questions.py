@@ -70,7 +70,7 @@ def gen_questions(
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
     if generator == "template" and any(asks):
-        raise UsageError("The template generator asks no model.", "Add --generator llm, or leave those options out.")
+        raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
     database = settings.store.db
     _check_inboxes(database, inbox or [])
@@ -161,7 +161,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Question
     estimate = _estimate(plan, settings)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     progress_console().print(
-        f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} answered already; "
+        f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} already answered; "
         f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
         f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
         soft_wrap=True,
@@ -198,7 +198,7 @@ def _by_llm(
     )
     if max_cost is not None and plan.cost is not None and plan.cost > max_cost:
         raise UsageError(
-            f"The estimate of {_dollars(plan.cost, '')} lies above --max-cost.", "Ask for fewer questions (--limit)."
+            f"The estimated cost of {_dollars(plan.cost, '')} exceeds --max-cost.", "Ask for fewer questions (--limit)."
         )
     if plan.num_to_send and not is_confirmed:
         _confirm(plan.cost)
@@ -209,7 +209,7 @@ def _by_llm(
     )  # fmt: skip
     console = progress_console()
     for reason, number in result.dropped.items():
-        console.print(f"  left out {number:>6,}  {reason}")
+        console.print(f"  dropped {number:>6,}  {reason}")
     console.print(
         f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
     )
@@ -227,8 +227,8 @@ def _confirm(cost: float | None) -> None:
     if cost is not None and cost <= ASK_ABOVE:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"The cost of {_dollars(cost, 'an unknown sum')} is not confirmed.", "Add --yes.")
-    typer.confirm("Send the mails and spend this?", abort=True, err=True)
+        raise UsageError(f"The cost ({_dollars(cost, 'unknown')}) needs confirmation.", "Add --yes.")
+    typer.confirm("Send the emails and spend this?", abort=True, err=True)
 
 
 def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:

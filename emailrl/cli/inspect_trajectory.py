@@ -50,7 +50,7 @@ def inspect_trajectory(
     else:
         file = _newest(settings) if path is None else locate.find_file(path)
         if (torn := locate.torn_line(file)) is not None:
-            note = f"{file}, line {torn}: not whole yet (still being written, or cut off); passed over"
+            note = f"{file}, line {torn}: incomplete (still being written, or cut off); skipped"
             progress_console().print(plain_line(note), style="yellow", soft_wrap=True)
         position, count, trajectory = locate.pick(file, index)
         _show(file, f"{position + 1} of {count} (--index {position})", trajectory, settings)
@@ -61,8 +61,8 @@ def _newest(settings: Settings) -> Path:
 
     newest = newest_file(output_roots(settings.output.output_dir))
     if newest is None:
-        hint = "Make one (emailrl rollout, emailrl train), or name a file."
-        raise EmailRLError(f"No trajectory under {settings.output.output_dir}* yet.", hint)
+        hint = "Record one (emailrl rollout or emailrl train), or name a file."
+        raise EmailRLError(f"No trajectory under {settings.output.output_dir}*.", hint)
     return newest
 
 

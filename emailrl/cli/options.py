@@ -24,7 +24,7 @@ Overrides = dict[str, Any]
 
 def _path(value: str) -> Path:
     if not value.strip():  # as a path it would mean the folder one happens to be in
-        raise typer.BadParameter("is empty; name a file or folder.")
+        raise typer.BadParameter("must not be empty; name a file or folder.")
     return Path(value)
 
 

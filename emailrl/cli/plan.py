@@ -133,8 +133,8 @@ def _memory(planned: Plan) -> list[Row]:
         "weights": f"{planned.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
         "activations": f"{memory.micro_batch_tokens:,} tokens; {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
-        "backward pass": "temporary tensors of one layer, or of the vocabulary projection",
-        "heap": "freed blocks that glibc keeps; MALLOC_MMAP_THRESHOLD_=65536 gives them back",
+        "backward pass": "temporary tensors of one layer or of the vocabulary projection",
+        "heap": "freed blocks held by glibc; MALLOC_MMAP_THRESHOLD_=65536 returns them",
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes per token",
         "vLLM": "" if memory.cache_tokens is None else f"room for {memory.cache_tokens:,} tokens in its cache",
     }
@@ -146,11 +146,11 @@ def _memory(planned: Plan) -> list[Row]:
         rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
         remarks["vLLM"] = "asleep" if planned.settings.vllm.vllm_enable_sleep else "awake"
         rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
-    usable = f"{planned.device.name}, of which {memory.usable / gib:.1f} can be used"
+    usable = f"{planned.device.name}, {memory.usable / gib:.1f} usable"
     return [*rows, ("device", f"{planned.device.gib:.2f}", usable)]
 
 
-_KEPT = ("only their input", "their input and attention's output", "all but the MLP's gate and up", "everything")
+_KEPT = ("only their input", "their input and the attention output", "all but the MLP's gate and up", "everything")
 
 
 def _tokens(planned: Plan) -> list[Row]:
@@ -171,7 +171,7 @@ def _time(planned: Plan) -> list[Row]:
     at_once = min(planned.memory.at_once, tokens.trajectories)
     evaluations = f"{tokens.evaluations} evaluations on {tokens.eval_trajectories} questions"
     rows = [
-        ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} trajectories at once"),
+        ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} concurrent trajectories"),
         ("scoring per step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
         (
             "training per step",

@@ -54,7 +54,7 @@ def quickstart(
         try:
             outcome = run(folder, steps=steps, overwrite=overwrite, say=say, begin=begin, progress=ended)
         except KeyboardInterrupt:
-            say(f"Stopped: {kept(folder)}. The same command goes on from there.")
+            say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise
     _show(outcome, progress_console() if json else result_console())
     if json:
@@ -70,10 +70,10 @@ def _show(outcome: Outcome, console: Console) -> None:
         for name, trajectory in zip(("Before", "After"), example, strict=True):
             origin = f"benchmark of {trajectory.policy_version}"
             console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
-    console.print("\nAnswers right on the validation questions, by step", style="bold")
+    console.print("\nValidation accuracy by step", style="bold")
     for step, accuracy in curve_points(outcome.run_dir)[1]:
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
-    console.print("\nAnswers right on the test questions", style="bold")
+    console.print("\nTest accuracy", style="bold")
     for name, report in (("before", outcome.before), ("after", outcome.after)):
         evaluation = report.results[0].evaluation
         low, high = evaluation.interval
@@ -82,7 +82,7 @@ def _show(outcome: Outcome, console: Console) -> None:
             f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
         )
     folder = outcome.curve.parent
-    console.print(f"\n{outcome.seconds / 60:.1f} minutes. Picture: {outcome.curve}", soft_wrap=True)
+    console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {outcome.curve}", soft_wrap=True)
     next_command = f"cd {shlex.quote(str(folder))} && {program(folder)} inspect-trajectory --verbose"
     console.print(f"Next: {next_command}", soft_wrap=True)
 

@@ -67,7 +67,7 @@ def rollout(
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other.", "Choose one.")
+        raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     out = _begun(folder, out) if resume else out
     _target(out, folder, may_exist=overwrite or resume)  # a wrong place is told before anything is read
     scenarios = _scenarios(settings, split, num_scenarios)
@@ -81,7 +81,7 @@ def rollout(
     result = Evaluation.of(ended)
     progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
-        raise EmailRLError(f"Every rollout raised. The first: {reason(ended[0].exception)}")
+        raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")
     if json:
         print_json(_record(result, target, seconds))
 
@@ -112,7 +112,7 @@ def _begun(folder: Path, out: Path | None) -> Path:
         return out
     newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
     if newest is None:
-        raise UsageError(f"There is nothing to resume: there is no rollout in {folder}.", "Name its file with --out.")
+        raise UsageError(f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.")
     return newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
 
 
@@ -162,7 +162,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     out = out_file(out, may_exist=may_exist)
     place = next(parent for parent in out.absolute().parents if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        raise UsageError(f"{place} cannot be written to.", "Give another --out.")
+        raise UsageError(f"{place} is not writable.", "Choose another --out.")
     return out
 
 
@@ -195,7 +195,7 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
         return Subject(settings.model.name, settings.model.name)
     [subject] = choose_subjects([checkpoint], [], settings)
     if model is not None and not same_base(model, subject.model_name):
-        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Omit --model.")
+        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
     return subject
 
 
@@ -229,8 +229,8 @@ def _play(
                 collector.scorer.score(journal.unscored)
                 journal.finish()
             if journal.trajectories:
-                kept = f"{len(journal.trajectories)} ended trajectories kept in {journal.path}"
-                more = f"; the same command with --resume --out {shlex.quote(str(journal.path))} plays the rest"
+                kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
+                more = f"; to finish, rerun the same command with --resume --out {shlex.quote(str(journal.path))}"
                 progress_console().print(kept + more, soft_wrap=True)
             raise
         seconds = time.perf_counter() - started

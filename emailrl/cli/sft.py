@@ -57,7 +57,7 @@ def sft(
 
     place = find_place(settings, out, resume)
     if place.checkpoint is not None:
-        say(f"Going on with {place.checkpoint.path} and the options recorded there.")
+        say(f"Resuming from {place.checkpoint.path} with the options recorded there.")
         settings = load_settings(given, recorded=place.checkpoint.metadata.settings)
         out = place.directory
     from emailrl.sft.data import source_of

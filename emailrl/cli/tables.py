@@ -32,7 +32,7 @@ def results_table(report: Report) -> RenderableType:
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     title = f"Test split, {decoding}, at most {report.conditions['max_turns']} turns"
     if report.conditions["samples"] > 1:
-        title += f", {report.conditions['samples']} samples a question"
+        title += f", {report.conditions['samples']} samples per question"
     if report.conditions["sequential"]:
         title += ", one question at a time"
     if report.conditions["reward_name"] != "art_e":
@@ -56,11 +56,11 @@ def results_table(report: Report) -> RenderableType:
         for each in report.comparisons
     ]
     lines.append(
-        "tokens counts a conversation once, prompt_tokens its beginning anew at every turn; a chat server's tokens are "
-        "prompt_tokens + completion_tokens: docs/benchmark.md"
+        "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
+        "tokens are prompt_tokens + completion_tokens: docs/benchmark.md"
     )
     lines += [
-        f"{titles[record['model']]} saw no order: it was handed no mail by search or read"
+        f"{titles[record['model']]} saw no injected order: no search or read returned an email"
         for record in report.records()
         if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
     ]
@@ -76,7 +76,7 @@ def _part_of(report: Report, count: int) -> str:
     part = f"interrupted after {count} of {report.num_asked} questions"
     if report.conditions["sequential"]:
         return f"{part}, the first ones"
-    return f"{part}, those that end soonest: a biased sample, its figures are not the policy's"
+    return f"{part}, the ones that finished soonest: a biased sample that does not measure the policy"
 
 
 def _titles(report: Report) -> dict[str, str]:
@@ -138,13 +138,13 @@ def rollout_table(
     from rich.text import Text
 
     trajectories = result.trajectories
-    resumed = "" if num_new == len(trajectories) else f", {num_new} of them now,"
+    resumed = "" if num_new == len(trajectories) else f", {num_new} of them new,"
     broken = sum(max(len(t.samples) - 1, 0) for t in trajectories)
     low, high = result.interval
     policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
     rows = {
         "policy": f"{policy}, temperature {settings.agent.temperature:g}",
-        "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} a second)",
+        "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} per second)",
         "accuracy": f"{result.accuracy:.1%} (95 %: {low:.1%} to {high:.1%})",
         "mean reward": _number(result.reward),
         "turns": _number(result.rubric.get("num_turns")),
@@ -178,7 +178,7 @@ def _endings(trajectories: list[Trajectory]) -> str:
         "answered": counts["correct"] + counts["wrong"] + counts["not judged"],
         "did not know": counts["did not know"],
         f"no answer ({', '.join(f'{reason} {count}' for reason, count in reasons)})": counts["no answer"],
-        "raised": counts["crashed"],
+        "failed": counts["crashed"],
     }
     return ", ".join(f"{name} {count}" for name, count in parts.items() if count)
 
@@ -194,7 +194,7 @@ def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "made (UTC)"):
+    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "created (UTC)"):
         table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
     for checkpoint in found:
         metadata = checkpoint.metadata

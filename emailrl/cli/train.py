@@ -107,12 +107,14 @@ def _with_own_options(
     checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
     if directory is None or checkpoint is None:
         return settings, resume, overwrite  # auto, with nothing to go on with
-    say(f"Going on with {checkpoint.path} and the options recorded there.")
+    say(f"Resuming from {checkpoint.path} with the options recorded there.")
     if not overwrite and sys.stdin.isatty() and (loss := loss_of_going_back(directory, checkpoint)):
         overwrite = _agrees(loss)
     own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
     if passed_over := _passed_over(settings, own):
-        say(f"Note: passed over, as the run was begun otherwise: {passed_over}. Flags or the environment change it.")
+        say(
+            f"Note: ignored in favour of the run's own settings: {passed_over}. Override with flags or the environment."
+        )
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
@@ -121,7 +123,7 @@ def _with_own_options(
 def _agrees(loss: str) -> bool:
     """Ask before later work is lost; who does not agree ends the command."""
     say(loss)
-    if not typer.confirm("Remove that and go on?", err=True):
+    if not typer.confirm("Remove it and continue?", err=True):
         raise typer.Exit(1)
     return True
 

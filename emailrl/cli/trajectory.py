@@ -69,7 +69,7 @@ def _header(trajectory: Trajectory, title: str, origin: str | None) -> Panel:
         "Question": scenario.question,
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
         "Gold answer": scenario.answer,
-        "Gold mails": ", ".join(scenario.message_ids) or "none",
+        "Gold emails": ", ".join(scenario.message_ids) or "none",
     }
     return Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
 
@@ -111,7 +111,7 @@ def _assistant(message: Message) -> RenderableType:
         parts.append(_labelled("assistant", plain(message.content.strip()), "white"))
     parts += [_call(call.name, call.arguments) for call in message.tool_calls]
     if message.parse_error:
-        parts.append(_labelled("cannot be read", plain(message.parse_error), "red"))
+        parts.append(_labelled("unparsable", plain(message.parse_error), "red"))
     return Group(*parts)
 
 
@@ -136,7 +136,7 @@ def _tool_result(content: str) -> str:
     except (ValueError, RecursionError):
         return plain(content)
     if isinstance(value, list):
-        return "".join(f"\n• {_flat(item)}" for item in value) or "[] (nothing found)"
+        return "".join(f"\n• {_flat(item)}" for item in value) or "[] (no results)"
     if isinstance(value, dict):
         return "".join(f"\n{plain_line(str(key))}: {_flat(item)}" for key, item in value.items())
     return plain(content)
@@ -158,7 +158,7 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
         "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
         "Reward": f"{trajectory.reward:.4f}",
-        "Took": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}",
+        "Duration": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}",
     }
     if note is not None and (advantage := _advantage(note)):
         rows["Advantage"] = advantage
@@ -219,9 +219,9 @@ def _tokens(
     known = [logprob for logprob in sample.sampler_logprobs if logprob is not None]
     facts = f"{trained} of {total} trained ({share:.1%})"
     if known:
-        facts += f", {len(known)} sampled, mean log-probability {sum(known) / len(known):.3f}, least {min(known):.3f}"
+        facts += f", {len(known)} sampled, mean log-probability {sum(known) / len(known):.3f}, minimum {min(known):.3f}"
     if tokens is None:
-        facts += "\nids only: their tokenizer was not found"
+        facts += "\ntoken ids only: the tokenizer was not found"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
     none = (None,) * len(sample.token_ids)

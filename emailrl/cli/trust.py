@@ -42,7 +42,7 @@ def trust(
 ) -> None:
     here = (folder or Path()).absolute()
     if not list_all and not here.is_dir():
-        raise UsageError(f"{here} is no folder.")
+        raise UsageError(f"{here} is not a folder.")
     if list_all:
         _list(json)
     elif revoke:
@@ -55,24 +55,24 @@ def _trust(folder: Path, *, is_agreed: bool, json: bool) -> None:
     from emailrl.settings import folder_risks, trust_folder
 
     found = folder_risks(folder)
-    _say(f"{folder}: {'nothing in it takes trust.' if not found else ''}")
+    _say(f"{folder}: {'nothing in it requires trust.' if not found else ''}")
     for risk in found:
         _say(f"  {risk}")
     if found and not is_agreed and not _agrees():
         _say("Not trusted.")
         raise typer.Exit(1)
     if found and folder_risks(folder) != found:
-        raise UsageError("The folder's files changed while you read.", "Run it again.")
+        raise UsageError("The folder's files changed while you were reading.", "Run it again.")
     if found:
         trust_folder(folder)
-        _say("Trusted. `emailrl trust --revoke` takes it back.")
+        _say("Trusted. To undo: `emailrl trust --revoke`.")
     if json:
         print_json({"folder": folder, "trusted": [_record(risk) for risk in found]})
 
 
 def _agrees() -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("Nobody is there to agree.", "Add --yes once you have read it.")
+        raise UsageError("Trusting a folder needs confirmation.", "Add --yes once you have read the list.")
     return typer.confirm("Trust the folder with all of this?", err=True)
 
 
@@ -80,7 +80,7 @@ def _revoke(folder: Path, json: bool) -> None:
     from emailrl.settings.consent import forget
 
     was = forget(folder)
-    _say(f"{folder} {'is trusted no longer' if was else 'was not trusted'}.")
+    _say(f"{folder} {'is no longer trusted' if was else 'was not trusted'}.")
     if json:
         print_json({"folder": folder, "revoked": was})
 
@@ -92,7 +92,7 @@ def _list(json: bool) -> None:
     for name in known:
         print(one_line(name))
     if not known:
-        _say(f"No folder is trusted ({record_file()}).")
+        _say(f"No trusted folders ({record_file()}).")
     if json:
         print_json({"folders": known})
 

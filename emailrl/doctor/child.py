@@ -19,5 +19,5 @@ def run_child(program: str, *arguments: str) -> Any:
         return f"no answer in {_SECONDS} s"
     if ended.returncode:
         last = ended.stderr.strip().splitlines()[-1:]
-        return last[0] if last else f"the process ended with {ended.returncode}"
+        return last[0] if last else f"the process exited with {ended.returncode}"
     return json.loads(ended.stdout.strip().splitlines()[-1])

@@ -18,14 +18,16 @@ def examine_data(settings: Settings) -> Iterable[Check]:
     yield _database(settings.store.db)
     questions = settings.data.questions
     if questions is None:
-        remedy = "Offline, name a file: --questions FILE, or EMAILRL_QUESTIONS=FILE."
-        yield Check("data", "questions", "note", "none named: the hub's ART-E questions are fetched", remedy)
+        remedy = "When offline, name a file: --questions FILE or EMAILRL_QUESTIONS=FILE."
+        yield Check("data", "questions", "note", "none named: the ART-E questions are downloaded from the hub", remedy)
     elif questions.is_file():
         with questions.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
         yield Check("data", "questions", "ok", f"{questions}, {lines:,} questions")
     else:
-        yield Check("data", "questions", "missing", f"no such file: {questions}", "Make some: emailrl gen-questions")
+        yield Check(
+            "data", "questions", "missing", f"no such file: {questions}", "Generate some: emailrl gen-questions"
+        )
 
 
 def _database(db: Path) -> Check:
@@ -37,8 +39,8 @@ def _database(db: Path) -> Check:
             emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
             connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
     except sqlite3.Error as error:
-        return Check("data", "database", "broken", f"{db}: {error}", "Build it anew: emailrl gen-db --overwrite")
-    return Check("data", "database", "ok", f"{db}, {emails:,} mails, {size:,.1f} MiB")
+        return Check("data", "database", "broken", f"{db}: {error}", "Rebuild it: emailrl gen-db --overwrite")
+    return Check("data", "database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
 
 
 def examine_accounts(settings: Settings) -> Iterable[Check]:
@@ -49,11 +51,13 @@ def examine_accounts(settings: Settings) -> Iterable[Check]:
         yield Check("accounts", "wandb", "ok", "logged in")
     else:
         remedy = "Log in (wandb login), or set WANDB_MODE=disabled."
-        yield Check("accounts", "wandb", "note", "not logged in: runs go on offline", remedy)
+        yield Check("accounts", "wandb", "note", "not logged in: runs are logged offline", remedy)
     if settings.rewards.openrouter_api_key:
-        yield Check("accounts", "OPENROUTER_API_KEY", "ok", f"set: {settings.rewards.judge_model} judges answers")
+        yield Check(
+            "accounts", "OPENROUTER_API_KEY", "ok", f"set: answers are judged by {settings.rewards.judge_model}"
+        )
     else:
-        remedy = "Set it to judge answers by a language model (one in .env counts once the folder is trusted)."
+        remedy = "Set it to have a language model judge answers (a key in .env counts once the folder is trusted)."
         yield Check("accounts", "OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
 
 

@@ -48,8 +48,8 @@ def examine_hardware(settings: Settings) -> Iterable[Check]:
         free, total = (value / GIB for value in gpu["memory"])
         yield Check("hardware", f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
-        remedy = "Fine for --model nano or smol-base; larger models want a CUDA GPU and a torch built for it."
-        yield Check("hardware", "gpu", "note", "none that torch can use", remedy)
+        remedy = "Fine for --model nano or smol-base; larger models need a CUDA GPU and a CUDA build of torch."
+        yield Check("hardware", "gpu", "note", "none usable by torch", remedy)
     yield _disk(settings.output.output_dir)
     yield _model(settings, has_gpu=bool(gpus))
 
@@ -59,7 +59,7 @@ def _disk(output_dir: Path) -> Check:
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.1f} GiB free at {folder}"
     if free < LOW_DISK_GIB:
-        return Check("hardware", "disk", "note", found, "Free some, or set OUTPUT_DIR to a larger disk.")
+        return Check("hardware", "disk", "note", found, "Free some space, or set OUTPUT_DIR to a larger disk.")
     return Check("hardware", "disk", "ok", found)
 
 
@@ -74,10 +74,10 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
     from huggingface_hub import try_to_load_from_cache
 
     cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-    found = f"{name}, {'in the hub cache' if cached else 'fetched from the hub at first use'}"
+    found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
     if has_gpu:
         return Check("hardware", "model", "ok", found)
-    return Check("hardware", "model", "note", found, "Without a GPU use --model nano, or MODEL_NAME=nano.")
+    return Check("hardware", "model", "note", found, "Without a GPU, use --model nano or MODEL_NAME=nano.")
 
 
 def _smol(name: str, given: Path | None) -> Check:
@@ -89,6 +89,6 @@ def _smol(name: str, given: Path | None) -> Check:
     if name == SMOL and not has_adapter():
         return Check("hardware", "model", "missing", "smol has no packaged adapter", f"Use --model {SMOL_BASE}.")
     if source is None:
-        return Check("hardware", "model", "note", f"{name}, fetched from the hub at first use", INSTALL_SMOL)
-    state = "converted" if cached_folder(name, source).is_dir() else "converted at first use"
+        return Check("hardware", "model", "note", f"{name}, downloaded from the hub on first use", INSTALL_SMOL)
+    state = "converted" if cached_folder(name, source).is_dir() else "converted on first use"
     return Check("hardware", "model", "ok", f"{name} from {source.origin}, {state}")

@@ -20,7 +20,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
     try:
         wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
     except metadata.PackageNotFoundError:
-        yield Check("packages", "emailrl", "note", "run from its source, not installed", "pip install --editable .")
+        yield Check("packages", "emailrl", "note", "running from source, not installed", "pip install --editable .")
         return
     present = {item.name: version for item in wanted if (version := _installed(item.name))}
     modules = _modules(present) if deep else {}
@@ -41,9 +41,9 @@ def examine_packages(deep: bool) -> Iterable[Check]:
             yield Check(area, item.name, status, "not installed", install, essential)
         elif error is not None:
             remedy = f"Reinstall it: pip install --force-reinstall {item.name}"
-            yield Check(area, item.name, "broken", f"{version} does not import: {error}", remedy, essential)
+            yield Check(area, item.name, "broken", f"{version} fails to import: {error}", remedy, essential)
         elif not item.specifier.contains(version, prereleases=True):
-            yield Check(area, item.name, "note", f"{version}, made for {item.specifier}", install)
+            yield Check(area, item.name, "note", f"{version}, expected {item.specifier}", install)
         else:
             yield Check(area, item.name, "ok", version)
 

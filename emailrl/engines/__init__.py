@@ -42,7 +42,7 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
     if is_chat(settings):
         raise UsageError(
-            "The engine openai hands back no token ids: it plays in rollout and benchmark, and cannot be trained with.",
+            "The openai engine returns no token ids: it works in rollout and benchmark, but not in training.",
             "Use --engine transformers or vllm.",
         )
     if settings.agent.engine == "vllm":

@@ -21,7 +21,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}: a completion has at least one token")
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
 
 
 @dataclass(slots=True)

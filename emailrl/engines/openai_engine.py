@@ -87,7 +87,9 @@ class OpenAIEngine:
             self._at_openrouter = is_openrouter(self._settings.openai_base_url)
             self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
         except ValueError as error:
-            raise UsageError("OPENAI_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
+            raise UsageError(
+                "OPENAI_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
+            ) from error
         self._key = _key(settings, self._at_openrouter)
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
@@ -234,7 +236,7 @@ def _key(settings: Settings, at_openrouter: bool) -> str:
     secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
     if at_openrouter and secret is None:
         raise UsageError(
-            "The engine openai at OpenRouter needs a key.",
-            "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server.",
+            "The openai engine needs an OpenRouter key.",
+            "Set OPENROUTER_API_KEY, or point OPENAI_BASE_URL at another server.",
         )
     return secret.get_secret_value() if secret else ""

@@ -92,14 +92,15 @@ class Probe:
         gap = mean_gap(prompt, self._expected)
         if not gap <= self.tolerance:
             raise ProbeError(
-                f"{who} does not sample from the adapter it was given: its log-probabilities are {gap:.4f} nats off.",
-                f"Check its base model and type; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
+                f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
+                f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
             )
         before = self._answers_before.get(who)
         moved = mean_gap(self._expected, self._before) if self._before else 0.0
         if before is not None and moved > self.tolerance / 100 and list(prompt) == before:
             raise ProbeError(
-                f"{who} did not take the new adapter: it answers bit for bit as before, the trainer {moved:.2g} off.",
+                f"{who} did not load the new adapter: its output is bit-identical, "
+                f"while the trainer's moved by {moved:.2g}.",
                 "Restart it.",
             )
         self._check_sampled(who, sampled, logprobs)
@@ -113,8 +114,8 @@ class Probe:
         if not gap <= 3 * self.tolerance:
             untempered = mean_gap(logprobs, self.score(ids, start)) <= 3 * self.tolerance
             raise ProbeError(
-                f"{who} returns log-probabilities of sampled tokens {gap:.4f} nats off"
-                + (", those before temperature." if untempered else "."),
+                f"{who} returns log-probabilities of sampled tokens that are off by {gap:.4f} nats"
+                + (": they are taken before temperature." if untempered else "."),
                 "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0." if untempered else "",
             )
 

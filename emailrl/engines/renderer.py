@@ -55,7 +55,7 @@ class ChatRenderer:
         if not tokenizer.chat_template:
             raise EmailRLError(
                 "The model's tokenizer has no chat template.",
-                "Use an instruction-tuned model, or add a template to it.",
+                "Use an instruction-tuned model, or add a chat template.",
             )
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
@@ -195,7 +195,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if after and after[0] in tokenizer.added_tokens_decoder:
         ids.add(after[0])
     if not ids:
-        raise EmailRLError("The model's tokenizer names no token that ends a turn.", "Set its eos_token.")
+        raise EmailRLError("The model's tokenizer defines no end-of-turn token.", "Set its eos_token.")
     return frozenset(ids)
 
 

@@ -166,7 +166,7 @@ def read_completion(
     """The completion in a response; EmailRLError where it does not belong to the prompt's ids, or has another shape."""
     choice = read_choice(str(replica), response, name, vocabulary)
     if choice.prompt_token_ids not in (None, request.prompt_ids):
-        raise EmailRLError(f"{replica} read other tokens than those of the prompt.", "It must be vLLM 0.26 or newer.")
+        raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
     reason = choice.finish_reason
     completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):

@@ -44,7 +44,7 @@ def apply_template(
         reason = line if isinstance(error, _TooLongError) else f"{type(error).__name__}: {line}"
         raise _failed(reason) from None
     if len(str(text)) > MOST_CHARACTERS:
-        raise _failed(f"it makes {len(str(text)):,} characters of {len(messages)} messages")
+        raise _failed(f"it renders {len(messages)} messages as {len(str(text)):,} characters")
     return str(text)
 
 
@@ -55,7 +55,7 @@ def _bounded() -> Iterator[None]:
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:
         if time.monotonic() > end:
-            raise _TooLongError(f"it runs for longer than {MOST_SECONDS:g} seconds")
+            raise _TooLongError(f"it takes longer than {MOST_SECONDS:g} seconds")
         return on_line
 
     def on_call(frame: FrameType, event: str, argument: object) -> Any:

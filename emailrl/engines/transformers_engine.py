@@ -125,7 +125,7 @@ class TransformersEngine:
         for tokens in (len(request.prompt_ids) for request in requests):
             if self.window <= tokens < self.max_model_len:
                 raise EmailRLError(
-                    f"A prompt of {tokens} tokens does not fit: the key-value cache holds {self.window}.",
+                    f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.",
                     f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
                     "leaves more room.",
                 )
@@ -173,7 +173,9 @@ class TransformersEngine:
         """
         try:
             if self.schedule.make_room():
-                self._tell("The key-value cache is full: the latest wait, and are read anew (KV_CACHE_GIB).")
+                self._tell(
+                    "The KV cache is full: the newest trajectories wait and are prefilled again (raise KV_CACHE_GIB)."
+                )
             self.passes.read(self.schedule.running)
             return self._step()
         except torch.OutOfMemoryError:
@@ -199,21 +201,21 @@ class TransformersEngine:
                 "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true.",
             )
         if ran == 1 or unused > used:
-            self._tell("Out of memory: the part of the key-value cache that is not in use is given back.")
+            self._tell("Out of memory: releasing the unused part of the KV cache.")
             return
         cache.most = used * 3 // 4
         report(
-            f"Out of memory with {ran} trajectories at once: the key-value cache takes at most "
-            f"{gib_for(cache.most, *self._shape)} GiB from now on, and the latest wait. "
-            "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to begin so."
+            f"Out of memory with {ran} concurrent trajectories: the KV cache is now limited to "
+            f"{gib_for(cache.most, *self._shape)} GiB, and the newest trajectories wait. "
+            "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to start that way."
         )
 
     def _tell_if_cut(self, tokens: int) -> None:
         """Say so, once, where it is the cache and not the context window that ends a trajectory."""
         if tokens < self.max_model_len:
             self._tell(
-                f"A trajectory was truncated at {self.window} tokens, which is all that the key-value cache holds: "
-                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to mean it."
+                f"A trajectory was truncated at {self.window} tokens, the size of the KV cache: "
+                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to make this limit explicit."
             )
 
     def _tell(self, line: str) -> None:

@@ -84,11 +84,11 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        raise ReplicaDown(f"HTTP {response.status_code}, and no JSON in it")
+        raise ReplicaDown(f"HTTP {response.status_code} without a JSON body")
     place = _short(".".join(str(step) for step in first["loc"])) or "the whole"
     raise EmailRLError(
-        f"{who} answers {response.request.url.path} in another shape than vLLM's ({place}: {_short(first['msg'])}).",
-        "Check VLLM_URLS; it must be vLLM 0.26 or newer.",
+        f"{who} answers {response.request.url.path} in a format other than vLLM's ({place}: {_short(first['msg'])}).",
+        "Check VLLM_URLS; vLLM 0.26 or newer is required.",
     )
 
 
@@ -96,17 +96,18 @@ def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) 
     """The one completion of a response, by the model ``name``, ids below ``vocabulary``; raises as ``read_answer``."""
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
-        raise EmailRLError(f"{who} answered with {_short(answer.model)!r}, asked for {name!r}.", "Restart it.")
+        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
     choice = answer.choices[0]
     if len(choice.token_ids) != len(choice.logprobs.token_logprobs):
         raise EmailRLError(
             f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
             "log-probabilities.",
-            "It must be vLLM 0.26 or newer.",
+            "vLLM 0.26 or newer is required.",
         )
     if max(choice.token_ids, default=0) >= vocabulary:  # the trainer's embedding has no row for it
         raise EmailRLError(
-            f"{who} returns the token {max(choice.token_ids)} of a model with {vocabulary}.", "Check its base model."
+            f"{who} returns token {max(choice.token_ids)}, outside the vocabulary of {vocabulary}.",
+            "Check its base model.",
         )
     return choice
 
@@ -117,7 +118,7 @@ def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]
     found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
     values = [one.logprob for one in found if one is not None]
     if len(entries) != len(ids) or len(values) != len(ids) - 1:
-        raise EmailRLError(f"{who} returns no log-probabilities of the prompt.", "It must be vLLM 0.26 or newer.")
+        raise EmailRLError(f"{who} returns no prompt log-probabilities.", "vLLM 0.26 or newer is required.")
     return values
 
 

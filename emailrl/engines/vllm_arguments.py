@@ -59,7 +59,7 @@ def lora_rank_limit(rank: int) -> int:
     for limit in LORA_RANKS:
         if rank <= limit:
             return limit
-    raise UsageError(f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+    raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
 
 
 def adapter_rank(path: Path) -> int:
@@ -85,16 +85,16 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
         return
     if settings.model.backend == "unsloth":
         raise UsageError(
-            "The backend unsloth does not work with vLLM in the same process.",
-            "Name servers in VLLM_URLS, or use --backend transformers or --engine transformers.",
+            "The unsloth backend does not work with vLLM in the same process.",
+            "Set VLLM_URLS, or use --backend transformers or --engine transformers.",
         )
     if find_spec("vllm") is None:
         raise EmailRLError(
-            "The engine vllm is not installed.",
-            "Run in the clone: pip install -e '.[vllm]', or name servers in VLLM_URLS, or use --engine transformers.",
+            "The vllm engine is not installed.",
+            "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers.",
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("vLLM in process works for one training process only.", "Name servers in VLLM_URLS.")
+        raise UsageError("In-process vLLM supports only one training process.", "Set VLLM_URLS.")
 
 
 def check_sampling(settings: Settings, *, trainable: bool) -> None:
@@ -105,7 +105,7 @@ def check_sampling(settings: Settings, *, trainable: bool) -> None:
     agent = settings.agent
     if is_filtered(settings) and agent.temperature not in (0, 1):
         raise UsageError(
-            f"vLLM states log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
+            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
             f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
             "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
         )
@@ -122,7 +122,8 @@ def read_urls(text: str) -> list[str]:
     for url in urls:
         if not re.match(r"https?://[^/]", url):
             raise UsageError(
-                f"VLLM_URLS holds {without_credentials(url)!r}, which is no http address.", "Write http://host:8000."
+                f"VLLM_URLS contains {without_credentials(url)!r}, which is not an http URL.",
+                "Expected http://host:8000.",
             )
     return list(dict.fromkeys(urls))
 
@@ -133,5 +134,5 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
         return None
     here, separator, there = text.partition("=")
     if not separator or not here or not there.startswith("/"):
-        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Write outputs=/mnt/outputs.")
+        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Example: outputs=/mnt/outputs.")
     return Path(here).absolute(), Path(there)

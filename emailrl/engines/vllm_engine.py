@@ -55,7 +55,7 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
         if settings.vllm.vllm_enable_sleep and not self.can_sleep:
-            report("vLLM cannot sleep without a GPU: it keeps its memory while the trainer works.")
+            report("vLLM cannot sleep without a GPU: it holds its memory during training.")
         self._engine: Any = None
         self._lora: Any = None
         self._loras = 0
@@ -175,7 +175,7 @@ class VllmEngine:
             except (RuntimeError, ValueError, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise EmailRLError(
-                    f"vLLM does not start: {reason}",
+                    f"vLLM failed to start: {reason}",
                     "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true.",
                 ) from error
 
@@ -207,13 +207,13 @@ class VllmEngine:
         rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
         if rank > room:
             raise UsageError(
-                f"vLLM was started for adapters up to rank {room}, and {self._path} has {rank}.",
+                f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
                 f"Set VLLM_MAX_LORA_RANK={rank}.",
             )
         self._loras += 1
         request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
         if not self._engine.add_lora(request):
-            raise EmailRLError(f"vLLM did not take the adapter {self._path}.")
+            raise EmailRLError(f"vLLM did not load the adapter {self._path}.")
         self._lora = request
 
     def _params(self, sampling: SamplingParams, seed: int, max_tokens: int, **more: Any) -> Any:

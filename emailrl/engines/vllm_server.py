@@ -125,9 +125,9 @@ class VllmServers:
         failures = await asyncio.gather(*(self._admit(client, replica) for replica in missing))
         for replica, failure in zip(missing, failures, strict=True):
             if failure is None and replica in returning:
-                report(f"{replica} takes part again.")
+                report(f"{replica} is back in use.")
             elif failure is not None and replica not in returning:
-                report(f"{replica} is left out: {failure.rstrip('.')}.")
+                report(f"{replica} is excluded: {failure.rstrip('.')}.")
         if not self.alive:
             raise self._nobody(next(filter(None, failures), "no replica"))
         await self._unload_stale(client, kept=KEPT_ADAPTERS)
@@ -183,12 +183,12 @@ class VllmServers:
     def _leave_out(self, replica: Replica, why: str) -> None:
         if replica.alive:
             replica.alive = False
-            report(f"{replica} is left out: {why.rstrip('.')}. {len(self.alive)} of {len(self._replicas)} go on.")
+            report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self._replicas)} remain.")
 
     def _nobody(self, why: str) -> EmailRLError:
         return EmailRLError(
-            f"No vLLM server is left, of {len(self._replicas)}: {why.rstrip('.') or 'all were left out'}.",
-            "Start one and run the command again; emailrl train goes on with --resume auto.",
+            f"No vLLM server available ({len(self._replicas)} configured): {why.rstrip('.') or 'all were excluded'}.",
+            "Start one and run the command again; emailrl train continues with --resume auto.",
         )
 
     # -- completions
@@ -263,7 +263,7 @@ class VllmServers:
             return str(path)
         here, there = self._path_map
         if not path.is_relative_to(here):
-            raise UsageError(f"The adapter {path} does not lie under {here}.", "Mend VLLM_ADAPTER_PATH_MAP.")
+            raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
         return str(there / path.relative_to(here))
 
     def _in_loop(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:

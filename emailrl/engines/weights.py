@@ -161,7 +161,7 @@ def check_full_attention(config: Any) -> None:
     sliding = getattr(config, "sliding_window", None) if layer_types is None else None
     if sliding or any(kind != "full_attention" for kind in layer_types or ()):
         raise EmailRLError(
-            f"The in-process engine needs full attention in every layer; {config.model_type} has other layers.",
+            f"The in-process engine needs full attention in every layer, which {config.model_type} does not have.",
             "Use --engine vllm.",
         )
 

@@ -97,7 +97,7 @@ class CustomEnvironment:
             raise self._wrong("step() of", result, "a StepResult (emailrl.environment)")
         self._check_messages("step() of", result.messages)
         if not isinstance(result.done, bool):
-            raise self._wrong("step() of", result.done, "a truth value as done")
+            raise self._wrong("step() of", result.done, "a bool as done")
         if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
             raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.trajectory) or None")
         self._call("the tool_args of", json.dumps, result.tool_args)
@@ -130,7 +130,7 @@ class CustomEnvironment:
         own = dict(rubric or {})
         for name, value in own.items():
             if value is not None and not isinstance(value, bool | int | float | str):
-                raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a truth value or a text")
+                raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a bool or a string")
         self.rubric = asdict(known) | own
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
@@ -149,10 +149,10 @@ class CustomEnvironment:
                 message.content.encode()
             except UnicodeEncodeError as error:  # no tokenizer and no server takes it
                 half = message.content[error.start]
-                raise self._wrong(what, half, "text: half of a character in a Message") from None
+                raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
 
     def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
-        return EmailRLError(f"{what} the environment {self._part.name} gave {_shown(value)}, not {wanted}.")
+        return EmailRLError(f"{what} the environment {self._part.name} returned {_shown(value)}, not {wanted}.")
 
 
 def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
@@ -163,8 +163,8 @@ def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
     for tool in tools if isinstance(tools, list) else [tools]:
         name = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
         if not isinstance(name, str):
-            hint = 'Each is {"type": "function", "function": {"name": …, "parameters": …}}.'
-            raise UsageError(f"The environment {part.name} has tools that are no function schemas.", hint)
+            hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
+            raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
     return list(tools)
 
 

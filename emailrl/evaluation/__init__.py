@@ -167,7 +167,7 @@ def check_samples(num_samples: int, temperature: float) -> None:
     """Raise UsageError where several samples of a question would all be the same."""
     if num_samples > 1 and temperature == 0:
         raise UsageError(
-            f"{num_samples} greedy samples of a question are all the same.", "Set EVAL_TEMPERATURE above 0, say 0.7."
+            f"{num_samples} greedy samples of a question would be identical.", "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
         )
 
 

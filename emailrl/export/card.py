@@ -41,12 +41,12 @@ def _front_matter(metadata: Metadata, merged: bool) -> str:
 
 
 def _introduction(metadata: Metadata, merged: bool) -> str:
-    what = "The weights hold its LoRA adapter, merged." if merged else "This is its LoRA adapter alone."
-    began = f", from the weights of {metadata.parent}" if metadata.parent else ""
+    what = "The LoRA adapter is merged into the weights." if merged else "This is the LoRA adapter only."
+    began = f", starting from the weights of {metadata.parent}" if metadata.parent else ""
     return (
         f"# Mail-search agent, {metadata.run_id}, step {metadata.step}\n\n"
-        f"A language model that searches a mailbox with tools and answers questions from it: {metadata.base_model}, "
-        f"trained with emailrl by {metadata.algorithm} in mode {metadata.mode}{began}. {what}\n"
+        f"A language model that answers questions by searching a mailbox with tools: {metadata.base_model}, "
+        f"trained with emailrl using {metadata.algorithm} in mode {metadata.mode}{began}. {what}\n"
     )
 
 
@@ -64,7 +64,7 @@ def _results(metadata: Metadata) -> str:
     if metrics.get("reward") is not None:
         line += f", mean reward {metrics['reward']:.3f}"
     return (
-        f"## Results\n\n{line}. The checkpoint was chosen on these questions; `emailrl benchmark` measures it on the "
+        f"## Results\n\n{line}. The checkpoint was selected on these questions; `emailrl benchmark` measures it on the "
         "test split.\n"
     )
 
@@ -75,7 +75,7 @@ def _training(metadata: Metadata) -> str:
         values: dict[str, Any] = metadata.settings.get(section) or {}
         rows += [(name, values[name]) for name in names if values.get(name) is not None]
     table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows)
-    return f"## Training\n\n| setting | value |\n|---|---|\n{table}\n\nEverything else is in `metadata.json`.\n"
+    return f"## Training\n\n| setting | value |\n|---|---|\n{table}\n\nAll other settings are in `metadata.json`.\n"
 
 
 def _cell(value: Any) -> str:
@@ -93,7 +93,7 @@ def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
         base = json.dumps(metadata.base_model)
         if metadata.base_model in PACKAGED:
             imports += "\nfrom emailrl.policy.resolve import resolve_model"
-            note = f"The base model {metadata.base_model} comes with emailrl.\n\n"
+            note = f"The base model {metadata.base_model} ships with emailrl.\n\n"
             base = f"resolve_model({base})"
         load = (
             f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
@@ -130,5 +130,9 @@ def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
         adapter = f"--enable-lora --max-lora-rank {limit} --lora-modules mail-agent={here}"
         command = f"vllm serve {base} \\\n  {adapter} \\\n  {tools}"
     temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")
-    decoding = "" if temperature is None else f"\nIt was evaluated at temperature {temperature:g}: ask for the same.\n"
+    decoding = (
+        ""
+        if temperature is None
+        else f"\nIt was evaluated at temperature {temperature:g}; use the same when serving.\n"
+    )
     return f"## Serve it\n\n```sh\n{command}\n```\n{decoding}"

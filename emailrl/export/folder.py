@@ -78,7 +78,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     if not any(out.iterdir()):
         return
     if not (out / MARKER).is_file():
-        raise UsageError(f"{out} exists and is no export.", "Name another folder with --out.")
+        raise UsageError(f"{out} exists and is not an export.", "Name another folder with --out.")
     if not overwrite:
         raise UsageError(f"{out} exists.", "Name another folder with --out, or add --overwrite.")
 
@@ -130,9 +130,9 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         )
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EmailRLError(f"The base model '{name}' does not load: {reason}", "Use --format adapter.") from error
+        raise EmailRLError(f"The base model '{name}' failed to load: {reason}", "Use --format adapter.") from error
     if getattr(base, "quantization_method", None) is not None:
-        raise UsageError(f"The base model '{name}' is quantized: merging would round twice.", "Use --format adapter.")
+        raise UsageError(f"The base model '{name}' is quantized; merging would round twice.", "Use --format adapter.")
     read_plain_lora(checkpoint.path, base)
     try:
         model = PeftModel.from_pretrained(base, str(checkpoint.path))

@@ -76,7 +76,7 @@ def pick(file: Path, index: int) -> tuple[int, int, Trajectory]:
     """Return ``(position, count, trajectory)`` for ``index`` of a file (0 the first, -1 the last)."""
     records = list(numbered_records(file))
     if not records:
-        raise UsageError(f"{file} holds no whole trajectory yet.", "Wait for the run, or name another file.")
+        raise UsageError(f"{file} holds no complete trajectory yet.", "Wait for the run, or name another file.")
     position = index if index >= 0 else len(records) + index
     if not 0 <= position < len(records):
         raise UsageError(f"{file} holds {len(records)} trajectories; there is no --index {index}.", "Count from 0.")
@@ -164,7 +164,7 @@ def origin(file: Path, trajectory: Trajectory) -> str | None:
     if file.name.startswith("eval-"):
         return f"evaluation at step {trajectory.step}"
     if file.name.startswith("confirm-"):
-        return f"best_model, of step {trajectory.step}, on questions that did not choose it"
+        return f"best_model, from step {trajectory.step}, on held-out validation questions"
     return None if file.name.startswith("step-") else "rollout"
 
 

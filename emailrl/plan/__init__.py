@@ -82,10 +82,10 @@ class Plan:
         if memory.fits:
             return f"fits: {amounts}"
         if memory.peak <= memory.usable:
-            whose = "vLLM's share" if vllm_in_process(self.settings) else "the key-value cache"
+            whose = "vLLM's share" if vllm_in_process(self.settings) else "the KV cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
         elif memory.peak <= self.device.gib * GIB:
-            amounts += f", of which {memory.usable / GIB:.1f} can be used"
+            amounts += f", {memory.usable / GIB:.1f} of them usable"
         return f"does not fit: {amounts}; {f'try {self.ways[0].text}' if self.ways else 'choose a smaller model'}"
 
     @property
@@ -93,17 +93,17 @@ class Plan:
         """What the numbers rest on, and what they leave out."""
         notes = [*self.remarks, *self.memory.notes, *([self.device.note] if self.device.note else [])]
         if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
-            notes.append(
-                f"times were measured on an {MEASURED}; those of {self.device.name} follow from its data sheet"
-            )
+            notes.append(f"times were measured on an {MEASURED} and scaled to the {self.device.name} by its data sheet")
         worst = self.worst
         if self.memory.fits and not worst.fits:
-            longest = f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, as MAX_TURNS and MAX_TOKENS allow, "
+            longest = (
+                f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, the most MAX_TURNS and MAX_TOKENS allow, "
+            )
             if worst.peak > worst.usable:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
-                notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, which the key-value cache holds")
-        return [*notes, *map(self._comparison, self.faster), "the times leave out the mailbox, the judge and saving"]
+                notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, the size of the KV cache")
+        return [*notes, *map(self._comparison, self.faster), "times exclude mailbox search, the judge and saving"]
 
     def _comparison(self, way: Way) -> str:
         now = self.seconds.run
@@ -131,9 +131,9 @@ def make_plan(
     Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
     """
     if utilization is not None and not 0 < utilization <= 1:
-        raise UsageError("--mfu is a share of the device's FLOP/s.", "Name one above 0, at most 1.")
+        raise UsageError("--mfu is a fraction of the device's FLOP/s.", "Use a value above 0 and at most 1.")
     if price is not None and not 0 <= price < math.inf:
-        raise UsageError("--price is that of one GPU for an hour.", "Name a number.")
+        raise UsageError("--price is the price of one GPU per hour.", "Give a number.")
     shape = find_shape(settings.model.name)
     tokens = count_tokens(
         shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured

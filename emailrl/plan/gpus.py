@@ -53,7 +53,13 @@ DEVICES: Final = {
         _gpu("A10", 22.0, 125, 0.6),
         _gpu("4090", 23.5, 165, 1.0),
         _gpu("3090", 23.6, 71, 0.94),
-        _gpu("T4", 14.6, 65, 0.3, "a T4 has neither bf16 nor FlashAttention: slower, and more memory, than planned"),
+        _gpu(
+            "T4",
+            14.6,
+            65,
+            0.3,
+            "a T4 has neither bf16 nor FlashAttention: it is slower and needs more memory than planned",
+        ),
         # Two cores with AVX-512, as docs/experiments.md has them; memory is this machine's.
         Device("CPU", 0.0, 0.1, 2e10, "a CPU's speed is a guess: 0.1 TFLOP/s", is_gpu=False),
     )
@@ -72,7 +78,7 @@ def find_device(name: str) -> Device:
     found = _described(name) or _named(name)
     if found is None:
         known = ", ".join(device.name for device in DEVICES.values())
-        raise UsageError(f"Unknown GPU '{name}'.", f"Known are {known}; describe another: --gpu '{EXAMPLE}'.")
+        raise UsageError(f"Unknown GPU '{name}'.", f"Known: {known}. Describe any other card: --gpu '{EXAMPLE}'.")
     return found
 
 
@@ -133,7 +139,7 @@ def this_machine() -> Device:
     if not kin:
         raise UsageError(f"This machine's {name} is not in the table.", f"Describe it: --gpu '{EXAMPLE}'.")
     card = _nearest(kin, gib)
-    return replace(card, name=name, gib=gib, note=f"{name} is not in the table: its times are those of {card.name}")
+    return replace(card, name=name, gib=gib, note=f"{name} is not in the table: times are those of the {card.name}")
 
 
 def count_gpus() -> int:

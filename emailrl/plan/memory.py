@@ -255,5 +255,5 @@ def samples_in_process(settings: Settings) -> bool:
 def _notes(settings: Settings, layout: Layout) -> list[str]:
     notes = []
     if layout.layers == "unsloth":
-        notes.append("Unsloth's memory is fitted to two measured peaks, not derived.")
+        notes.append("Unsloth's memory is fitted to two measured peaks, not derived")
     return notes

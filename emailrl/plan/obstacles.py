@@ -33,15 +33,15 @@ def find_obstacles(settings: Settings, shape: Shape, device: Device, *, here: bo
 def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[Obstacle]:
     model = settings.model
     if settings.agent.engine == "openai":
-        yield Obstacle("the engine openai cannot be trained with", "--engine transformers or vllm")
+        yield Obstacle("the openai engine cannot train", "--engine transformers or vllm")
     if model.backend == "unsloth" and not device.is_gpu:
-        yield Obstacle("the backend unsloth needs a CUDA GPU", "--backend transformers")
+        yield Obstacle("the unsloth backend needs a CUDA GPU", "--backend transformers")
     if model.load_in_4bit and not device.is_gpu:
         yield Obstacle("LOAD_IN_4BIT needs a CUDA GPU", "unset it")
     if shape.parameters > GPU_SIZED and not device.is_gpu and model.device == "auto":
         billions = f"{shape.parameters / 1e9:.0f} billion parameters"
         yield Obstacle(
-            f"{billions} are not trained on a CPU unasked", "--model nano, a GPU, or EMAILRL_DEVICE=cpu and patience"
+            f"{billions} are too slow to train on a CPU", "--model nano, a GPU, or EMAILRL_DEVICE=cpu to do it anyway"
         )
 
 
@@ -55,7 +55,7 @@ def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
             )
         if device.is_gpu and vllm.vllm_tensor_parallel_size > (gpus := count_gpus()):
             yield Obstacle(
-                f"VLLM_TENSOR_PARALLEL_SIZE is {vllm.vllm_tensor_parallel_size}, and this machine has {gpus} GPU"
+                f"VLLM_TENSOR_PARALLEL_SIZE is {vllm.vllm_tensor_parallel_size}, but this machine has {gpus} GPU"
                 f"{'s' if gpus != 1 else ''}", "lower it",
             )  # fmt: skip
     if device.is_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
@@ -65,7 +65,7 @@ def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
     if device.is_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
         yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
     if model.device.startswith("cuda") and not device.is_gpu:
-        yield Obstacle(f"EMAILRL_DEVICE is {model.device}, and this machine has no GPU", "EMAILRL_DEVICE=auto")
+        yield Obstacle(f"EMAILRL_DEVICE is {model.device}, but this machine has no GPU", "EMAILRL_DEVICE=auto")
     build = metadata.version("torch").partition("+")[2]
     if device.is_gpu and build == "cpu":
         yield Obstacle("the torch installed here is built for CPUs", "install a CUDA build: pytorch.org/get-started")

@@ -47,10 +47,10 @@ class Measured:
     def remarks_on(self, model: str) -> list[str]:
         """What a plan of ``model`` must say of the run."""
         if self.base_model is None:
-            return [f"no checkpoint of the run names its model: it is taken to be of {model}"]
+            return [f"no checkpoint of the run names its model: assuming {model}"]
         if self.is_of(model):
             return []
-        return [f"the run is of {self.base_model}, not of {model}: its tokens are taken, its seconds are not"]
+        return [f"the run used {self.base_model}, not {model}: its token counts apply, its times do not"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,16 @@ def measure_run(run: Path) -> Measured:
     """Averages over the steps of a run that trained; UsageError where the folder holds none."""
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
-        raise UsageError(f"{run} holds no metrics.jsonl.", "Name a run's folder, such as outputs/grpo_masked.")
+        raise UsageError(f"{run} has no metrics.jsonl.", "Name a run's folder, such as outputs/grpo_masked.")
     trained = [record for record in read_records(metrics) if record.get("total_tokens") and record.get("seconds")]
     if not trained:
-        raise UsageError(f"{metrics} holds no step that trained.", "Name a run that trained at least one step.")
+        raise UsageError(f"{metrics} has no step with an update.", "Name a run with at least one update.")
     needed = ("trainable_tokens", "num_trajectories", "groups_kept", "dropped")
     lacking = {name for name in needed if not all(name in record for record in trained)}
     if lacking:
-        raise UsageError(f"{metrics} lacks {', '.join(sorted(lacking))}.", "Name a run of this version of emailrl.")
+        raise UsageError(
+            f"{metrics} is missing {', '.join(sorted(lacking))}.", "Name a run made with this version of emailrl."
+        )
     tokens = sum(record["total_tokens"] for record in trained)
     trajectories = sum(_trained_trajectories(record) for record in trained)
     phases = sorted({phase for record in trained for phase in record["seconds"]})

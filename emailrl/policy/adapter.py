@@ -45,7 +45,7 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
         if not (path / CONFIG).is_file() and any(item.metadata.mode == SFT for item in list_checkpoints(path)):
             path = checkpoint_of(path, "best").path
     if (path / "config.json").is_file() and not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is a model, not an adapter.", f"Name it by --model {path}.")
+        raise UsageError(f"{path} is a model, not an adapter.", f"Use --model {path}.")
     if (path / CONFIG).is_file() and not (path / METADATA).is_file():
         return Adapter(path, read_base(path))
     found = find_checkpoint(path, output_dir)
@@ -57,8 +57,8 @@ def read_base(folder: Path) -> str:
     """The base model that an adapter names as its own; UsageError where the folder holds no adapter."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise UsageError(
-            f"{folder} is not an adapter: it lacks {CONFIG} or {WEIGHTS}.",
-            "`emailrl checkpoints list` shows what there is.",
+            f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.",
+            "See: emailrl checkpoints list",
         )
     base = read_adapter_config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -99,6 +99,6 @@ def untrained_note(output_dir: Path) -> str | None:
         return None
     better = max(trained, key=lambda run: accuracy[run])
     return (
-        f"best_model of {newest.name} is step 0, untrained; {better.name} has {accuracy[better]:.1%}: "
+        f"best_model of {newest.name} is the untrained step 0; {better.name} reached {accuracy[better]:.1%}: "
         f"--checkpoint {bests[better].path}"
     )

@@ -20,7 +20,7 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"Unknown device '{name}'.", "Use auto, cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EmailRLError(
-            f"Device '{name}' was asked for, but this machine has no usable CUDA GPU.", "Use EMAILRL_DEVICE=auto."
+            f"Device '{name}' was requested, but this machine has no usable CUDA GPU.", "Use EMAILRL_DEVICE=auto."
         )
     return device
 

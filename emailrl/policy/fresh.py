@@ -42,8 +42,8 @@ def check_lora(lora: LoraSettings, adapter: Path, model: Any) -> None:
         given = getattr(lora, name)
         if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != own[name]:
             raise UsageError(
-                f"{name.upper()} is {given}, and the adapter in {adapter} has {_plain(own[name])}.",
-                f"Leave {name.upper()} out: an adapter keeps its own.",
+                f"{name.upper()} is {given}, but the adapter in {adapter} has {_plain(own[name])}.",
+                f"Unset {name.upper()}: an adapter keeps its own value.",
             )
 
 
@@ -66,7 +66,7 @@ def lora_targets(model: Any, wanted: str) -> list[str]:
     unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
     if unknown or not names:
         raise UsageError(
-            f"TARGET_MODULES names no layer of this model: {', '.join(unknown) or 'nothing given'}.",
+            f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
             f"It has {', '.join(sorted(known))}; or use all-linear.",
         )
     return names

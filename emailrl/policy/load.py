@@ -117,7 +117,7 @@ class Policy:
     def save_model(self, directory: Path) -> None:
         """Write the weights themselves and the tokenizer's files into ``directory``, as a folder for ``--model``."""
         if self.lora:
-            raise EmailRLError("This policy trains an adapter.", "Save that: save_adapter.")
+            raise EmailRLError("This policy trains an adapter.", "Use save_adapter.")
         directory.mkdir(parents=True, exist_ok=True)
         with writing_tensors(directory):
             self.model.save_pretrained(directory)
@@ -142,7 +142,9 @@ def load_policy(
     be had or does not fit.
     """
     if full and (settings.model.backend == "unsloth" or settings.model.load_in_4bit):
-        raise UsageError("All weights are trained by BACKEND=transformers, without LOAD_IN_4BIT.", "Train an adapter.")
+        raise UsageError(
+            "Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", "Change those, or train an adapter."
+        )
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
     model, tokenizer, path, device = _load_base(settings)
@@ -215,7 +217,7 @@ def _load_plain(settings: Settings, path: str | Path, device: torch.device) -> t
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EmailRLError(
-            f"The model '{settings.model.name}' does not load: {first_line}",
+            f"The model '{settings.model.name}' failed to load: {first_line}",
             "Check the model's files, or choose another.",
         ) from error
     model.requires_grad_(False)
@@ -255,7 +257,7 @@ def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable:
         first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(
             f"The adapter in {adapter} does not fit the base model: {first_line}",
-            "Choose the adapter's own base model.",
+            "Use the adapter's own base model.",
         ) from error
 
 

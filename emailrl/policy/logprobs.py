@@ -172,8 +172,8 @@ def check_projection(model: Any) -> None:
     tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.1
     if own.shape != ours.shape or (own - ours).abs().max() > tolerance * own.abs().max().clamp(min=1.0):
         raise EmailRLError(
-            f"{type(_causal_lm(model)).__name__} computes its logits in a way that emailrl does not know.",
-            "Choose another base model (Qwen, Llama, Mistral, Gemma and the like are fine).",
+            f"{type(_causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
+            "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
         )
 
 

@@ -131,7 +131,7 @@ def enable_packing(model: Any) -> str | None:
     if _keeps_samples_apart(base):
         return None
     base.set_attn_implementation("sdpa")
-    return "in a packed row its samples would see one another"
+    return "samples in a packed row would attend to each other"
 
 
 def takes_packed(model: Any) -> bool:

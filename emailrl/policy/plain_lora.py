@@ -65,7 +65,7 @@ def _plain(folder: Path, config: dict[str, Any]) -> tuple[int, float, list[str]]
         raise _refused(folder, f"its task_type is {config['task_type']!r}, not 'CAUSAL_LM'")
     for key, value in config.items():
         if key not in _READ | _ASIDE and value and value != _lora_defaults().get(key):
-            raise _refused(folder, f"it uses {key}, and only plain LoRA is played")
+            raise _refused(folder, f"it uses {key}; only plain LoRA is supported")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian"):  # others change the base on loading
         raise _refused(folder, f"it uses init_lora_weights={config['init_lora_weights']!r}")
     rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
@@ -74,7 +74,7 @@ def _plain(folder: Path, config: dict[str, Any]) -> tuple[int, float, list[str]]
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MOST_ALPHA:
         raise _refused(folder, f"its lora_alpha is {alpha!r}")
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise _refused(folder, "its target_modules are no list of names")
+        raise _refused(folder, "its target_modules is not a list of names")
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), targets
 
 
@@ -87,19 +87,19 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
     for key, tensor in tensors.items():
         name, dot, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
         if not dot or kind not in ("A.weight", "B.weight"):
-            raise _refused(folder, f"it holds {key}, which is no LoRA matrix")
+            raise _refused(folder, f"it contains {key}, which is not a LoRA matrix")
         if tensor.dtype not in DTYPES:
             raise _refused(folder, f"{key} is of type {tensor.dtype}")
         if tensor.ndim != 2 or tensor.shape[0 if kind == "A.weight" else 1] != rank:
-            raise _refused(folder, f"{key} is {_sizes(*tensor.shape)}, and the rank is {rank}")
+            raise _refused(folder, f"{key} is {_sizes(*tensor.shape)}, but the rank is {rank}")
         if not bool(torch.isfinite(tensor).all()):
-            raise _refused(folder, f"{key} holds numbers that are not finite")
+            raise _refused(folder, f"{key} contains non-finite values")
         matrices.setdefault(name, {})[kind[0]] = tensor
     if not matrices:
-        raise _refused(folder, "it holds no matrices")
+        raise _refused(folder, "it contains no matrices")
     for name, pair in matrices.items():
         if len(pair) != 2:
-            raise _refused(folder, f"it lacks one of the two matrices of {name}")
+            raise _refused(folder, f"one of the two matrices of {name} is missing")
     return {name: (pair["A"], pair["B"]) for name, pair in matrices.items()}
 
 
@@ -107,12 +107,14 @@ def _check_layers(folder: Path, lora: PlainLora, layers: dict[str, nn.Linear]) -
     for name, (lora_a, lora_b) in lora.pairs.items():
         layer = layers.get(name)
         if layer is None:
-            raise _refused(folder, f"it changes {name}, which is no linear layer of the base model that it targets")
+            raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
         found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
         if found != needed:
-            raise _refused(folder, f"its matrices for {name} make {_sizes(*found)}, and the layer is {_sizes(*needed)}")
+            raise _refused(
+                folder, f"its matrices for {name} have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
+            )
     if missing := layers.keys() - lora.pairs.keys():
-        raise _refused(folder, f"it lacks the matrices of {min(missing)} ({len(missing)} layers of {len(layers)})")
+        raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
 
 
 def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
@@ -141,4 +143,4 @@ def _sizes(*shape: int) -> str:
 
 
 def _refused(folder: Path, reason: str) -> EmailRLError:
-    return EmailRLError(f"The adapter in {folder} is refused: {reason}.", "Choose another: emailrl checkpoints list.")
+    return EmailRLError(f"The adapter in {folder} was rejected: {reason}.", "Choose another: emailrl checkpoints list")

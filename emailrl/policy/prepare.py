@@ -36,7 +36,7 @@ def prepare_training(model: Any, settings: Settings, device: torch.device) -> li
         reason = enable_fused(model, training.gradient_checkpointing)
         if reason is None:
             return notes
-        notes.append(f"{settings.model.name} trains with transformers' layers, which is slower: {reason}")
+        notes.append(f"{settings.model.name} trains with transformers' own layers (slower): {reason}")
     if recomputes(training.gradient_checkpointing, on_gpu=on_gpu):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return notes
@@ -47,5 +47,5 @@ def _pack(model: Any, settings: Settings) -> tuple[bool, list[str]]:
     if not settings.training.packing:
         return False, []
     unpacked = enable_packing(model)
-    notes = [f"{settings.model.name} trains with padding, which is slower: {unpacked}"] if unpacked else []
+    notes = [f"{settings.model.name} trains with padding (slower): {unpacked}"] if unpacked else []
     return not unpacked, notes

@@ -17,7 +17,7 @@ NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)
 """Names that mean the same model wherever emailrl is installed."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_HINT = "Use nano or smol-base, a folder that holds a model, or a hub name such as Qwen/Qwen3-0.6B."
+_HINT = "Use nano or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
@@ -28,7 +28,7 @@ def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
     """
     if name == NANO:
         if not (NANO_DIR / "config.json").is_file():
-            raise EmailRLError("The packaged policy nano is missing.", "Install emailrl again, or use another --model.")
+            raise EmailRLError("The packaged policy nano is missing.", "Reinstall emailrl, or use another --model.")
         return NANO_DIR
     if name in (SMOL, SMOL_BASE):
         return smol_folder(name, smol_base)
@@ -36,10 +36,10 @@ def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
     if name and folder.is_dir():
         # transformers would put an adapter beside a config.json on the model by itself, unchecked.
         if (folder / "adapter_config.json").exists():
-            hint = "Name its base model here, and the adapter as a checkpoint."
+            hint = "Name its base model with --model, and the adapter with --checkpoint or --adapter."
             raise UsageError(f"The folder {folder} is an adapter, not a model.", hint)
         if not (folder / "config.json").is_file():
-            raise UsageError(f"The folder {folder} holds no config.json.", _HINT)
+            raise UsageError(f"The folder {folder} has no config.json.", _HINT)
         return folder.resolve()
     if not _HUB_NAME.fullmatch(name):
         raise UsageError(f"No such model: {name} is neither a folder nor a hub name.", _HINT)
@@ -84,4 +84,4 @@ def read_chat_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"The chat template {path} cannot be read: {reason}.", "Mend CHAT_TEMPLATE.") from error
+        raise UsageError(f"The chat template {path} cannot be read: {reason}.", "Fix CHAT_TEMPLATE.") from error

@@ -21,7 +21,7 @@ from emailrl.policy.smol_base import SMOL, SMOL_BASE
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-_SUPPORTED: Final = "Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models can be planned."
+_SUPPORTED: Final = "Supported: Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Shape:
         unknown = [name for name in names if name not in self.linears]
         if unknown or not names:
             raise UsageError(
-                f"TARGET_MODULES names no layer of this model: {', '.join(unknown) or 'nothing given'}.",
+                f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
                 f"It has {', '.join(sorted(self.linears))}; or use all-linear.",
             )
         return names
@@ -177,14 +177,14 @@ def read_shape(config: Path) -> Shape:
     try:
         fields = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise EmailRLError(f"{config} cannot be read: {error}.", "Mend it, or name another --model.") from error
+        raise EmailRLError(f"{config} cannot be read: {error}.", "Fix it, or use another --model.") from error
     if not isinstance(fields, dict) or fields.get("model_type") not in _FAMILIES:
         kind = fields.get("model_type") if isinstance(fields, dict) else None
-        raise EmailRLError(f"{config} is of a model of type {kind}, whose memory is not known.", _SUPPORTED)
+        raise EmailRLError(f"{config} describes a {kind} model, which plan does not know.", _SUPPORTED)
     try:
         return _shape_of(fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise EmailRLError(f"{config} lacks or garbles a size: {error}.", _SUPPORTED) from error
+        raise EmailRLError(f"{config} has a missing or invalid size: {error}.", _SUPPORTED) from error
 
 
 def _shape_of(fields: Mapping[str, Any]) -> Shape:
@@ -235,6 +235,6 @@ def _fetch_config(name: str) -> Path:
         return Path(hf_hub_download(name, "config.json", etag_timeout=10))
     except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
         raise EmailRLError(
-            f"The config of '{name}' cannot be fetched.",
-            f"Name a folder that holds its config.json, or one of {', '.join(KNOWN)}.",
+            f"The config of '{name}' could not be downloaded.",
+            f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
         ) from error

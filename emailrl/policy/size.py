@@ -47,13 +47,13 @@ def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torc
     have = available_memory()
     if need > have:
         raise EmailRLError(
-            f"The model '{model.name}' ({size}) needs a GPU: this machine has none, and {have / 1e9:.0f} GB are free.",
+            f"The model '{model.name}' ({size}) needs a GPU; this machine has only {have / 1e9:.0f} GB of memory.",
             _REMEDY,
         )
     if num_parameters > GPU_SIZED and model.device == "auto":
         raise EmailRLError(
-            f"The model '{model.name}' ({size}) needs a GPU, and this machine has none.",
-            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it all the same, slowly.",
+            f"The model '{model.name}' ({size}) needs a GPU, but this machine has none.",
+            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly.",
         )
 
 
@@ -86,14 +86,15 @@ def load_config(name: str, path: str | Path) -> Any:
     # transformers would put an adapter beside the config on the model by itself, unchecked.
     if find_adapter_config_file(str(path)):
         raise UsageError(
-            f"The model '{name}' holds an adapter.", "Name its base model, and the adapter as a checkpoint."
+            f"The model '{name}' is an adapter.",
+            "Name its base model with --model, and the adapter with --checkpoint or --adapter.",
         )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(
-            f"The model '{name}' does not load: {first_line}", "Check its config.json, or choose another model."
+            f"The model '{name}' failed to load: {first_line}", "Check its config.json, or choose another model."
         ) from error
 
 
@@ -127,12 +128,12 @@ def check_hub(name: str) -> None:
         HfApi().model_info(name, timeout=10)
     except GatedRepoError as error:
         raise EmailRLError(
-            f"The model '{name}' asks for a licence to be accepted.", "Accept it on its hub page, then `hf auth login`."
+            f"The model '{name}' is gated.", "Accept its licence on the hub page, then run `hf auth login`."
         ) from error
     except RepositoryNotFoundError as error:
-        raise UsageError(f"The hub knows no model '{name}'.", "Use nano, a folder, or another hub name.") from error
+        raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
     except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         raise EmailRLError(
             f"The model '{name}' is not on this machine, and the hub cannot be reached.",
-            "Use --model nano, or a folder that holds the model.",
+            "Use --model nano, or a folder with the model.",
         ) from error

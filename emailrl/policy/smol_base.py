@@ -70,7 +70,7 @@ def find_local(folder: Path | None) -> Source | None:
         weights = _weights_in(folder.expanduser())
         if weights is None:
             raise UsageError(
-                f"SMOL_BASE names {folder}, which holds neither a .gguf file nor a model.safetensors.",
+                f"SMOL_BASE is {folder}, which has neither a .gguf file nor a model.safetensors.",
                 f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}",
             )
         return Source(weights, f"the folder {folder}")
@@ -87,7 +87,7 @@ def smol_folder(name: str, given: Path | None) -> Path:
     the commands that help, where there is none, and UsageError for ``smol`` where no adapter is packaged.
     """
     if name == SMOL and not has_adapter():
-        raise UsageError("This version packages no adapter for smol.", f"Use --model {SMOL_BASE}, its bare base.")
+        raise UsageError("This version ships no adapter for smol.", f"Use its base model: --model {SMOL_BASE}.")
     source = find_local(given) or _on_hub()
     folder = cached_folder(name, source)
     if not (folder / "config.json").is_file():
@@ -143,10 +143,10 @@ def _convert(name: str, source: Source, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
-        raise EmailRLError(f"Reading {source.weights.name} takes the package gguf.", "Run: pip install gguf")
+        raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
     if not sys.stderr.isatty():
         disable_progress_bar()
-    print(f"Preparing {name} from {source.origin}, once: 270 MB in {folder}", file=sys.stderr)
+    print(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})", file=sys.stderr)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         beside.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,9 @@ def _convert(name: str, source: Source, folder: Path) -> None:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of this machine: a full disk, say
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise EmailRLError(f"The base in {source.weights} does not load: {reason}", f"Run: {INSTALL}") from error
+            raise EmailRLError(
+                f"The base model in {source.weights} failed to load: {reason}", f"Run: {INSTALL}"
+            ) from error
         share_files(beside)
         if not (folder / "config.json").is_file():  # another process may have been faster
             beside.rename(folder)
@@ -221,7 +223,7 @@ def _tokenizer_of(weights: Path) -> Any:
     reader = GGUFReader(weights)
     fields = {key: reader.get_field(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges")}
     if absent := [key for key, field in fields.items() if field is None]:
-        raise ValueError(f"it holds no tokenizer.ggml.{absent[0]}")
+        raise ValueError(f"it has no tokenizer.ggml.{absent[0]}")
     tokens, kinds, merges = (field.contents() for field in fields.values() if field is not None)
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, pairs))

@@ -31,5 +31,5 @@ def writing_tensors(path: Path) -> Iterator[None]:
     except (SafetensorError, RuntimeError) as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:  # torch says no more than that a write failed
-            raise OSError(errno.EIO, "cannot be written; is the disk full?", str(path)) from error
+            raise OSError(errno.EIO, "write failed; is the disk full?", str(path)) from error
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

@@ -40,16 +40,16 @@ def check_unsloth(settings: Settings) -> None:
     """Raise EmailRLError without a CUDA GPU or the package, UsageError for a device that Unsloth does not take."""
     if settings.model.device not in ("auto", "cuda"):
         raise UsageError(
-            f"The backend unsloth runs on the first visible GPU, not on '{settings.model.device}'.",
+            f"The unsloth backend runs on the first visible GPU, not on '{settings.model.device}'.",
             "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU.",
         )
     if not torch.cuda.is_available():
         raise EmailRLError(
-            "The backend unsloth needs a CUDA GPU, and this machine has none.", "Use --backend transformers."
+            "The unsloth backend needs a CUDA GPU, but this machine has none.", "Use --backend transformers."
         )
     if find_spec("unsloth") is None:
         raise EmailRLError(
-            "The backend unsloth is not installed.",
+            "The unsloth backend is not installed.",
             "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers.",
         )
 
@@ -66,7 +66,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     config = load_config(settings.model.name, path)
     if config.model_type not in FAMILIES:
         raise EmailRLError(
-            f"The backend unsloth trains Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
+            f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
             "Use --backend transformers.",
         )
     if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
@@ -86,7 +86,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
         raise _does_not_load(settings.model.name, error) from error
     if model.get_input_embeddings().weight.shape[0] != config.vocab_size:  # to give its own tokenizer a padding token
-        raise EmailRLError(f"Unsloth adds words to '{settings.model.name}'.", "Use --backend transformers.")
+        raise EmailRLError(f"Unsloth adds tokens to '{settings.model.name}'.", "Use --backend transformers.")
     model.requires_grad_(False)
     return model, tokenizer, path
 
@@ -151,7 +151,7 @@ def _read_again(name: str) -> ModuleType:
     file = sys.modules[name].__file__
     spec = spec_from_file_location(name, file) if file else None
     if spec is None or spec.loader is None:
-        raise EmailRLError(f"The source of {name} cannot be found.", "Use --backend transformers, or --engine vllm.")
+        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
     again = module_from_spec(spec)
     spec.loader.exec_module(again)
     return again
@@ -159,4 +159,4 @@ def _read_again(name: str) -> ModuleType:
 
 def _does_not_load(name: str, error: Exception) -> EmailRLError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return EmailRLError(f"Unsloth does not load '{name}': {first_line}", "Use --backend transformers.")
+    return EmailRLError(f"Unsloth failed to load '{name}': {first_line}", "Use --backend transformers.")

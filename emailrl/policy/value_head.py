@@ -45,7 +45,7 @@ class ValueHead(nn.Module):
             self.load_state_dict(load_file(path))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise EmailRLError(
-                f"{path} is not this policy's critic: {str(error).partition(chr(10))[0]}",
+                f"{path} does not fit this policy's critic: {str(error).partition(chr(10))[0]}",
                 "Resume from a checkpoint of a run with a critic (--algorithm ppo).",
             ) from None
 

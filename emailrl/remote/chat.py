@@ -69,7 +69,7 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}") from None
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if not read.choices:
         raise ValueError(f"no choices{f': {read.error}' if read.error else ''}")
     return read

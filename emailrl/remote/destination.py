@@ -14,8 +14,8 @@ def tell(url: str, use: str, *, with_key: bool) -> None:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     open_to_all = parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
-    key = ", the key too" if with_key else ""
-    warning = f" (warning: http, so all on the way can read it{key})" if open_to_all else ""
+    key = ", key included" if with_key else ""
+    warning = f" (warning: plain http, readable by anyone on the way{key})" if open_to_all else ""
     line = "".join(char if char.isprintable() else " " for char in host)
     print(f"mail goes to {line}: {use}{warning}", file=sys.stderr)
 

@@ -46,7 +46,7 @@ class WholeReplies:
                 finally:
                     await response.aclose()
         except TimeoutError as error:
-            raise EndlessReply(f"no whole reply within {seconds:g} s") from error
+            raise EndlessReply(f"no complete reply within {seconds:g} s") from error
 
     async def _body(self, response: Any) -> bytes:
         unpacked = _unpacking(response.headers.get("content-encoding", ""))
@@ -72,7 +72,7 @@ def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
         case "gzip" | "x-gzip":
             gzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
         case _:
-            raise httpx.DecodingError(f"the reply is packed as {encoding!r}, though it was asked for unpacked")
+            raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
 
     def unpacked(sent: bytes, most: int) -> bytes:
         try:

@@ -27,7 +27,7 @@ def load_reward(name: str) -> Reward | BatchReward:
     Called, the reward raises ``EmailRLError`` where the user's code raises or returns what is no reward.
     """
     if not is_path(name):
-        hint = "Named rewards are art_e, simple and heuristic; your own: module:attribute, path.py:attribute or a URL."
+        hint = "Built-in rewards: art_e, simple, heuristic. Your own: module:attribute, path.py:attribute or a URL."
         raise UsageError(f"Unknown reward: {name!r}.", hint)
     part = load_part(name, "reward")
     if _parameters(part) == _OPENRLHF:

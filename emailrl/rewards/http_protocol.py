@@ -59,13 +59,13 @@ def read_reply(
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
     count = len(trajectories)
     if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
-        raise EmailRLError(f"{scorer} replied with other ids than it was sent, or in another order.")
+        raise EmailRLError(f"{scorer} replied with ids that differ from those sent, or in another order.")
     rewards = _list_of(reply["rewards"], count, "rewards", scorer)
     terms = [_renamed(read_terms(reward, _TERM, scorer), tellable, scorer) for reward in rewards]
     extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
     logs = reply.get("extra_logs") or {}
     if not isinstance(logs, dict):
-        raise EmailRLError(f"{scorer} replied with extra_logs that are no object: {_shown(logs)}.")
+        raise EmailRLError(f"{scorer} replied with extra_logs that are not an object: {_shown(logs)}.")
     columns = {name: _numbers(values, count, name, scorer) for name, values in (extras | logs).items()}
     for name, column in _renamed(columns, tellable, scorer).items():
         for trajectory, number in zip(trajectories, column, strict=True):
@@ -93,14 +93,14 @@ def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -
     renamed = {tellable(name): value for name, value in named.items()}
     if len(renamed) != len(named):
         raise EmailRLError(
-            f"{scorer} replied with names that cannot be told apart.", "Give terms and logs short names."
+            f"{scorer} replied with names that cannot be distinguished.", "Give terms and logs short names."
         )
     return renamed
 
 
 def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
-        found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are no list"
+        found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
         raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
     return values
 

@@ -45,9 +45,9 @@ class HttpReward:
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise UsageError(f"The reward's address cannot be read: {error}.", "Write http://host:port/path.") from None
+            raise UsageError(f"The reward's URL is invalid: {error}.", "Expected http://host:port/path.") from None
         if not parsed.host:
-            raise UsageError("The reward's address names no host.", "Write http://host:port/path.")
+            raise UsageError("The reward's URL has no host.", "Expected http://host:port/path.")
         key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
         tell(url, "reward", with_key=bool(key or parsed.userinfo))
         self._settings = settings
@@ -102,7 +102,7 @@ class HttpReward:
                 break
         # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
         raise EmailRLError(
-            f"The scorer {self._shown} gave no rewards: {failure.rstrip('.')}.", "Check the server and its address."
+            f"The scorer {self._shown} returned no rewards: {failure.rstrip('.')}.", "Check the server and its URL."
         )
 
 
@@ -110,4 +110,4 @@ def _json(response: httpx.Response, shown: str) -> Any:
     try:
         return response.json()
     except (ValueError, RecursionError):  # nested too deep to be read
-        raise EmailRLError(f"The scorer {shown} replied with what is not JSON: {response.text!r}") from None
+        raise EmailRLError(f"The scorer {shown} replied with invalid JSON: {response.text!r}") from None

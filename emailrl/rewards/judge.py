@@ -44,7 +44,7 @@ class LLMJudge:
         key = judge_key(settings)
         if not key and _at_openrouter(settings):
             raise UsageError(
-                "The LLM judge at OpenRouter needs a key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
+                "The LLM judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
             )
         tell(settings.judge_base_url, "judge", with_key=bool(key))
         self.concurrency = concurrency
@@ -101,8 +101,8 @@ class LLMJudge:
                 failure = f"neither True nor False: {reply!r}"
         # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
         raise JudgeError(
-            f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} gave no "
-            f"verdict: {redacted(failure, *self._secrets)}",
+            f"The judge {self._settings.judge_model} at {without_credentials(self._settings.judge_base_url)} returned "
+            f"no verdict: {redacted(failure, *self._secrets)}",
             "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
         )
 
@@ -130,7 +130,9 @@ def _at_openrouter(settings: RewardSettings) -> bool:
     try:
         return is_openrouter(settings.judge_base_url)
     except ValueError as error:
-        raise UsageError("JUDGE_BASE_URL is no address.", "It looks like https://openrouter.ai/api/v1.") from error
+        raise UsageError(
+            "JUDGE_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
+        ) from error
 
 
 def read_verdict(reply: str) -> bool | None:

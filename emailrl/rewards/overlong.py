@@ -34,7 +34,7 @@ class OverlongScorer:
         if not 0 < self.buffer <= self.max_tokens:
             raise UsageError(
                 f"OVERLONG_BUFFER={self.buffer} does not fit into MAX_TOKENS={self.max_tokens}.",
-                "Give a smaller buffer, or 0 for none.",
+                "Use a smaller buffer, or 0 for none.",
             )
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:

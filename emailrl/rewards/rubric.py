@@ -69,8 +69,8 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
     if rubric["returned_i_dont_know"] or rubric["ran_out_of_turns"]:
         return weights.reward_no_answer
     raise EmailRLError(
-        f"The reward art_e knows no outcome like this: no answer given, stop_reason {trajectory.stop_reason}.",
-        "Give an environment of your own a reward of its own.",
+        f"The art_e reward does not cover this outcome: no answer, stop_reason {trajectory.stop_reason}.",
+        "A custom environment needs its own reward.",
     )
 
 

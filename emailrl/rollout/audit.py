@@ -31,23 +31,24 @@ def audit(trajectory: Trajectory) -> int:
     for number, sample in enumerate(trajectory.samples):
         trained += _trained(trajectory, number, sample, starts, len(trained))
     if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
-        raise _drift(trajectory, f"{stale} turns were sampled by other weights than the first")
+        raise _drift(trajectory, f"{stale} turns were sampled by different weights than the first")
     position = 0
     for number, turn in enumerate(trajectory.turns):
         if len(turn.completion_ids) != len(turn.logprobs):
             raise _drift(trajectory, f"turn {number}: ids and log-probabilities differ in number")
         if turn.completion_ids and position not in starts:
-            raise _drift(trajectory, f"turn {number}: no prompt stands before its first id")
+            raise _drift(trajectory, f"turn {number}: no prompt precedes its first id")
         for offset, sampled in enumerate(zip(turn.completion_ids, turn.logprobs, strict=True)):
             if position >= len(trained):
                 raise _drift(trajectory, f"turn {number}, token {offset}: sampled but not in the sample")
             if trained[position] != sampled:
                 raise _drift(
-                    trajectory, f"turn {number}, token {offset}: sampled {sampled}, to be trained {trained[position]}"
+                    trajectory,
+                    f"turn {number}, token {offset}: sampled {sampled}, but {trained[position]} in the training sample",
                 )
             position += 1
     if position != len(trained):
-        raise _drift(trajectory, f"{len(trained) - position} ids to be trained were never sampled")
+        raise _drift(trajectory, f"{len(trained) - position} ids in the training sample were never sampled")
     return position
 
 
@@ -82,5 +83,5 @@ def _trained(
 
 def _drift(trajectory: Trajectory, what: str) -> TokenDriftError:
     return TokenDriftError(
-        f"Trajectory {trajectory.id}: {what}.", "The tokens to be trained are not those sampled; nothing was trained."
+        f"Trajectory {trajectory.id}: {what}.", "The tokens to train differ from those sampled; nothing was trained."
     )

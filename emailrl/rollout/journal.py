@@ -146,7 +146,7 @@ class Conditions:
             except BlockingIOError:
                 self._held.close()
                 self._held = None
-                raise Busy(f"Another process plays under {self.path}.", "Wait for it to end.") from None
+                raise Busy(f"Another process is writing {self.path}.", "Wait for it to finish.") from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._held.fileno()), self.path.stat()):
                     return
@@ -167,14 +167,14 @@ class Conditions:
         if changed := differences(self.path, self._now):
             also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
             raise UsageError(
-                f"{self.path} was begun under other conditions: {'; '.join(changed)}.",
-                f"Give the same, name another with --out, or begin anew.{also}",
+                f"{self.path} was started under other conditions: {'; '.join(changed)}.",
+                f"Use the same, choose another --out, or start over with --overwrite.{also}",
             )
 
 
 def nothing_to_resume(path: Path) -> UsageError:
     """The error where a file of conditions is missing."""
-    return UsageError(f"There is nothing to resume: {path} is missing.", "Without --resume it begins.")
+    return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.")
 
 
 def differences(path: Path, now: Record) -> list[str]:
@@ -182,7 +182,7 @@ def differences(path: Path, now: Record) -> list[str]:
     try:
         then = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} cannot be read.", "Begin anew with --overwrite.") from None
+        raise UsageError(f"{path} cannot be read.", "Start over with --overwrite.") from None
     now, then = json.loads(json.dumps(now)), then if isinstance(then, dict) else {}
     return [_difference(name, then.get(name), now.get(name)) for name in now | then if now.get(name) != then.get(name)]
 
@@ -255,7 +255,7 @@ def _difference(name: str, then: Any, now: Any) -> str:
     for value in (then, now):
         if isinstance(value, dict | list) or (isinstance(value, str) and re.fullmatch("[0-9a-f]{16,}", value)):
             return f"other {words}"
-    return f"{words} {_shown(then)} there, {_shown(now)} now"
+    return f"{words} was {_shown(then)}, now {_shown(now)}"
 
 
 def _shown(value: Any) -> str:

@@ -91,7 +91,7 @@ class StaleSpanError(RuntimeError):
     """A trajectory's turns were sampled by different weights."""
 
     def __init__(self, first: str, now: str) -> None:
-        super().__init__(f"the policy changed from {first} to {now} in mid-trajectory")
+        super().__init__(f"the policy changed from {first} to {now} mid-trajectory")
 
 
 def derive_seed(*parts: object) -> int:

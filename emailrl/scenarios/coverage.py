@@ -62,14 +62,14 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
     coverage = missing_ids(scenarios, db)
     if not coverage.num_answerable:
         raise UsageError(
-            f"{db} holds the source mails of none of these questions.",
+            f"{db} contains none of the source emails of these questions.",
             "Name the database they were made from: --db FILE.",
         )
     if coverage.num_answerable == coverage.num_questions:
         return []
     causes = [
         f"{words} {_some(ids)}"
-        for words, ids in (("it lacks", coverage.missing), ("outside the inbox or too late:", coverage.hidden))
+        for words, ids in (("missing:", coverage.missing), ("outside the inbox or too late:", coverage.hidden))
         if ids
     ]
     return [

@@ -43,7 +43,7 @@ def _load(name: str) -> Any:
         return datasets.load_dataset(name)
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
         raise EmailRLError(
-            f"Cannot load the questions {name} from the hub: {describe(error)}.",
+            f"The questions {name} could not be loaded from the hub: {describe(error)}.",
             "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
             "or `emailrl gen-db --source demo`.",
         ) from error
@@ -76,8 +76,8 @@ def _data_files(folder: Path) -> tuple[str, dict[str, list[str]]]:
     readers = {READERS[suffix] for suffix in suffixes if suffix in READERS}
     if len(readers) != 1 or suffixes & CODE:
         raise UsageError(
-            f"{folder} is not a folder of questions: it holds {', '.join(sorted(suffixes)) or 'no'} files.",
-            "It may hold JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
+            f"{folder} is not a folder of questions: it contains {', '.join(sorted(suffixes)) or 'no'} files.",
+            "Use JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
         )
     kept = {split: [file for file in files if Path(file).suffix.lower() in READERS] for split, files in found.items()}
     return readers.pop(), {str(split): files for split, files in kept.items() if files}

@@ -95,7 +95,7 @@ def load_scenario_set(
 
 
 _NO_TRAIN = (
-    " A single inbox is all test: ask gen-questions about three or more (repeat --inbox, or leave it out), or split it "
+    " A single inbox goes entirely to test: ask gen-questions for three or more (repeat or omit --inbox), or split it "
     "by subject (gen-questions --allow-shared-inbox)."
 )
 
@@ -112,7 +112,8 @@ def check_exists(questions: Path | None) -> None:
     """Raise UsageError for a file of questions that is not there; None is the hub's."""
     if questions is not None and not questions.exists():
         raise UsageError(
-            f"No such question file: {questions}.", "Name another with --questions, or make one: emailrl gen-questions."
+            f"No such question file: {questions}.",
+            "Choose another with --questions, or generate one: emailrl gen-questions",
         )
 
 
@@ -132,7 +133,7 @@ def _trained_split(rows: Iterator[Scenario], train_split: str) -> Iterator[Scena
     """The rows with the split to train on called ``train``, those that had that name left out."""
     for scenario in rows:
         if scenario.split is None and train_split != "train":
-            raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions name no splits.", "Leave it out.")
+            raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions have no splits.", "Unset it.")
         if scenario.split == train_split:
             yield replace(scenario, split="train")
         elif scenario.split != "train":
@@ -159,10 +160,10 @@ def _is_bad_art_e(scenario: Scenario) -> bool:
 
 def _dropped_notes(dropped: Mapping[str, int]) -> list[str]:
     reasons = {
-        "known_bad_id": "questions of ART-E's with a known wrong answer",
-        "too_many_sources": "questions with more source mails than MAX_SOURCE_MAILS",
+        "known_bad_id": "ART-E questions with a known wrong answer",
+        "too_many_sources": "questions with more source emails than MAX_SOURCE_MAILS",
     }
-    return [f"left out {reasons[reason]}: {number}" for reason, number in dropped.items()]
+    return [f"dropped {reasons[reason]}: {number}" for reason, number in dropped.items()]
 
 
 def _select(
@@ -172,7 +173,7 @@ def _select(
     if split is None:
         return everything, []
     if everything[0].split is None and split == "test":
-        return everything, ["the question set names no splits: all of it serves as test"]
+        return everything, ["the question set has no splits: all of it is used for testing"]
     notes = [check_disjoint(everything, source, allow_shared=allow_shared)]
     if split == "test" or any(s.split == "val" for s in everything):
         return [s for s in everything if s.split == split], [note for note in notes if note]

@@ -14,12 +14,12 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.scenarios.splits import SPLITS
 from emailrl.trajectory import Scenario, scenario_fields
 
-ONE_A_LINE = "A question file has one JSON object a line."
+ONE_A_LINE = "A question file has one JSON object per line."
 FIELDS_HINT = (
     "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and"
-    " ANSWER_FIELD name what a file calls otherwise."
+    "ANSWER_FIELD rename the first two."
 )
-ABSENT_HINT = 'Such a question has no message_ids, and no answer but "I don\'t know".'
+ABSENT_HINT = 'Such a question has no message_ids, and its only answer is "I don\'t know".'
 MOST_LINE_BYTES = 1 << 20
 MOST_CHARACTERS = 100_000
 """Of one field: far more than any question or answer has, and no more than a model can be made to read."""
@@ -48,7 +48,7 @@ def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
         with path.open("rb") as handle:
             for number, line in enumerate(iter(lambda: handle.readline(MOST_LINE_BYTES + 1), b""), 1):
                 if len(line) > MOST_LINE_BYTES:
-                    raise UsageError(f"{path}:{number}: longer than {MOST_LINE_BYTES >> 20} MiB.", ONE_A_LINE)
+                    raise UsageError(f"{path}:{number}: line longer than {MOST_LINE_BYTES >> 20} MiB.", ONE_A_LINE)
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
@@ -56,10 +56,10 @@ def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
                 if not lines:
                     first_split = scenario.split
                 elif (scenario.split is None) != (first_split is None):
-                    raise UsageError(f"{where}: 'split' must stand in every row or in none.")
+                    raise UsageError(f"{where}: 'split' must be in every row or in none.")
                 earlier = lines.setdefault((scenario.split, scenario.id), number)
                 if earlier != number:
-                    raise UsageError(f"{where}: id {scenario.id!r} stands in line {earlier} already.")
+                    raise UsageError(f"{where}: duplicate id {scenario.id!r}, first used in line {earlier}.")
                 yield scenario
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -75,12 +75,12 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     answerable, needs_all = _flag(row, "answerable", True, where), _flag(row, "needs_all", False, where)
     message_ids = _field(row, "message_ids", (list, tuple), where) if answerable else row.get("message_ids", [])
     if not answerable and (message_ids or needs_all or row.get(fields.answer, I_DONT_KNOW) != I_DONT_KNOW):
-        raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source mail.", ABSENT_HINT)
+        raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source email.", ABSENT_HINT)
     if (answerable and not message_ids) or not all(_is_id(message_id) for message_id in message_ids):
         raise UsageError(f"{where}: field 'message_ids' must be a list of at least one message id.")
     realistic = _field(row, "how_realistic", (int, float), where)
     if not 0 <= realistic <= 1:
-        raise UsageError(f"{where}: field 'how_realistic' must lie between 0 and 1, not {realistic!r}.")
+        raise UsageError(f"{where}: field 'how_realistic' must be between 0 and 1, not {realistic!r}.")
     split = row.get("split")
     splits = dict.fromkeys((*SPLITS, fields.train_split))
     if split is not None and split not in splits:
@@ -118,9 +118,11 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
         kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)
         raise UsageError(f"{where}: field {name!r} must be a non-empty {kinds}, not {value!r:.60}.")
     if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-        raise UsageError(f"{where}: field {name!r} has {len(value):,} characters; {MOST_CHARACTERS:,} are the most.")
+        raise UsageError(f"{where}: field {name!r} has {len(value):,} characters; the limit is {MOST_CHARACTERS:,}.")
     if isinstance(value, str) and not _is_text(value):
-        raise UsageError(f"{where}: field {name!r} must be text, and holds half of a character: {value!a:.60}.")
+        raise UsageError(
+            f"{where}: field {name!r} must be valid Unicode, but contains a lone surrogate: {value!a:.60}."
+        )
     return value
 
 

@@ -48,8 +48,8 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
     if allow_shared:
         return f"splits share an inbox ({inbox}{others}): not a test on unseen mailboxes"
     raise UsageError(
-        f"{source}: inbox {inbox}{others} stands in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
-        "Splits must share no inbox; --allow-shared-inbox accepts it (tables then say so).",
+        f"{source}: inbox {inbox}{others} is in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
+        "Splits must not share an inbox; --allow-shared-inbox permits it (noted in every table).",
     )
 
 
@@ -67,12 +67,14 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
         if not allow_shared:
             raise UsageError(
                 f"{source}: training needs a val split on other inboxes, but there is only one inbox ({inbox}).",
-                "--allow-shared-inbox cuts val from the same inbox (tables then say so).",
+                "--allow-shared-inbox takes val from the same inbox (noted in every table).",
             )
         if len(train) < 2:
             raise UsageError(f"{source}: one training question cannot be split into train and val.")
         chosen = sorted(train, key=lambda s: _hash(s.id))[:goal]
-        return {s.id for s in chosen}, f"val is cut from the only train inbox ({inbox}): not a test on unseen mailboxes"
+        return {
+            s.id for s in chosen
+        }, f"val is taken from the only train inbox ({inbox}): not a test on unseen mailboxes"
     order = sorted(counts, key=lambda inbox: (counts[inbox] * 3 > len(train), _hash(inbox)))
     inboxes: set[str] = set()
     taken = 0
@@ -124,17 +126,17 @@ def split_of_subject(subject: str) -> str:
 def split_note(scenarios: Sequence[Scenario]) -> str | None:
     """What to say of questions on too few inboxes to be trained on without a flag; None of others."""
     if shared_inboxes(scenarios):
-        return "split by subject: train and benchmark need --allow-shared-inbox (their tables then say so)"
+        return "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
     counts = Counter(scenario.inbox_address for scenario in scenarios)
     if len(counts) == 1:
         return (
-            "one mailbox: all questions are for testing. To train on them too, name three mailboxes or more, or split "
+            "one mailbox: all questions are for testing. To train as well, name three mailboxes or more, or split "
             "this one by subject (--allow-shared-inbox)."
         )
     if len(counts) == 2:
         return (
-            "two mailboxes: one to train on, one to test; none is left to choose the best model by. Name a third, or "
-            "split these by subject (--allow-shared-inbox)."
+            "two mailboxes: one for training, one for testing, none for choosing the best model. Name a third, or "
+            "split them by subject (--allow-shared-inbox)."
         )
     return None
 

@@ -21,7 +21,7 @@ def record_file() -> Path:
     try:
         root = Path(named) if os.path.isabs(named) else Path.home() / ".config"
     except RuntimeError as error:
-        raise EmailRLError("There is no home to remember trusted folders in.", "Set XDG_CONFIG_HOME.") from error
+        raise EmailRLError("There is no home directory to store trusted folders in.", "Set XDG_CONFIG_HOME.") from error
     return root / "emailrl" / "trusted.json"
 
 
@@ -34,7 +34,7 @@ def folders() -> dict[str, list[str]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise EmailRLError(f"{path} cannot be read: {error}.", "Remove it, and trust your folders again.") from error
+        raise EmailRLError(f"{path} cannot be read: {error}.", "Remove it, then trust your folders again.") from error
 
 
 def was_trusted(folder: Path) -> bool:

@@ -40,8 +40,8 @@ def from_record(
         if (leaf.address or leaf.code) and value != default and not PLAIN_WORD.fullmatch(str(value)):
             if without_credentials(str(own)) != value:
                 raise UsageError(
-                    f"The run was trained with {leaf.env_names[0]}={value}, and a run's folder does not decide that.",
-                    f"Give it again ({leaf.env_names[0]}=… emailrl train …), or another.",
+                    f"The run was trained with {leaf.env_names[0]}={value}, which a run's folder may not set.",
+                    f"Set it again ({leaf.env_names[0]}=… emailrl train …), or choose another value.",
                 )
         elif value != default or leaf in others:
             source[leaf] = Given(value, leaf.env_names[0], _ORIGIN)
@@ -54,4 +54,4 @@ def _warn_of_unknown(record: Mapping[str, Mapping[str, Any]]) -> None:
     unknown = [name for section, values in record.items() for name in values if (section, name) not in known]
     if unknown:
         names = ", ".join(unknown[:5])[:200]
-        print(one_line(f"warning: the run recorded what is no setting here: {names}"), file=sys.stderr)
+        print(one_line(f"warning: the run recorded unknown settings: {names}"), file=sys.stderr)

@@ -73,7 +73,7 @@ def from_dotenv(path: Path) -> Source:
         blank = text[: len(text) - len(text.lstrip())].count("\n")
         origin = f".env line {binding.original.line + blank}"
         if binding.error:
-            raise UsageError(f"{origin} cannot be read.", "Write NAME=value, one to a line.")
+            raise UsageError(f"{origin} cannot be read.", "Write one NAME=value per line.")
         if binding.key in by_env_name():
             leaf = by_env_name()[binding.key]
             # As in a shell, a later line replaces an earlier one of the same name; an empty one unsets it.
@@ -90,9 +90,9 @@ def from_toml(path: Path) -> Source:
     try:
         tree = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path.name} cannot be read: {error}.", "Mend that line.") from error
+        raise UsageError(f"{path.name} cannot be read: {error}.", "Fix that line.") from error
     except RecursionError as error:
-        raise UsageError(f"{path.name} cannot be read: it nests too deep.", f"Mend or remove {path}.") from error
+        raise UsageError(f"{path.name} cannot be read: it is nested too deeply.", f"Fix or remove {path}.") from error
     pairs = []
     for key, value in tree.items():
         table = value if isinstance(value, dict) else {key: value}
@@ -135,13 +135,13 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UsageError(f"{path.name} is larger than 1 MiB.", f"Mend or remove {path}.")
+            raise UsageError(f"{path.name} is larger than 1 MiB.", f"Fix or remove {path}.")
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{path.name} cannot be read: {reason}.", f"Mend or remove {path}.") from error
+        raise UsageError(f"{path.name} cannot be read: {reason}.", f"Fix or remove {path}.") from error
 
 
 def _decode(leaf: Leaf, text: str) -> Any:
@@ -161,7 +161,7 @@ def _home(leaf: Leaf, value: Any) -> Any:
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{value}: there is no such user.", "Write the whole path.") from error
+        raise UsageError(f"{value}: no such user.", "Write the full path.") from error
 
 
 def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
@@ -182,7 +182,7 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
 def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
     """A TOML value, relative paths resolved against the file's directory; types pydantic would coerce are rejected."""
     if (isinstance(value, bool) and bool not in leaf.kinds) or (leaf.is_path and value == ""):
-        raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is no value of this setting.", _SEE)
+        raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is not a valid value.", _SEE)
     value = _home(leaf, value)
     return path.parent / value if isinstance(value, Path) else value
 

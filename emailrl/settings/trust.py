@@ -80,7 +80,7 @@ def wandb_risks(folder: Path) -> list[Risk]:
                 continue
             shown = "(hidden)" if "key" in key else ascii(without_credentials(value))
             digest = _digest(name, key, value)
-            found.append(Risk(name, key, shown, "steers where W&B sends the run and its key", digest))
+            found.append(Risk(name, key, shown, "controls where W&B sends the run and its key", digest))
     return found
 
 
@@ -109,7 +109,7 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
         return None
     text = str(value)
     if leaf.secret:
-        return "lets its owner read what is sent with it"
+        return "lets the key's owner read what is sent with it"
     if leaf.address and (not leaf.code or text.lower().startswith(("http://", "https://"))):
         key = by_name()[leaf.address.key].env_names[0]
         is_provider = _PROVIDER.fullmatch(str(leaf.default)) and _PROVIDER.fullmatch(text)
@@ -117,7 +117,7 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:
-        return "lies outside the folder, and is written to" if _leads_outside(text, folder) else None
+        return "is outside the folder and would be written to" if _leads_outside(text, folder) else None
     return None
 
 

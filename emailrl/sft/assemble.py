@@ -98,11 +98,13 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
 
 def _check(settings: Settings) -> None:
     if settings.sft.from_scratch and source_of(settings) != "demo":
-        raise UsageError("A model made from nothing learns from demo worlds.", "Name the one to teach with --model.")
+        raise UsageError("--from-scratch trains on demo worlds only.", "Drop it, or choose a model with --model.")
     if settings.sft.from_scratch and settings.sft.trajectories:
-        raise UsageError("A model made from nothing learns from demo worlds.", "Leave --trajectories out.")
+        raise UsageError("--from-scratch trains on demo worlds only.", "Drop --trajectories.")
     if settings.training.adapter is not None and (settings.sft.from_scratch or settings.sft.full_finetuning):
-        raise UsageError("All weights are trained from a model, not from an adapter.", "Merge it: emailrl export.")
+        raise UsageError(
+            "Full fine-tuning starts from a model, not from an adapter.", "Merge it: emailrl export --format merged."
+        )
 
 
 def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
@@ -135,7 +137,9 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
     before = checkpoint.metadata
     check_resumed(settings, before.settings)
     if before.questions_fingerprint != data.fingerprint:
-        raise UsageError(f"{checkpoint.path} was trained on other conversations.", "Give the same, or begin a new run.")
+        raise UsageError(
+            f"{checkpoint.path} was trained on other conversations.", "Use the same ones, or start a new run."
+        )
     recorded = {"seed": before.seed, "sft_batch_size": before.settings["sft"]["sft_batch_size"]}
     for name, old in recorded.items():
         if old != (now := settings.training.seed if name == "seed" else settings.sft.sft_batch_size):
@@ -147,20 +151,20 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
         return State(**saved["state"])
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise EmailRLError(f"{path} cannot be read ({reason}).", "Begin a new run without --resume.") from None
+        raise EmailRLError(f"{path} cannot be read ({reason}).", "Start a new run without --resume.") from None
 
 
 def _header(settings: Settings, policy: Policy, data: Data, place: Place, state: State) -> str:
     total = settings.sft.sft_steps
     begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {total} steps"
-    what = f"adapter of rank {policy.lora['rank']}" if policy.lora else "all weights"
+    what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
     inboxes = len({example.inbox for example in data.val})
     return "\n".join(
         (
             RULE,
             f"{begun} of {settings.sft.sft_batch_size} conversations | {policy.base_model or 'a new model'} | {what}",
-            f"Learned from: {data.told}",
-            f"Validated on: {len(data.val)} conversations of {inboxes} other inboxes",
+            f"Training data: {data.told}",
+            f"Validation data: {len(data.val)} conversations from {inboxes} other inboxes",
             f"Output: {place.directory}",
             RULE,
         )

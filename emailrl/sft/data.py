@@ -62,16 +62,16 @@ def gather(settings: Settings) -> Conversations:
     if sft.trajectories:
         found, notes = read_conversations(sft.trajectories, best_of=sft.best_of, min_reward=sft.min_reward)
     elif sft.best_of is not None or sft.min_reward is not None:
-        raise UsageError("--best-of and --min-reward choose among trajectories.", "Name their files by --trajectories.")
+        raise UsageError("--best-of and --min-reward select trajectories.", "Name their files with --trajectories.")
     if source_of(settings) == "questions":
         played, held_out = _played(settings, "train"), _played(settings, "val")
         if not played:
-            raise UsageError("The experts can teach none of the questions.", "Check --db and MAX_TURNS (at least 3).")
-        notes.append(f"{len(played) + len(held_out)} conversations of experts on the questions")
+            raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
+        notes.append(f"{len(played) + len(held_out)} expert conversations on the questions")
         found += played + held_out
     train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)
     if found and not val:
-        notes.append("all conversations are of one inbox: there is no validation loss, and nothing stops the run early")
+        notes.append("all conversations are from one inbox: there is no validation loss and no early stopping")
     return Conversations(train, val, notes)
 
 
@@ -133,9 +133,9 @@ def examples(
     train, num_train = _tokenized(found.train, renderer, longest)
     val, num_val = _tokenized(found.val, renderer, longest)
     if too_long := num_train + num_val:
-        notes.append(f"{too_long} conversations are longer than the context window of {longest} tokens and left out")
+        notes.append(f"{too_long} conversations dropped: longer than the context window of {longest} tokens")
     if not train:
-        raise UsageError("No conversation is left to train on.", "Give more questions or trajectories, or inboxes.")
+        raise UsageError("No conversation is left to train on.", "Add questions, trajectories or inboxes.")
     flat = [example for group in train for example in group]
     tokens, spoken = sum(len(e.token_ids) for e in flat), sum(int(e.spoken.sum()) for e in flat)
     inboxes, share = len({example.inbox for example in flat}), spoken / tokens
@@ -145,7 +145,7 @@ def examples(
         batches=lambda start: endless(train, size, seed, start),
         val=held_out,
         fingerprint=fingerprint(flat + held_out),
-        told=f"{len(train)} conversations of {inboxes} inboxes, {tokens:,} tokens, {share:.0%} of them learned",
+        told=f"{len(train)} conversations from {inboxes} inboxes, {tokens:,} tokens, {share:.0%} of them trained",
         notes=notes,
     )
 
@@ -199,4 +199,4 @@ def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes
             )
 
     val = demo.held_out(settings.data.eval_dataset_size, seed, renderer)
-    return Data(batches, val, fingerprint(val), "what experts do on demo worlds", notes)
+    return Data(batches, val, fingerprint(val), "scripted experts on demo worlds", notes)

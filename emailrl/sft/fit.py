@@ -115,7 +115,7 @@ class Fitter:
         """Continue where ``state`` was taken, bit for bit; raises EmailRLError for the state of another model."""
         if state["parameters"] != self.names:
             raise EmailRLError(
-                "The trainer state is of another model or adapter.", "Resume with the run's own --model."
+                "The trainer state belongs to another model or adapter.", "Resume with the run's --model."
             )
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
@@ -204,7 +204,7 @@ class Fitter:
             what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
             raise EmailRLError(
                 f"The {what} at step {step}, in the third update in a row; the weights are as before them.",
-                "Lower --learning-rate, or look at the conversations.",
+                "Lower --learning-rate, or inspect the conversations.",
             )
 
 

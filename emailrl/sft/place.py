@@ -31,22 +31,22 @@ def find_place(settings: Settings, out: Path | None, resume: str | None) -> Plac
     """
     if resume is None:
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out} exists.", "Name another folder with --out, or go on with it by --resume latest.")
+            raise UsageError(
+                f"{out} already exists.", "Choose another folder with --out, or continue it with --resume latest."
+            )
         return Place(out or free_directory(run_root(settings.output.output_dir, SFT)))
     directory = _run_of(settings, out, resume)
     there = list_checkpoints(directory) if directory is not None else []
     if other := next((item for item in there if item.metadata.mode != SFT), None):
-        raise UsageError(f"{directory} is a run of mode {other.metadata.mode}.", "Go on with it by emailrl train.")
+        raise UsageError(f"{directory} is a run of mode {other.metadata.mode}.", "Continue it with emailrl train.")
     checkpoints = [item for item in there if item.metadata.kind == "checkpoint"]
     if directory is None or not checkpoints:
         if resume != "auto":
-            raise UsageError("There is no run of sft to go on with.", "Begin one without --resume.")
+            raise UsageError("There is no sft run to resume.", "Start one without --resume.")
         return Place(directory or free_directory(run_root(settings.output.output_dir, SFT)))
     last = checkpoints[-1]
     if Path(resume).name.startswith("checkpoint-") and Path(resume).resolve() != last.path.resolve():
-        raise UsageError(
-            f"{directory} has gone on to {last.path.name}.", f"Resume from that, or copy {resume} elsewhere."
-        )
+        raise UsageError(f"{directory} already has {last.path.name}.", f"Resume from that, or copy {resume} elsewhere.")
     return Place(directory, verify(last))
 
 

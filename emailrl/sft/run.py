@@ -101,7 +101,7 @@ class Run:
                 self.tracker.step(line, self._line(metrics, val_loss, pace))
                 if due:
                     self.save()
-        return "all steps done" if state.step == sft.sft_steps else "the validation loss no longer falls"
+        return "all steps done" if state.step == sft.sft_steps else "the validation loss stopped falling"
 
     def validate(self) -> float | None:
         """Measure the validation loss, and keep the weights where it is the lowest so far."""
@@ -145,7 +145,7 @@ class Run:
         if self.whole and not self.interrupts.impatient and step and self.saved_step != step:
             self.save()
         saved = (
-            f"saved up to step {self.saved_step}; --resume latest goes on" if self.saved_step else "nothing is saved"
+            f"saved up to step {self.saved_step}; --resume latest continues" if self.saved_step else "nothing was saved"
         )
         self.tracker.say(f"Stopped after step {step}: {saved}.")
 
@@ -164,7 +164,7 @@ class Run:
         parts = [f"step {state.step}/{total}", f"loss {metrics['loss']:.4f}"]
         parts += [] if val_loss is None else [f"val_loss {val_loss:.4f}"]
         parts += [f"lr {metrics['learning_rate']:.2e}", f"{duration(pace.seconds_left(state.step, total))} left"]
-        return " | ".join(parts + (["update skipped: not finite"] if metrics["updates_skipped"] else []))
+        return " | ".join(parts + (["update skipped: non-finite"] if metrics["updates_skipped"] else []))
 
     def _metadata(self, kind: str) -> Metadata:
         state, training = self.state, self.settings.training

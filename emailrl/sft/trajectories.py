@@ -25,14 +25,14 @@ def read_conversations(
     """
     for file in files:
         if not file.is_file():
-            raise UsageError(f"No such file of trajectories: {file}.", "Make one: emailrl rollout --out FILE.jsonl.")
+            raise UsageError(f"No such trajectory file: {file}.", "Record one: emailrl rollout --out FILE.jsonl")
     counts: Counter[str] = Counter()
     best = _best_by_question((each for file in files for each in read_trajectories(file)), best_of, min_reward, counts)
     if not best:
-        raise UsageError(f"No trajectory is left to learn from ({_told(counts)}).", "Lower --min-reward, or add files.")
+        raise UsageError(f"No trajectory is left to train on ({_told(counts)}).", "Lower --min-reward, or add files.")
     notes = [f"{len(best)} conversations from trajectories ({_told(counts)})"]
     if held_out := sum(trajectory.scenario.split == "test" for trajectory in best):
-        notes.append(f"{held_out} of them answer test questions: a benchmark on those is no longer held out")
+        notes.append(f"{held_out} of them are on test questions: a benchmark on those is no longer held out")
     return [_conversation(trajectory) for trajectory in best], notes
 
 

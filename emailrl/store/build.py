@@ -94,7 +94,7 @@ def build_database(
                     write_database(target.building, stage, progress)
         except SQLITE_ERRORS as error:
             raise EmailRLError(
-                f"The database {target.db} cannot be written: {reason(error)}.", "It was left as it was."
+                f"The database {target.db} cannot be written: {reason(error)}.", "It is unchanged."
             ) from error
         if new.mails:
             target.publish()

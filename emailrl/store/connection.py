@@ -25,14 +25,14 @@ from emailrl.store.schema import meta, sqlite_master
 SCHEMA_VERSION = 3
 """Raised whenever a database written before cannot be read any more."""
 
-HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite make a database another: keep a copy of the old one."
+HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint where something was begun on a database that is not the same any more."""
 
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
 """As the driver raises them, and as Core does."""
 
 OTHER_FILE = "Name another file with --db."
-_REBUILD = "Build it anew with emailrl gen-db --overwrite."
+_REBUILD = "Rebuild it with emailrl gen-db --overwrite."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
 """As many as SQLite allows."""
@@ -109,7 +109,7 @@ def _check(connection: Connection, db: Path) -> None:
     tables = set(connection.scalars(_TABLE_NAMES))
     if missing := _TABLES - tables:
         if tables and "emails" in missing:
-            raise UsageError(f"The database {db} holds no mail: it has no table emails.", OTHER_FILE)
+            raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
         what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
         raise UsageError(f"The database {db} has no {what}.", _REBUILD)
     if noted(connection, "schema_version") != str(SCHEMA_VERSION):
@@ -151,7 +151,7 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 
 def no_database(db: Path) -> EmailRLError:
     """The error for a database that is not there."""
-    return EmailRLError(f"There is no mail database {db}.", "Build one with emailrl gen-db, or name another with --db.")
+    return EmailRLError(f"No such mail database: {db}.", "Build one with emailrl gen-db, or choose another with --db.")
 
 
 def database_fingerprint(db: Path) -> str:

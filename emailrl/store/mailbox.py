@@ -207,7 +207,7 @@ class Mailbox:
 
     def _open(self) -> _Reader:
         if self._reader is None:
-            raise EmailRLError("This mailbox was closed.")
+            raise EmailRLError("This mailbox is closed.")
         return self._reader
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:

@@ -52,7 +52,7 @@ def _moment(key: int, date: str | None) -> datetime | None:
     try:
         return None if date is None else datetime.strptime(date, DATE_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise sqlite3.DataError(f"the date of mail {key} is not as it was written") from error
+        raise sqlite3.DataError(f"the date of email {key} is corrupt") from error
 
 
 def recipients_of(connection: Connection, which: ColumnElement[bool]) -> defaultdict[int, list[tuple[str, str]]]:

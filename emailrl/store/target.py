@@ -79,7 +79,7 @@ def claim(db: Path, *, overwrite: bool, append: bool) -> Iterator[Target]:
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if overwrite and append:
-        raise UsageError("Both overwrite and append were asked for.", "Choose one of them.")
+        raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
     try:
         mode = db.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -89,7 +89,7 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if stat.S_ISDIR(mode):
         raise UsageError(f"{db} is a folder, not a database file.", "Name a file with --db.")
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{db} is no regular file.", OTHER_FILE)
+        raise UsageError(f"{db} is not a regular file.", OTHER_FILE)
     check_header(db)
     _check_journals(db)
     if append:
@@ -104,13 +104,13 @@ def _check_journals(db: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if db.with_name(name).stat().st_size:
                 raise UsageError(
-                    f"Another program is writing {db}, or died at it: {name} stands beside it.",
-                    f"Close that program, or open the database once with sqlite3, until {name} is gone.",
+                    f"Another program is writing {db}, or died doing so: {name} still exists.",
+                    f"Close that program or open the database once with sqlite3, so that {name} disappears.",
                 )
 
 
 def _exists(db: Path) -> UsageError:
-    return UsageError(f"The database {db} exists.", "Replace it with --overwrite, or add to it with --append.")
+    return UsageError(f"The database {db} already exists.", "Replace it with --overwrite, or add to it with --append.")
 
 
 def _unwritable(db: Path, reason: str) -> UsageError:
@@ -122,7 +122,7 @@ def _errors_of(db: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:  # a folder cannot be made where a file stands
-        raise _unwritable(db, f"{error.filename} is no folder") from error
+        raise _unwritable(db, f"{error.filename} is not a folder") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
         raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
 
@@ -133,7 +133,7 @@ def _locked(db: Path) -> Iterator[None]:
     with _errors_of(db):
         descriptor = _lock(path)
     if descriptor is None:
-        raise EmailRLError(f"Another gen-db is writing {db}.", "Wait until it has ended, or name another --db.")
+        raise EmailRLError(f"Another gen-db is writing {db}.", "Wait for it to finish, or choose another --db.")
     try:
         yield
     finally:

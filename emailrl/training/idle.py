@@ -38,7 +38,7 @@ def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:
         if name in getattr(settings, section).model_fields_set
     ]
     if algorithm.name == "gspo" and updates_per_step(settings) == 1:
-        said.append(f"--algorithm gspo differs from grpo in its aggregation alone {ONE_UPDATE}")
+        said.append(f"--algorithm gspo differs from grpo only in its aggregation {ONE_UPDATE}")
     return said
 
 
@@ -51,7 +51,7 @@ def _of_the_update(algorithm: Algorithm, settings: Settings) -> Iterator[Row]:
         for name in ("clip_low", "clip_high", "dual_clip", "value_clip", "ratio_level"):
             yield "algorithm", name, ONE_UPDATE
     if not settings.algorithm.beta:
-        yield "algorithm", "reference", "with BETA=0: no reference is computed"
+        yield "algorithm", "reference", "with BETA=0: the reference is not computed"
     if settings.algorithm.kl_target is None:
         yield "algorithm", "kl_horizon", "without KL_TARGET"
     if not algorithm.compares_rollouts:
@@ -64,7 +64,7 @@ def _of_the_run(settings: Settings) -> Iterator[Row]:
     if training.lr_scheduler == "constant":
         yield "training", "min_lr_ratio", "with LR_SCHEDULER=constant"
     if training.warmup_ratio is not None:
-        yield "training", "warmup_steps", "beside WARMUP_RATIO"
+        yield "training", "warmup_steps", "when WARMUP_RATIO is set"
     if settings.output.export_dir is None:
         yield "output", "export_format", "without EXPORT_DIR"
 
@@ -72,6 +72,6 @@ def _of_the_run(settings: Settings) -> Iterator[Row]:
 def _of_vllm(settings: Settings) -> Iterator[Row]:
     if settings.vllm.vllm_urls:
         for name in IN_PROCESS:
-            yield "vllm", name, "beside VLLM_URLS: the servers have flags of their own"
+            yield "vllm", name, "when VLLM_URLS is set: the servers have their own flags"
     elif settings.vllm.vllm_max_loras > 1:
-        yield "vllm", "vllm_max_loras", "above 1 in this process, which plays one adapter at a time"
+        yield "vllm", "vllm_max_loras", "above 1 in-process, where one adapter is active at a time"

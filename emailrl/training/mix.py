@@ -62,23 +62,21 @@ def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
     """What to say of settings that work together, but seldom as meant; for the head of a run."""
     notes, wanted = [], settings.algorithm
     if wanted.beta and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
-        notes.append(
-            "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0 on average: k2 or k3 hold the policy back"
-        )
+        notes.append("KL_ESTIMATOR=k1 with KL_IN=loss has zero gradient in expectation: use k2 or k3")
     if wanted.beta and algorithm.kl_in == "reward" and algorithm.kl_estimator != "k1":
         notes.append(
-            f"KL_ESTIMATOR={algorithm.kl_estimator} with KL_IN=reward does not follow the gradient of the KL: k1 does"
+            f"KL_ESTIMATOR={algorithm.kl_estimator} with KL_IN=reward does not follow the gradient of the KL: use k1"
         )
     if algorithm.ratio_level == "sequence" and max(algorithm.clip_low, algorithm.clip_high) > 0.1:
         notes.append(
             f"RATIO_LEVEL=sequence averages over tokens: CLIP_LOW={algorithm.clip_low:g} and"
-            f" CLIP_HIGH={algorithm.clip_high:g} will hardly ever clip (GSPO's are 3e-4 and 4e-4)"
+            f" CLIP_HIGH={algorithm.clip_high:g} will hardly ever clip (GSPO uses 3e-4 and 4e-4)"
         )
     updates = updates_per_step(settings)
     if updates > 1 and settings.lora.lora_dropout:
         notes.append(
-            f"LORA_DROPOUT={settings.lora.lora_dropout:g} with {updates} updates a step makes the ratios noisy: each"
-            " pass drops other weights than the one before; LORA_DROPOUT=0 is advised"
+            f"LORA_DROPOUT={settings.lora.lora_dropout:g} with {updates} updates per step makes the ratios noisy: each"
+            " pass drops different weights; use LORA_DROPOUT=0"
         )
     if not algorithm.compares_rollouts and not algorithm.has_critic and not algorithm.whiten:
         notes.append(f"{_estimator(algorithm, settings)} without WHITEN_ADVANTAGES has no baseline at all")
@@ -90,29 +88,29 @@ def _idle(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     for name in CRITIC_SETTINGS if not algorithm.has_critic else ():
         if getattr(wanted, name) != getattr(_DEFAULTS, name):
             yield (
-                f"{_given(wanted, name)} is a critic's, and {estimator} has none.",
-                f"Use --algorithm ppo or ADVANTAGE_ESTIMATOR=gae, or leave {name.upper()} out.",
+                f"{_given(wanted, name)} applies to a critic, but {estimator} has none.",
+                f"Use --algorithm ppo or ADVANTAGE_ESTIMATOR=gae, or unset {name.upper()}.",
             )
     if wanted.gamma != 1 and algorithm.compares_rollouts:
         yield (
-            f"{_given(wanted, 'gamma')} discounts from token to token, but {estimator} gives a sequence one advantage.",
+            f"{_given(wanted, 'gamma')} discounts per token, but {estimator} gives one advantage per sequence.",
             "Use ADVANTAGE_ESTIMATOR=gae or reinforce, or EMAILRL_GAMMA=1.",
         )
     if wanted.constant_length is not None and algorithm.aggregation != "constant":
         yield (
-            f"{_given(wanted, 'constant_length')} is idle under LOSS_AGGREGATION={algorithm.aggregation}.",
-            "Use LOSS_AGGREGATION=constant, or leave CONSTANT_LENGTH out.",
+            f"{_given(wanted, 'constant_length')} has no effect with LOSS_AGGREGATION={algorithm.aggregation}.",
+            "Use LOSS_AGGREGATION=constant, or unset CONSTANT_LENGTH.",
         )
     if wanted.kl_target is not None and not wanted.beta:
         yield (
-            f"{_given(wanted, 'kl_target')} adapts a weight that starts at BETA=0 and stays there.",
-            "Give BETA a value above 0, or leave KL_TARGET out.",
+            f"{_given(wanted, 'kl_target')} adapts a coefficient that starts at BETA=0 and stays there.",
+            "Set BETA above 0, or unset KL_TARGET.",
         )
     for name in ("correction_low", "correction_high") if algorithm.importance_correction == "off" else ():
         if getattr(wanted, name) != getattr(_DEFAULTS, name):
             yield (
-                f"{_given(wanted, name)} is idle under IMPORTANCE_CORRECTION=off.",
-                f"Use IMPORTANCE_CORRECTION=tis, icepop or sequence_mask, or leave {name.upper()} out.",
+                f"{_given(wanted, name)} has no effect with IMPORTANCE_CORRECTION=off.",
+                f"Use IMPORTANCE_CORRECTION=tis, icepop or sequence_mask, or unset {name.upper()}.",
             )
 
 
@@ -121,29 +119,29 @@ def _filters(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     for name in FILTER_SETTINGS if not algorithm.dynamic_filtering else ():
         if getattr(wanted, name) != getattr(_DEFAULTS, name):
             yield (
-                f"{_given(wanted, name)} is idle without DYNAMIC_FILTERING.",
-                f"Use --algorithm dapo or DYNAMIC_FILTERING=true, or leave {name.upper()} out.",
+                f"{_given(wanted, name)} has no effect without DYNAMIC_FILTERING.",
+                f"Use --algorithm dapo or DYNAMIC_FILTERING=true, or unset {name.upper()}.",
             )
     low, high = wanted.filter_low, wanted.filter_high
     if algorithm.dynamic_filtering and low >= high:
         yield (
-            f"No mean lies between {_given(wanted, 'filter_low')} and {_given(wanted, 'filter_high')}.",
-            "Give a lower bound below the upper one.",
+            f"No mean is between {_given(wanted, 'filter_low')} and {_given(wanted, 'filter_high')}.",
+            "Set the lower bound below the upper one.",
         )
     rollouts = settings.training.num_generations
     reachable = any(low < right / rollouts < high for right in range(rollouts + 1))
     by_reward = wanted.filter_on == "reward" or (wanted.filter_on is None and settings.training.mode == "simple")
     if algorithm.dynamic_filtering and not by_reward and not reachable:
         yield (
-            f"DYNAMIC_FILTERING drops every question under NUM_GENERATIONS={rollouts}: the share of right answers is"
+            f"DYNAMIC_FILTERING drops every question with NUM_GENERATIONS={rollouts}: the share of correct answers is"
             f" never between {low:g} and {high:g}.",
             "Use more rollouts, a wider range, or FILTER_ON=reward.",
         )
     buffer = algorithm.overlong_share if wanted.overlong_buffer is None else wanted.overlong_buffer
     if wanted.overlong_penalty != _DEFAULTS.overlong_penalty and not buffer:
         yield (
-            f"{_given(wanted, 'overlong_penalty')} is idle without OVERLONG_BUFFER.",
-            "Give OVERLONG_BUFFER tokens, or leave OVERLONG_PENALTY out.",
+            f"{_given(wanted, 'overlong_penalty')} has no effect without OVERLONG_BUFFER.",
+            "Set OVERLONG_BUFFER, or unset OVERLONG_PENALTY.",
         )
 
 
@@ -155,17 +153,17 @@ def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     if algorithm.has_critic:
         estimator = _estimator(algorithm, settings)
         yield (
-            f"RATIO_LEVEL=sequence needs one advantage a sequence, and {estimator} gives one a token.",
+            f"RATIO_LEVEL=sequence needs one advantage per sequence, but {estimator} gives one per token.",
             f"Use ADVANTAGE_ESTIMATOR=group_norm, {fix}",
         )
     if algorithm.kl_in == "reward" and wanted.beta:
         yield (
-            "RATIO_LEVEL=sequence needs one advantage a sequence, and KL_IN=reward charges each token its own.",
+            "RATIO_LEVEL=sequence needs one advantage per sequence, but KL_IN=reward penalizes each token separately.",
             f"Use KL_IN=loss, BETA=0, {fix}",
         )
     if wanted.gamma != 1:
         yield (
-            f"RATIO_LEVEL=sequence needs one advantage a sequence, and {_given(wanted, 'gamma')} gives one a token.",
+            f"RATIO_LEVEL=sequence needs one advantage per sequence; {_given(wanted, 'gamma')} gives one per token.",
             f"Use EMAILRL_GAMMA=1, {fix}",
         )
 
@@ -174,18 +172,18 @@ def _bounds(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     wanted, steps = settings.algorithm, settings.training.max_steps
     if algorithm.importance_correction != "off" and wanted.correction_low >= wanted.correction_high:
         yield (
-            f"No weight lies between {_given(wanted, 'correction_low')} and {_given(wanted, 'correction_high')}.",
-            "Give a lower bound below the upper one; 1 should lie between them.",
+            f"No weight is between {_given(wanted, 'correction_low')} and {_given(wanted, 'correction_high')}.",
+            "Set the lower bound below the upper one, with 1 between them.",
         )
     low, high = wanted.reward_clip_low, wanted.reward_clip_high
     if low is not None and high is not None and low >= high:
         yield (
-            f"No reward lies between {_given(wanted, 'reward_clip_low')} and {_given(wanted, 'reward_clip_high')}.",
-            "Give a lower bound below the upper one.",
+            f"No reward is between {_given(wanted, 'reward_clip_low')} and {_given(wanted, 'reward_clip_high')}.",
+            "Set the lower bound below the upper one.",
         )
     if algorithm.has_critic and wanted.critic_warmup_steps >= steps:
         yield (
-            f"{_given(wanted, 'critic_warmup_steps')} leaves none of MAX_STEPS={steps} to the policy.",
+            f"{_given(wanted, 'critic_warmup_steps')} leaves none of MAX_STEPS={steps} for the policy.",
             "Lower CRITIC_WARMUP_STEPS or raise MAX_STEPS.",
         )
 
@@ -193,7 +191,7 @@ def _bounds(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     if settings.training.num_generations < algorithm.min_group_size:
         yield (
-            f"NUM_GENERATIONS={settings.training.num_generations} is too few for {algorithm.name}, which compares the"
+            f"NUM_GENERATIONS={settings.training.num_generations} is too low for {algorithm.name}, which compares the"
             f" rollouts of one question ({_estimator(algorithm, settings)}).",
             f"Use at least {algorithm.min_group_size}, or ADVANTAGE_ESTIMATOR=reinforce or gae.",
         )

@@ -78,8 +78,7 @@ def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:
         (
             UnicodeEncodeError("utf-8", "post\udcff", 4, 5, "surrogates not allowed"),
             1,
-            "error: A name of a file or folder here is no UTF-8 text, "
-            "which not all libraries take. Use another name.\n",
+            "error: A file or folder name here is not valid UTF-8, which some libraries reject. Rename it.\n",
         ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (typer.Abort(), 130, "interrupted\n"),

@@ -70,7 +70,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert "cost" not in out  # an engine in this process has no price
     rows = [line.split()[0] for line in out.splitlines() if line.split()]
     assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
-    assert "tokens counts a conversation once, prompt_tokens its beginning anew at every turn" in out
+    assert "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn" in out
     assert sorted(file.name for file in (here / "bench").iterdir()) == [
         "conditions.json",
         "questions.csv",
@@ -79,7 +79,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
         "trajectories",
     ]
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
-    assert code == 2 and "bench holds a benchmark already. Give another --out, or --overwrite." in error
+    assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
     assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0
     assert [file.name for file in (here / "bench" / "trajectories").iterdir()] == ["00-model.jsonl"]
     both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])
@@ -112,7 +112,7 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
         here / "outputs" / "grpo_masked-3" / "best_model", here / "model", metrics={"accuracy": 0.5}, step=0
     )
     line = (
-        "best_model of grpo_masked-3 is step 0, untrained; grpo_masked-2 has 96.0%: "
+        "best_model of grpo_masked-3 is the untrained step 0; grpo_masked-2 reached 96.0%: "
         "--checkpoint outputs/grpo_masked-2/best_model"
     )
     for command in (("benchmark", "--limit", 1), ("export",)):
@@ -140,7 +140,7 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
     monkeypatch.setattr(benchmark, "evaluate", evaluate)
     code, out, _ = emailrl("benchmark", "--sequential", "--out", "bench")
     assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out
-    assert "2 questions are kept in bench; the same command with --resume --out bench plays the rest" in out
+    assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in out
     written = json.loads((here / "bench" / "results.json").read_text())
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
 
@@ -160,7 +160,7 @@ def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch
     code, _, error = emailrl("benchmark", "--resume")
     assert (
         code == 2
-        and "There is nothing to resume: no benchmark in outputs/benchmarks is unfinished." in error
+        and "Nothing to resume: outputs/benchmarks has no unfinished benchmark." in error
         and error.count("\n") == 1
     )
     real = benchmark.evaluate
@@ -179,7 +179,7 @@ def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch
     assert record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
     assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
     code, _, error = emailrl("benchmark", "--resume", "--overwrite")
-    assert code == 2 and "--resume and --overwrite exclude each other." in error
+    assert code == 2 and "--resume and --overwrite are mutually exclusive." in error
 
 
 def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,11 +215,11 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
     assert code == 0 and Path(json.loads(out)["trajectories"]).parents[1] == begun
     code, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume")
     assert (
-        code == 2 and "newer/conditions.json was begun under other conditions: models nanno there, model now;" in error
+        code == 2 and "newer/conditions.json was started under other conditions: models was nanno, now model;" in error
     )
-    assert "name another with --out" in error and "[" not in error
+    assert "choose another --out" in error and "[" not in error
     code, _, error = emailrl("benchmark", "--resume", "--out", "nowhere")
-    assert code == 2 and "There is nothing to resume: nowhere/conditions.json is missing." in error
+    assert code == 2 and "Nothing to resume: nowhere/conditions.json is missing." in error
 
 
 def test_the_next_step_is_named(emailrl, here: Path) -> None:
@@ -244,7 +244,7 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
     foreign[0].message_ids = ["<elsewhere@x>"]
     write_scenarios(here / "questions.jsonl", foreign)
     code, out, error = emailrl("benchmark")
-    assert (code, out) == (2, "") and "source mails of none of these questions" in error
+    assert (code, out) == (2, "") and "none of the source emails of these questions" in error
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
 
 def test_several_samples_a_question(emailrl, here: Path) -> None:
     code, _, err = emailrl("benchmark", "--model", "model", "--samples", 3, "--out", "bench")
-    assert code == 2 and "3 greedy samples of a question are all the same" in err
+    assert code == 2 and "3 greedy samples of a question would be identical" in err
     code, out, _ = emailrl(
         "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--json"
     )
@@ -291,4 +291,4 @@ def test_several_samples_a_question(emailrl, here: Path) -> None:
     code, out, _ = emailrl(
         "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--resume"
     )
-    assert code == 0 and "3 samples a question" in out and "pass@3" in out
+    assert code == 0 and "3 samples per question" in out and "pass@3" in out

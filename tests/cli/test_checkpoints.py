@@ -77,7 +77,7 @@ def test_one_bad_folder_does_not_hide_the_others(emailrl, run_dir: Path) -> None
         metadata.write_text(json.dumps(record | changes))
         code, out, error = emailrl("checkpoints", "list")
         assert code == 0 and out.count("checkpoint-") == 2
-        assert error.startswith("not whole: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
+        assert error.startswith("incomplete: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
     for name in ("best_model", "checkpoint-10", "checkpoint-30", "final"):
         (run_dir / name / "metadata.json").unlink()
     assert "grpo_masked/final" in emailrl("checkpoints", "list")[2]  # a run with nothing whole in it
@@ -92,7 +92,7 @@ def test_list_names_what_an_overwriting_set_aside(emailrl, run_dir: Path, name: 
 
 def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
     code, out, _ = emailrl("checkpoints", "show")
-    assert code == 0 and "best_model: all 1 files have their recorded hashes" in out and '"step": 10' in out
+    assert code == 0 and "best_model: all 1 files match their recorded hashes" in out and '"step": 10' in out
     assert json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["kind"] == "final"
     (run_dir / "best_model" / "adapter").write_text("other")
     code, _, error = emailrl("checkpoints", "show", "best")
@@ -138,7 +138,7 @@ class Terminal(io.StringIO):
 def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, _, error = emailrl("checkpoints", "prune", "--keep", 0)
-    assert code == 2 and error.endswith("error: Nobody is there to agree to remove 3 checkpoints. Add --yes.\n")
+    assert code == 2 and error.endswith("error: Removing 3 checkpoints needs confirmation. Add --yes.\n")
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 130
     assert len(names(run_dir)) == 5
@@ -156,7 +156,7 @@ def test_prune_takes_its_limit_from_the_settings(emailrl, run_dir: Path, monkeyp
 
 def test_no_run_yet(emailrl) -> None:
     code, out, error = emailrl("checkpoints", "list")
-    assert (code, out) == (0, "") and "no checkpoints yet" in error
+    assert (code, out) == (0, "") and "No checkpoints yet" in error
     assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
     assert emailrl("checkpoints", "show")[0] == 1
     assert emailrl("checkpoints", "list", "nowhere")[0] == 2
@@ -173,7 +173,7 @@ def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: 
     code, out, _ = emailrl("checkpoints", "show", run_dir / "checkpoint-40")
     assert code == 0
     shown = json.loads(out.partition("\n")[2])
-    assert "settings" not in shown and shown["settings that differ from the defaults"] == {
+    assert "settings" not in shown and shown["non-default settings"] == {
         "agent": {"max_turns": 6},
         "training": {"learning_rate": 2e-5, "from_another_version": 1},
     }

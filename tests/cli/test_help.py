@@ -86,5 +86,5 @@ def test_no_file_or_folder_is_named_by_an_empty_text(option: str) -> None:
     takers = [path for path, command in ALL.items() if any(option in param.opts for param in command.params)]
     for path in takers:
         done = CliRunner().invoke(app, [*path, option, " "])
-        assert done.exit_code == 2 and "is empty; name a file or folder" in done.output, path
+        assert done.exit_code == 2 and "must not be empty; name a file or folder" in done.output, path
     assert takers

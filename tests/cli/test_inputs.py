@@ -13,10 +13,10 @@ Emailrl = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize("command", ["train", "benchmark", "rollout"])
 def test_a_missing_database_or_question_file_is_the_only_line(emailrl: Emailrl, tmp_path: Path, command: str) -> None:
     code, _, said = emailrl(command, "--db", "none.db")
-    assert code == 1 and said.startswith("error: There is no mail database none.db.") and said.count("\n") == 1
+    assert code == 1 and said.startswith("error: No such mail database: none.db.") and said.count("\n") == 1
     (tmp_path / "mail.db").touch()
     code, _, said = emailrl(command, "--db", "mail.db", "--questions", "none.jsonl")
-    assert code == 2 and said.startswith("error: No such question file: none.jsonl. Name another with --questions")
+    assert code == 2 and said.startswith("error: No such question file: none.jsonl. Choose another with --questions")
     assert said.count("\n") == 1
 
 
@@ -30,5 +30,5 @@ def test_an_unknown_model_is_told_before_it_is_loaded(emailrl: Emailrl, tmp_path
 def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
     (tmp_path / "there" / "something").mkdir(parents=True)
     code, _, said = emailrl("sft", "--out", "there")
-    told = "error: there exists. Name another folder with --out, or go on with it by --resume latest.\n"
+    told = "error: there already exists. Choose another folder with --out, or continue it with --resume latest.\n"
     assert code == 2 and said == told

@@ -118,7 +118,7 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
         ('{"id": "x"}\n', 1, "line 1: not a trajectory, 'token_ids' is missing"),
         ("[1]\n", 1, "line 1: expected a JSON object, found list"),
         ('{"id": \n{"id": "x"}\n', 1, "line 1: not JSON"),
-        ("", 2, "holds no whole trajectory yet"),
+        ("", 2, "holds no complete trajectory yet"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(emailrl, tmp_path: Path, content: str, code: int, line: str) -> None:
@@ -134,7 +134,7 @@ def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> Non
         stream.write('{"id": "torn", "scena')
     code, out, error = emailrl("inspect-trajectory", file)
     assert code == 0 and "question of t2" in out
-    assert "line 4: not whole yet" in error
+    assert "line 4: incomplete" in error
 
 
 def test_nothing_to_show(emailrl, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
     (here / "mine.jsonl").write_text("precious\n")
     code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl")
     assert (code, (here / "mine.jsonl").read_text()) == (2, "precious\n")
-    assert err.splitlines()[-1] == "error: mine.jsonl exists. Give another --out, or --overwrite."
+    assert err.splitlines()[-1] == "error: mine.jsonl already exists. Choose another --out, or add --overwrite."
     assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
     assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
 
@@ -93,14 +93,14 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
     assert not (here / "outputs").exists() and not (here / "deep").exists()
     (here / "taken").write_text("a file")
     code, _, err = emailrl("rollout", "--out", "taken/mine.jsonl")
-    assert code == 2 and "taken cannot be written to" in err
+    assert code == 2 and "taken is not writable" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
         (("--split", "dev"), 2, "No such split: 'dev'"),
-        (("--split", "train"), 2, "A single inbox is all test"),
+        (("--split", "train"), 2, "A single inbox goes entirely to test"),
         (("--out", "model"), 2, "model is a folder"),
         (("--questions", "none.jsonl"), 2, "none.jsonl"),
         (("--db", "none.db"), 1, "none.db"),
@@ -136,12 +136,13 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
     assert all(trajectory.stop_reason is not None and trajectory.reward_terms for trajectory in kept)
     assert (
-        "3 ended trajectories kept in kept.jsonl; the same command with --resume --out kept.jsonl plays the rest" in err
+        "3 finished trajectories saved in kept.jsonl; to finish, rerun the same command with --resume --out kept.jsonl"
+        in err
     )
     monkeypatch.setattr(ChatRenderer, "parse", original)
     arguments = ("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--resume")
     code, _, err = emailrl(*arguments, "--out", "kept.jsonl", "--split", "all")
-    assert code == 2 and "kept.conditions.json was begun under other conditions: split test there, all now." in err
+    assert code == 2 and "kept.conditions.json was started under other conditions: split was test, now all." in err
     code, out, _ = emailrl(*arguments, "--out", "kept.jsonl")
     assert code == 0 and json.loads(out)["num_trajectories"] == 8
     again = list(read_trajectories(here / "kept.jsonl"))
@@ -151,7 +152,7 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
         t.group_id for t in again[1::2]
     ]
     code, _, err = emailrl(*arguments)
-    assert code == 2 and "There is nothing to resume: there is no rollout in outputs/rollouts." in err
+    assert code == 2 and "Nothing to resume: no rollout in outputs/rollouts." in err
 
 
 def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Path) -> None:
@@ -161,5 +162,5 @@ def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Pat
         assert code == 0 and json.loads(out)["out"] == str(folder / "rollout-002.jsonl")
         for more in ((), ("--overwrite",)):
             code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", folder / "rollout-001.jsonl", *more)
-            assert code == 1 and "Another process plays under" in err
+            assert code == 1 and "Another process is writing" in err
     assert sorted(file.name for file in folder.iterdir()) == ["rollout-002.conditions.json", "rollout-002.jsonl"]

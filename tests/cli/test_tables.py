@@ -43,10 +43,10 @@ def shown(table: RenderableType) -> list[str]:
 
 def test_a_rollouts_endings_are_told_apart() -> None:
     lines = shown(rollout_table(Evaluation.of(ENDINGS), 8, 2.0, Settings(), None, Path("out.jsonl")))
-    assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, raised 1" in lines
-    assert "trajectories 8 in 2.0 s (4.00 a second)" in lines
+    assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, failed 1" in lines
+    assert "trajectories 8 in 2.0 s (4.00 per second)" in lines
     resumed = shown(rollout_table(Evaluation.of(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
-    assert "trajectories 8, 3 of them now, in 2.0 s (1.50 a second)" in resumed
+    assert "trajectories 8, 3 of them new, in 2.0 s (1.50 per second)" in resumed
     assert "accuracy 14.3% (95 %: 2.6% to 51.3%)" in lines  # of the 7 judged
 
 
@@ -60,5 +60,7 @@ def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -
     lines = shown(results_table(report()))
     assert "unjudged 1" in lines and "exceptions 2" in lines
     assert not any(line.endswith(" none") for line in lines if line.startswith("ever_found"))
-    assert any(line.startswith("nano: interrupted after 8 of 20 questions, those that end soonest") for line in lines)
+    assert any(
+        line.startswith("nano: interrupted after 8 of 20 questions, the ones that finished soonest") for line in lines
+    )
     assert "nano: interrupted after 8 of 20 questions, the first ones" in shown(results_table(report(sequential=True)))

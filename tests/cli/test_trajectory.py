@@ -27,7 +27,7 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
         "Question     Who paid?",
         "bob@example.com, as of 2001-05-14",
         "Gold answer  Ann",
-        "Gold mails   <m1@x>",
+        "Gold emails  <m1@x>",
         "turn 1 · 2 tokens · 0.50 s · finish stop",
         '→ search_emails(keywords=["paid"])',
         "result of search_emails:",
@@ -51,7 +51,7 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     assert "You search mail." in text
     assert "Advantage    -0.5000" in text
     assert "num_turns" in text
-    assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, least -3.500" in text
+    assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, minimum -3.500" in text
     assert "Who paid<call>⟨-0.25⟩<|end|>⟨-0.01⟩ result⏎" in text
     assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
 
@@ -71,7 +71,7 @@ def test_tokens_are_coloured_by_the_mask(trajectory: Trajectory, tokenizer_folde
 
 def test_without_a_tokenizer_ids_are_shown(trajectory: Trajectory) -> None:
     text = shown(trajectory, verbose=True)
-    assert "ids only: their tokenizer was not found" in text
+    assert "token ids only: the tokenizer was not found" in text
     assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
 
 

@@ -26,7 +26,7 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
         "  emailrl.toml sets reward = 'own.py:f', which runs that code",
         "  emailrl.toml sets judge_base_url = 'http://127.0.0.1:9/v1',"
         " which gets questions and answers, and JUDGE_API_KEY",
-        "error: Nobody is there to agree. Add --yes once you have read it.",
+        "error: Trusting a folder needs confirmation. Add --yes once you have read the list.",
     ]
     assert emailrl("plan")[0] == 2
 
@@ -59,7 +59,7 @@ def test_yes_list_and_revoke(emailrl, here: Path) -> None:
         ],
     }
     assert emailrl("trust", "--list")[1].splitlines() == [str(here)]
-    assert "is trusted no longer" in emailrl("trust", "--revoke")[2]
+    assert "is no longer trusted" in emailrl("trust", "--revoke")[2]
     assert emailrl("plan")[0] == 2
     assert emailrl("trust", "--list")[1] == ""
 
@@ -67,15 +67,15 @@ def test_yes_list_and_revoke(emailrl, here: Path) -> None:
 def test_a_folder_with_nothing_dangerous(emailrl, tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text('model_name = "nano"\ndb = "mail.db"\nmax_steps = 3\n')
     code, out, err = emailrl("trust", ".")
-    assert (code, out, err) == (0, "", f"{tmp_path}: nothing in it takes trust.\n")
-    assert "is no folder" in emailrl("trust", "emailrl.toml")[2]
+    assert (code, out, err) == (0, "", f"{tmp_path}: nothing in it requires trust.\n")
+    assert "is not a folder" in emailrl("trust", "emailrl.toml")[2]
 
 
 def test_what_a_quickstart_writes_takes_no_trust(emailrl, tmp_path: Path) -> None:
     from emailrl.quickstart import SETTINGS
 
     (tmp_path / "emailrl.toml").write_text(SETTINGS.format(steps=3))
-    assert "nothing in it takes trust" in emailrl("trust")[2]
+    assert "nothing in it requires trust" in emailrl("trust")[2]
 
 
 def test_control_characters_of_a_value_do_not_reach_the_terminal(emailrl, tmp_path: Path) -> None:

@@ -54,18 +54,21 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
         "best_model": 0, "checkpoint-2": 2, "checkpoint-4": 4, "final": 5,
     }  # fmt: skip
     last = said.strip().splitlines()[-1]
-    assert "Stopped at step 5 for signs of collapse (ON_COLLAPSE=stop). Back to step 0, before it" in last
+    assert (
+        "Stopped at step 5 on signs of collapse (ON_COLLAPSE=stop). Make that change and return to step 0 (before this)"
+        in last
+    )
     (back,) = re.findall(r"emailrl train --resume \S+ --overwrite", last)
 
     kept = everything(run)
     code, said = emailrl(back.removesuffix(" --overwrite"))
     assert code == 2 and everything(run) == kept
     assert said.splitlines()[-1].endswith(
-        "steps 1 to 5, checkpoint-2, checkpoint-4, final. If that is meant, add --overwrite, or copy the run first."
+        "steps 1 to 5, checkpoint-2, checkpoint-4, final. Add --overwrite to do so, or copy the run first to keep both."
     )
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     code, said = emailrl(back.removesuffix(" --overwrite"))
-    assert code == 1 and "Remove that and go on?" in said and everything(run) == kept
+    assert code == 1 and "Remove it and continue?" in said and everything(run) == kept
     monkeypatch.setattr(sys, "stdin", Terminal("y\n" if answered else ""))
     back = back.removesuffix(" --overwrite") if answered else back
 

@@ -64,14 +64,14 @@ def test_trajectories_of_an_environment_that_breaks_are_counted_and_not_trained(
 
 
 def test_a_run_whose_every_rollout_raises_ends_with_file_and_line(make_settings: MakeSettings, fragile: Path) -> None:
-    with pytest.raises(EmailRLError, match=rf"Every rollout raised .*{fragile}, line 20: RuntimeError: no such thing"):
+    with pytest.raises(EmailRLError, match=rf"Every rollout failed .*{fragile}, line 20: RuntimeError: no such thing"):
         train(make_settings(environment=f"{fragile}:always"))
 
 
 def test_nothing_is_written_for_an_environment_that_does_not_load(make_settings: MakeSettings, fragile: Path) -> None:
     fragile.write_text("import no_such_module_here\n")
     settings = make_settings(environment=f"{fragile}:Fragile")
-    with pytest.raises(UsageError, match=rf"does not load: {fragile}, line 1: ModuleNotFoundError"):
+    with pytest.raises(UsageError, match=rf"failed to load: {fragile}, line 1: ModuleNotFoundError"):
         train(settings)
     assert not settings.output.output_dir.with_name("grpo_masked").exists()
 
@@ -102,4 +102,4 @@ def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is
     assert step["exceptions"] == 1 and step["dropped"]["trajectories_exception"] == 1
     assert step["reward_min"] == 0.0 and step["reward_max"] == 4.0 and step["reward_mean"] == 2.0
     [lost] = [t for t in read_trajectories(run / "trajectories/step-000001.jsonl") if t.exception]
-    assert "gave no rewards: HTTP 503: away" in (lost.exception or "") and lost.reward_terms == {}
+    assert "returned no rewards: HTTP 503: away" in (lost.exception or "") and lost.reward_terms == {}

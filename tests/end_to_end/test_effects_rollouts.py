@@ -145,7 +145,7 @@ def test_which_engine_samples_from_which_model(make_settings: MakeSettings, monk
     served = build_engine(make_settings(engine="vllm", vllm_urls="http://127.0.0.1:9/v1", vllm_retries=0), policy)
     assert type(served).__name__ == "VllmServers"
     monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
-    with pytest.raises(EmailRLError, match="The engine vllm is not installed"):
+    with pytest.raises(EmailRLError, match="The vllm engine is not installed"):
         build_engine(make_settings(engine="vllm"), policy)
 
 

@@ -91,7 +91,7 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
     assert not any(scenario.question.startswith("Ask ") for scenario in asked(**own))
     assert len(asked(train_dataset_size=3)) == 3 < len(asked())
     (tmp_path / "unsplit.jsonl").write_text(json.dumps({k: v for k, v in rows[0].items() if k != "split"}))
-    with pytest.raises(UsageError, match="TRAIN_SPLIT=hard, but the questions name no splits"):
+    with pytest.raises(UsageError, match="TRAIN_SPLIT=hard, but the questions have no splits"):
         asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
     for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
         settings = make_settings(**own, answer_field="label", max_turns=10, **changes)

@@ -32,7 +32,7 @@ def test_resuming_from_an_older_checkpoint_drops_what_came_after(
         (str(run / "checkpoint-2"), "checkpoint-4, checkpoint-6, final"),
         ("best", "checkpoint-2, checkpoint-4, checkpoint-6, final"),
     ):
-        with pytest.raises(UsageError, match=rf"removes the later work in .*steps \d to 6, {removed}\.") as refused:
+        with pytest.raises(UsageError, match=rf"removes later work in .*steps \d to 6, {removed}\.") as refused:
             train(settings, resume=earlier)
         assert "--overwrite" in refused.value.hint and everything(run) == kept
     result = train(settings, resume=str(run / "checkpoint-2"), overwrite=True)
@@ -101,7 +101,7 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
     for changes, complaint in refused:
         with pytest.raises(UsageError, match=complaint):
             train(make_settings(max_steps=2, **changes), resume="latest")
-    with pytest.raises(UsageError, match="is of mode masked"):
+    with pytest.raises(UsageError, match="is from mode masked"):
         train(make_settings(max_steps=2, mode="rollout"), resume=str(run / "final"))
     with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_rollout"):
         train(make_settings(mode="rollout"), resume="latest")
@@ -147,5 +147,5 @@ def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_c
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(run_module, "evaluate", interrupted)
         train(settings, overwrite=True, progress=said.append)
-    assert said[-1].endswith("the run that was to be replaced is back in its place.")
+    assert said[-1].endswith("the run being replaced is restored.")
     assert everything(run) == kept and not (run / ".replaced").exists()

@@ -90,7 +90,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
     monkeypatch.setattr(Updater, "train", twice)
     with pytest.raises(KeyboardInterrupt):
         train(settings, progress=said.append)
-    assert any("at the end of this step" in line for line in said)
+    assert any("stopping after this step" in line for line in said)
     assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
 
 

@@ -84,12 +84,12 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
         command.quickstart()
     told = capsys.readouterr().err
     assert "Loading the model ..." in told
-    assert told.splitlines()[-1] == "Stopped: training had not begun. The same command goes on from there."
+    assert told.splitlines()[-1] == "Stopped: training had not started. Run the same command again to continue."
     write(tmp_path / "quickstart/outputs/grpo_masked/checkpoint-3", step=3)
     with pytest.raises(KeyboardInterrupt):
         command.quickstart()
     told = " ".join(capsys.readouterr().err.split())
-    assert "Stopped: the training up to step 3 is kept in quickstart. The same command goes on from there." in told
+    assert "Stopped: training up to step 3 is saved in quickstart. Run the same command again to continue." in told
 
 
 @pytest.mark.slow

@@ -118,16 +118,16 @@ def test_a_resumed_benchmark_reports_all_and_refuses_other_conditions(demo: Path
     assert disturb(folder, "benchmark", signal.SIGTERM, when=lambda: ended(folder, "benchmark") >= 2) == 130
     report = json.loads((folder / "out" / "results.json").read_text())
     assert report["interrupted"] and not report["results"][0]["complete"]
-    assert "those that end soonest: a biased sample" in " ".join((folder / "output.txt").read_text().split())
+    assert "the ones that finished soonest: a biased sample" in " ".join((folder / "output.txt").read_text().split())
     for change, told in (
-        (("--limit", "11"), "num questions 12 there, 11 now"),
-        (("--sequential",), "sequential false there, true now"),
+        (("--limit", "11"), "num questions was 12, now 11"),
+        (("--sequential",), "sequential was false, now true"),
     ):
         assert exit_code(begin(folder, *COMMANDS["benchmark"], "--resume", *change)) == 2
         line = (folder / "output.txt").read_text().splitlines()[-1]
-        assert line.startswith("error: out/conditions.json was begun under other conditions: ") and told in line
+        assert line.startswith("error: out/conditions.json was started under other conditions: ") and told in line
     assert exit_code(begin(folder, *COMMANDS["benchmark"])) == 2
-    assert "Give --resume, another --out, or --overwrite." in (folder / "output.txt").read_text().splitlines()[-1]
+    assert "Use --resume, another --out, or --overwrite." in (folder / "output.txt").read_text().splitlines()[-1]
     assert exit_code(begin(folder, *COMMANDS["benchmark"], "--resume")) == 0
     report = json.loads((folder / "out" / "results.json").read_text())
     assert (

@@ -93,7 +93,7 @@ def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
     result = train(settings, resume="auto", progress=said.append)
     assert (result.run_dir, result.steps) == (run, 2) and everything(run) == kept
     assert not (run / ".replaced").exists() and not (run / ".replacing").exists()
-    assert any("is again the run that --overwrite was to replace" in line for line in said)
+    assert any("is restored: the run that --overwrite started" in line for line in said)
     assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
 
 

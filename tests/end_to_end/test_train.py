@@ -95,7 +95,7 @@ def test_several_processes_are_refused_before_anything_is_written(
 ) -> None:
     settings = make_settings()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="runs as one process, and torchrun started 2"):
+    with pytest.raises(UsageError, match="runs as one process, but torchrun started 2"):
         train(settings)
     assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()
 
@@ -110,7 +110,7 @@ def test_why_a_run_is_slower_than_asked_for_stands_in_its_head(make_settings: Ma
 
 def test_one_rollout_a_question_is_too_few_to_compare(make_settings: MakeSettings) -> None:
     settings = make_settings(num_generations=1)
-    with pytest.raises(UsageError, match="NUM_GENERATIONS=1 is too few for grpo"):
+    with pytest.raises(UsageError, match="NUM_GENERATIONS=1 is too low for grpo"):
         train(settings)
     assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()
 

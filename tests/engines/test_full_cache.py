@@ -71,7 +71,7 @@ def test_where_the_cache_is_full_the_latest_wait_and_go_on(
     paused = [who for who, steps in seen.items() if steps[-1] - steps[0] >= len(steps)]
     assert paused and 0 not in paused
     assert [steps[0] for steps in seen.values()] == sorted(steps[0] for steps in seen.values())  # nobody overtakes
-    assert capsys.readouterr().err.count("The key-value cache is full") == 1
+    assert capsys.readouterr().err.count("The KV cache is full") == 1
 
 
 def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
@@ -90,9 +90,7 @@ def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
 
 def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=4, cache_bytes=bytes_for(2))
-    with pytest.raises(
-        EmailRLError, match=r"prompt of 64 tokens does not fit: the key-value cache holds 64\."
-    ) as caught:
+    with pytest.raises(EmailRLError, match=r"prompt of 64 tokens does not fit: the KV cache holds 64\.") as caught:
         engine.generate(requests(10, 64))
     assert caught.value.hint is not None and "KV_CACHE_GIB=8.67e-05 holds a context of 256" in caught.value.hint
     enough = TransformersEngine(model, [39], max_rows=4, cache_bytes=int(8.67e-05 * GIB))
@@ -147,7 +145,7 @@ def test_out_of_memory_makes_the_cache_smaller_and_goes_on(
     same(engine.generate(requests(*LENGTHS)), alone)
     said = capsys.readouterr().err
     # Of the 3 + 1 + 2 + 4 + 2 + 1 + 1 + 3 blocks three quarters, 12: the first three, and a block for each.
-    assert "with 8 trajectories at once: the key-value cache takes at most 0.000125 GiB from now on" in said
+    assert "with 8 concurrent trajectories: the KV cache is now limited to 0.000125 GiB" in said
     assert "Lower KV_CACHE_GIB" in said and "MAX_TOKENS_PER_ROLLOUT_PASS" in said
     same(engine.generate(requests(*LENGTHS)), alone)
     assert "Out of memory" not in capsys.readouterr().err  # it stays at what fits
@@ -247,5 +245,5 @@ def test_a_cache_that_others_had_filled_is_given_back_first(
     fail_at(20)
     same(engine.generate(asked), expected)
     assert engine.schedule.limit == 8
-    assert "Out of memory: the part of the key-value cache" in capsys.readouterr().err
+    assert "Out of memory: releasing the unused part of the KV cache" in capsys.readouterr().err
     assert len(engine.cache.users) == 1 + 2  # block 0, and those of the last: 9 + 30 tokens

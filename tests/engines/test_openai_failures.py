@@ -83,7 +83,9 @@ def test_a_slow_server_is_not_waited_for(serve: Callable[..., StubServer], tmp_p
     with closing(OpenAIEngine(settings, [])) as engine:
         [completion] = ask(engine, "?")
     assert (
-        completion.error is not None and "no whole reply within 0.1 s" in completion.error and completion.seconds < 0.9
+        completion.error is not None
+        and "no complete reply within 0.1 s" in completion.error
+        and completion.seconds < 0.9
     )
 
 
@@ -91,7 +93,7 @@ def test_headers_that_drip_end_their_own_request(dripping: DrippingServer, tmp_p
     settings = settings_for(f"{dripping.url}/v1", tmp_path, litellm_timeout=1.5, openai_retries=0)
     with closing(OpenAIEngine(settings, [])) as engine:
         [completion] = ask(engine, "?")
-    assert completion.error is not None and "no whole reply within 1.5 s" in completion.error
+    assert completion.error is not None and "no complete reply within 1.5 s" in completion.error
     assert completion.seconds < 10
 
 
@@ -308,5 +310,5 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     assert key("https://openrouter.ai/api/v1") == key("https://eu.openrouter.ai/api/v1") == "sk-router"
     assert key("http://openrouter.ai/api/v1") == key("https://openrouter.ai.evil.example/v1") == "sk-own"
-    with pytest.raises(UsageError, match="OPENAI_BASE_URL is no address"):
+    with pytest.raises(UsageError, match="OPENAI_BASE_URL is not a valid URL"):
         key("https://[half")

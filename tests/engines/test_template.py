@@ -35,17 +35,17 @@ NESTED = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     ("text", "reason"),
     [
         ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
-        (NESTED, "it runs for longer than 0.2 seconds"),
-        (NESTED.replace("%}{% endfor", "%}x{% endfor"), "it runs for longer than 0.2 seconds"),
+        (NESTED, "it takes longer than 0.2 seconds"),
+        (NESTED.replace("%}{% endfor", "%}x{% endfor"), "it takes longer than 0.2 seconds"),
         ("{% macro f() %}{% for a in range(99999) %}{{ g() }}{% endfor %}{% endmacro %}"
-         "{% macro g() %}{% for a in range(99999) %}{% endfor %}{% endmacro %}{{ f() }}", "it runs for longer than"),
+         "{% macro g() %}{% for a in range(99999) %}{% endfor %}{% endmacro %}{{ f() }}", "it takes longer than"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError: access to attribute '__class__'"),
         ("{{ messages.append(1) }}", "SecurityError: access to attribute 'append'"),
         ("{% if %}", "TemplateSyntaxError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "(RecursionError: max|it runs for longer)"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "(RecursionError: max|it takes longer)"),
         ("{{ raise_exception('no\\nsystem role') }}", "TemplateError: no system role"),
-        ("{{ 'x' * 200 }}", "it makes 200 characters of 2 messages"),
+        ("{{ 'x' * 200 }}", "it renders 2 messages as 200 characters"),
     ],
 )  # fmt: skip
 def test_a_template_that_fails_or_knows_no_end_is_one_line(
@@ -78,4 +78,4 @@ def test_the_bound_holds_in_any_thread_and_for_every_prompt(
     thread = threading.Thread(target=play)
     thread.start()
     thread.join(20)
-    assert said == ["The model's chat template cannot be used: it runs for longer than 0.2 seconds."]
+    assert said == ["The model's chat template cannot be used: it takes longer than 0.2 seconds."]

@@ -133,7 +133,7 @@ def test_it_sleeps_wakes_and_lets_the_adapter_prove_itself_again(
     engine.release()
     engine.resume()
     started.ignores = True  # as if the wake had damaged it
-    with pytest.raises(ProbeError, match="vLLM does not sample from the adapter it was given"):
+    with pytest.raises(ProbeError, match="vLLM is not sampling from the adapter it was given"):
         ask(engine)
     engine.release()
     engine.close()
@@ -173,7 +173,7 @@ def test_there_must_be_room_for_an_adapter(
     engine = build()
     engine.load_adapter(adapters[0], "v-0")
     assert vllm[0].arguments.max_lora_rank == 8
-    with pytest.raises(UsageError, match=r"up to rank 8, and .* has 20\. Set VLLM_MAX_LORA_RANK=20"):
+    with pytest.raises(UsageError, match=r"up to rank 8, but .* has rank 20\. Set VLLM_MAX_LORA_RANK=20"):
         engine.load_adapter(adapters[2], "v-2")
     build().load_adapter(adapters[2], "v-2")  # the first one makes room for itself
     roomy = build(vllm_max_lora_rank=20)
@@ -209,8 +209,8 @@ def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytes
     monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: name)
     given = {"engine": "vllm", "backend": "unsloth"}
     unsloth = load_settings(given, environ={}, cwd=tmp_path)
-    with pytest.raises(UsageError, match="backend unsloth does not work with vLLM in the same process"):
+    with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):
         check_engine(unsloth, trainable=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="one training process only"):
+    with pytest.raises(UsageError, match="only one training process"):
         build_engine(settings_for(Path(policy.path)), policy)

@@ -159,7 +159,7 @@ def test_a_replica_with_other_weights_is_named(
     bad.ignore_adapters = wrong == "ignored"
     bad.adapter_instead = adapters[1] if wrong == "another" else None
     engine = connect(good, bad)
-    with pytest.raises(ProbeError, match=f"127.0.0.1:{bad.http.port} does not sample from the adapter it was given"):
+    with pytest.raises(ProbeError, match=f"127.0.0.1:{bad.http.port} is not sampling from the adapter it was given"):
         engine.load_adapter(adapters[0], "v-1")
 
 
@@ -171,7 +171,7 @@ def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer
     engine.load_adapter(adapters[0], "v-1")
     engine.load_adapter(adapters[1], "v-2")
     stub.adapter_instead = adapters[1]
-    with pytest.raises(ProbeError, match="did not take the new adapter: it answers bit for bit as before"):
+    with pytest.raises(ProbeError, match="did not load the new adapter: its output is bit-identical"):
         engine.load_adapter(adapters[2], "v-3")
 
 
@@ -191,7 +191,7 @@ def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
     stub = serve()
     with pytest.raises(EmailRLError, match=r"did not load the adapter /nowhere.*No adapter found.*ADAPTER_PATH_MAP"):
         connect(stub, vllm_adapter_path_map=f"{adapters[0].parent}=/nowhere").load_adapter(adapters[0], "v-1")
-    with pytest.raises(UsageError, match="does not lie under"):
+    with pytest.raises(UsageError, match="is not under"):
         connect(stub, vllm_adapter_path_map=f"{tmp_path}=/nowhere").load_adapter(adapters[0], "v-1")
     stub.list_loaded = False
     with pytest.raises(EmailRLError, match="HTTP 200, and does not list it"):
@@ -214,15 +214,15 @@ def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
     assert [completion.error for completion in completions] == [None] * 8
     assert [completion.token_ids for completion in completions] == alone  # the seeds are the requests'
     told = capsys.readouterr().err
-    assert f"127.0.0.1:{one.http.port} is left out: RemoteProtocolError Server disconnected" in told
-    assert "without sending a response. 1 of 2 go on.\n" in told and len(engine.alive) == 1
+    assert f"127.0.0.1:{one.http.port} is excluded: RemoteProtocolError Server disconnected" in told
+    assert "without sending a response. 1 of 2 remain.\n" in told and len(engine.alive) == 1
     engine.resume()
     assert len(engine.alive) == 1  # still dead, and told once
     assert capsys.readouterr().err == ""
     one.dies_after = None
     one.adapters = {BASE: None}  # started anew, it knows nothing
     engine.resume()
-    assert len(engine.alive) == 2 and "takes part again" in capsys.readouterr().err
+    assert len(engine.alive) == 2 and "is back in use" in capsys.readouterr().err
     one.served.clear()
     ask(engine, 8)
     assert one.served and set(one.served) == set(one.adapters) - {BASE}
@@ -235,10 +235,12 @@ def test_all_dead_is_one_clear_error(
     engine = connect(one, other)
     engine.load_adapter(adapters[0], "v-1")
     one.dies_after = other.dies_after = 0
-    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 2: .* a response\. Start one") as raised:
+    with pytest.raises(
+        EmailRLError, match=r"No vLLM server available \(2 configured\): .* a response\. Start one"
+    ) as raised:
         ask(engine)
-    assert raised.value.hint == "Start one and run the command again; emailrl train goes on with --resume auto."
-    with pytest.raises(EmailRLError, match="No vLLM server is left, of 2"):
+    assert raised.value.hint == "Start one and run the command again; emailrl train continues with --resume auto."
+    with pytest.raises(EmailRLError, match=r"No vLLM server available \(2 configured\)"):
         engine.load_adapter(adapters[1], "v-2")
 
 
@@ -252,7 +254,7 @@ def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
     dead.close()
     engine = connect(dead, well)
     engine.load_adapter(adapters[0], "v-1")
-    assert "is left out" in capsys.readouterr().err
+    assert "is excluded" in capsys.readouterr().err
     assert not any(completion.error for completion in ask(engine))
 
 
@@ -360,7 +362,7 @@ def test_rollouts_pass_the_token_audit(
 
 def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
     assert read_urls("http://a:8000/v1/, https://b ,http://a:8000") == ["http://a:8000", "https://b"]
-    with pytest.raises(UsageError, match="no http address"):
+    with pytest.raises(UsageError, match="not an http URL"):
         read_urls("a:8000")
     assert read_path_map("") is None
     assert read_path_map("/x/outputs=/mnt") == (Path("/x/outputs"), Path("/mnt"))

@@ -146,7 +146,7 @@ COMPLETIONS = [
     (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
     (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
-    (choice(token_ids=[10**9]), "the token 1000000000 of a model with"),
+    (choice(token_ids=[10**9]), "token 1000000000, outside the vocabulary of"),
     (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
     (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
@@ -158,9 +158,9 @@ PROOFS = [
     (prompt_entries(lambda token: {token: None}), "Input should be an object"),
     (prompt_entries(lambda token: {token: -1.0}), "Input should be an object"),
     (prompt_entries(lambda _: -1.0), "prompt_logprobs.1: Input should be an object"),
-    (prompt_entries(lambda _: None), "no log-probabilities of the prompt"),
-    (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no log-probabilities of the prompt"),
-    (choice(prompt_logprobs=[None]), "no log-probabilities of the prompt"),
+    (prompt_entries(lambda _: None), "no prompt log-probabilities"),
+    (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no prompt log-probabilities"),
+    (choice(prompt_logprobs=[None]), "no prompt log-probabilities"),
     (choice(prompt_logprobs="none"), "prompt_logprobs: Input should be a valid array"),
 ]
 
@@ -222,12 +222,12 @@ def test_what_is_no_json_counts_as_no_server(
     try:
         engine = connect(policy, server.name, f"127.0.0.1:{well.http.port}")
         engine.load_adapter(None, "base")
-        assert f"http://{server.name} is left out: " in capsys.readouterr().err
+        assert f"http://{server.name} is excluded: " in capsys.readouterr().err
         assert [replica.url for replica in engine.alive] == [f"http://127.0.0.1:{well.http.port}"]
         assert ask(engine).error is None
     finally:
         well.close()
-    with pytest.raises(EmailRLError, match=r"^No vLLM server is left, of 1: .*[^.]\.$") as raised:
+    with pytest.raises(EmailRLError, match=r"^No vLLM server available \(1 configured\): .*[^.]\.$") as raised:
         connect(policy, server.name).load_adapter(None, "base")
     assert "--resume auto" in raised.value.hint and "train" in raised.value.hint
 
@@ -247,8 +247,8 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
     requests = [Request(f"t{n}", SamplingParams(4, 1.0), [5, 6, 7]) for n in range(4)]
     assert [completion.error for completion in engine.generate(requests)] == [None] * 4
     told = capsys.readouterr().err
-    assert told.count("is left out") == 1
-    assert f"{one.name} is left out: HTTP 200, and no JSON in it. 1 of 2 go on." in told
+    assert told.count("is excluded") == 1
+    assert f"{one.name} is excluded: HTTP 200 without a JSON body. 1 of 2 remain." in told
 
 
 def test_headers_that_drip_are_no_server(
@@ -256,14 +256,18 @@ def test_headers_that_drip_are_no_server(
 ) -> None:
     monkeypatch.setattr(replicas, "HEALTH_TIMEOUT", 1.5)
     begun = time.monotonic()
-    with pytest.raises(EmailRLError, match=r"No vLLM server is left, of 1: no whole reply within 1.5 s"):
+    with pytest.raises(
+        EmailRLError, match=r"No vLLM server available \(1 configured\): no complete reply within 1.5 s"
+    ):
         connect(policy, dripping.url.removeprefix("http://")).load_adapter(None, "base")
     assert time.monotonic() - begun < 10
 
 
 def test_a_reply_is_as_long_as_any_others_may_be(policy: Policy, serve: Callable[..., Server]) -> None:
     server = serve(answer("/v1/completions", b" " * (8 << 20) + b"{}"))
-    with pytest.raises(EmailRLError, match="No vLLM server is left, of 1: the reply is longer than 8 MiB"):
+    with pytest.raises(
+        EmailRLError, match=r"No vLLM server available \(1 configured\): the reply is longer than 8 MiB"
+    ):
         connect(policy, server.name).load_adapter(None, "base")
 
 

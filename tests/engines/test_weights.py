@@ -160,7 +160,7 @@ def _fresh(trainer: PeftModel, path: Path, request: list[Request]) -> list[float
 def test_matrices_of_one_number_are_refused_and_not_broadcast(trainer: PeftModel, tmp_path: Path, kind: type) -> None:
     path = cut_matrices(save(trainer, tmp_path / "1"))
     taken = kind(trainer.get_base_model() if kind is weights.MergedWeights else trainer)
-    with pytest.raises(EmailRLError, match="make 1 × 1, and the layer is"):
+    with pytest.raises(EmailRLError, match="have size 1 × 1, but the layer is"):
         taken.load(path)
 
 

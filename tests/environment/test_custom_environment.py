@@ -165,9 +165,9 @@ def test_the_tools_are_its_own_or_those_of_mail(path: Path) -> None:
     ("name", "message"),
     [
         ("male", "Unknown environment: 'male'"),
-        ("{path}:Nothing", "no function or class 'Nothing' to use as the environment"),
-        ("{path}:BadTools", "has tools that are no function schemas"),
-        ("{path}_.py:Echo", "There is no file"),
+        ("{path}:Nothing", "no function or class 'Nothing' for the environment"),
+        ("{path}:BadTools", "has tools that are not function schemas"),
+        ("{path}_.py:Echo", "No such file"),
         ("no_such_module_here:Echo", "ModuleNotFoundError"),
     ],
 )
@@ -178,7 +178,7 @@ def test_what_is_no_environment(path: Path, name: str, message: str) -> None:
 
 def test_a_file_that_does_not_load_is_told_with_its_line(path: Path) -> None:
     path.write_text("import os\n\nos.environ['no_such_name']\n")
-    with pytest.raises(UsageError, match=rf"{path}:Echo does not load: {path}, line 3: KeyError: 'no_such_name'"):
+    with pytest.raises(UsageError, match=rf"{path}:Echo failed to load: {path}, line 3: KeyError: 'no_such_name'"):
         load_task(f"{path}:Echo")
 
 
@@ -186,13 +186,17 @@ def test_a_file_that_does_not_load_is_told_with_its_line(path: Path) -> None:
     ("name", "question", "message"),
     [
         ("breaks_when_made", "?", r"making the environment .* raised: .*mine.py, line 49: OSError: no such disk"),
-        ("of_nothing", "?", r"gave <object .*, not an object with start\(\)"),
+        ("of_nothing", "?", r"returned <object .*, not an object with start\(\)"),
         ("Odd", "1 / 0", r"start\(\) of the environment .* raised: .*mine.py, line 54: ZeroDivisionError"),
-        ("Odd", "[]", r"gave \[\], not at least one Message"),
-        ("Odd", "'text'", "gave 'text', not a list of Messages"),
-        ("Odd", "[1]", r"gave \[1\], not a list of Messages"),
+        ("Odd", "[]", r"returned \[\], not at least one Message"),
+        ("Odd", "'text'", "returned 'text', not a list of Messages"),
+        ("Odd", "[1]", r"returned \[1\], not a list of Messages"),
         ("Odd", "[Message('user', 3)]", "not a list of Messages"),
-        ("Odd", "[Message('user', 'a\\ud83d')]", r"gave '\\ud83d', not text: half of a character in a Message"),
+        (
+            "Odd",
+            "[Message('user', 'a\\ud83d')]",
+            r"returned '\\ud83d', not valid Unicode: a Message contains a lone surrogate",
+        ),
     ],
 )
 def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, message: str) -> None:
@@ -205,16 +209,16 @@ def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, mess
     ("name", "said", "message"),
     [
         ("Odd", "1 / 0", r"step\(\) of the environment .* raised: .*mine.py, line 55: ZeroDivisionError"),
-        ("Odd", "None", r"gave None, not a StepResult"),
+        ("Odd", "None", r"returned None, not a StepResult"),
         ("Odd", "StepResult(['x'])", "not a list of Messages"),
-        ("Odd", "StepResult([Message('tool', chr(0xdcff))])", r"step\(\) of .* gave '\\udcff', not text"),
+        ("Odd", "StepResult([Message('tool', chr(0xdcff))])", r"step\(\) of .* returned '\\udcff', not valid Unicode"),
         (
             "Odd",
             "StepResult(tool_args={'x': {1}})",
             "tool_args of the environment .* raised: TypeError: Object of type set",
         ),
-        ("Odd", "StepResult(done='maybe')", "gave 'maybe', not a truth value as done"),
-        ("Odd", "StepResult(done=True, stop_reason=7)", "gave 7, not a StopReason"),
+        ("Odd", "StepResult(done='maybe')", "returned 'maybe', not a bool as done"),
+        ("Odd", "StepResult(done=True, stop_reason=7)", "returned 7, not a StopReason"),
         ("Odd", "exit(3)", r"raised: .*SystemExit: 3"),
         ("BadRubric", "hello", "rubric of the environment .* raised: .*'all' is a set"),
     ],

@@ -99,7 +99,7 @@ def test_one_sample_too_large(model: Path) -> None:
     before = weights(updater)
     torch.cuda.empty_cache()
     limit_memory(torch.cuda.memory_reserved() + 64 * 2**20)
-    with pytest.raises(EmailRLError, match=r"Out of memory on one sample of 6\d\d\d tokens") as caught:
+    with pytest.raises(EmailRLError, match=r"Out of memory on a single sample of 6\d\d\d tokens") as caught:
         updater.train(samples, paid(samples), step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
     assert distance(weights(updater), before) == 0

@@ -74,7 +74,7 @@ def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
         ("--input_template plain", r"question_template should be a text with one \{\} in it"),
         ("--prompt_split test", "train_split should be a split that nothing is measured on"),
         ("--remote_rm_url http://a/,http://b/", "lists several servers"),
-        ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too few for rloo"),
+        ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too low for rloo"),
     ],
 )
 def test_what_cannot_be_converted(text: str, told: str) -> None:

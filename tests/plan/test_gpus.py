@@ -15,8 +15,8 @@ from emailrl.plan.gpus import GIB, Device
 def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
         find_device("H20")
-    assert "Known are B200, H200, H100, " in raised.value.hint and "did you mean" not in raised.value.hint.lower()
-    assert "describe another: --gpu '24 GiB, 125 TFLOP/s, 0.6 TB/s'" in raised.value.hint
+    assert "Known: B200, H200, H100, " in raised.value.hint and "did you mean" not in raised.value.hint.lower()
+    assert "Describe any other card: --gpu '24 GiB, 125 TFLOP/s, 0.6 TB/s'" in raised.value.hint
     for other in ("A10G", "GH200", "RTX 6000 Ada", "RTX 3090 Ti", "RTX 4090 48GB", "A100-20", ""):
         with pytest.raises(UsageError, match="Unknown GPU"):
             find_device(other)
@@ -95,4 +95,4 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     odd.write_text("#!/bin/sh\necho 'NVIDIA H200 NVL, 143771'\n")
     kin = this_machine()
     assert (kin.name, kin.gib, kin.tflops) == ("NVIDIA H200 NVL", 143_771 / 1024, H200.tflops)
-    assert kin.note == "NVIDIA H200 NVL is not in the table: its times are those of H200"
+    assert kin.note == "NVIDIA H200 NVL is not in the table: times are those of the H200"

@@ -201,7 +201,7 @@ def test_the_cache_of_the_in_process_engine(tmp_path: Path) -> None:
     few = plan_for(tmp_path, "H100", kv_cache_gib=2).memory
     assert few.sampling["KV cache"] == 2 * GIB and few.at_once == 3
     none = plan_for(tmp_path, "H100", kv_cache_gib=0.5)
-    assert "does not fit: the key-value cache has room for 3,200 tokens of 5,320" in none.verdict
+    assert "does not fit: the KV cache has room for 3,200 tokens of 5,320" in none.verdict
     assert none.verdict.endswith("; try KV_CACHE_GIB=1")
 
 

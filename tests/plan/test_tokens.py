@@ -35,10 +35,10 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
     assert measured.seconds == {"evaluation": 1.0, "rollout": 5.0, "total": 10.0, "update": 2.0}
     made = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=measured, price=1.0, here=True)
     assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
-    with pytest.raises(UsageError, match=r"holds no metrics\.jsonl"):
+    with pytest.raises(UsageError, match=r"has no metrics\.jsonl"):
         measure_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"total_tokens": 5, "seconds": {"total": 1.0}, "groups_kept": 1}\n')
-    with pytest.raises(UsageError, match="lacks dropped, num_trajectories, trainable_tokens"):
+    with pytest.raises(UsageError, match="is missing dropped, num_trajectories, trainable_tokens"):
         measure_run(tmp_path)
 
 
@@ -65,14 +65,12 @@ def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: p
     write_metrics(tmp_path / "run")
     bare = said("--max-steps", "30")
     assert bare["model"]["name"] == "OpenPipe/Qwen3-14B-Instruct"
-    assert bare["notes"][0] == "no checkpoint of the run names its model: it is taken to be of " + bare["model"]["name"]
+    assert bare["notes"][0] == "no checkpoint of the run names its model: assuming " + bare["model"]["name"]
     write_checkpoint(tmp_path / "run", "nano")
     own = said("--max-steps", "30")
     assert own["model"]["name"] == "nano" and own["seconds"]["run"] == 300
-    assert not any("the run is of" in note for note in own["notes"])
+    assert not any("the run used" in note for note in own["notes"])
     for other in (said("--model", "Qwen/Qwen3-0.6B"), said(MODEL_NAME="Qwen/Qwen3-0.6B")):
         assert other["model"]["name"] == "Qwen/Qwen3-0.6B" and other["tokens"]["per_trajectory"] == 429
         assert other["seconds"]["measured"] is None  # they were nano's
-        assert other["notes"][0] == (
-            "the run is of nano, not of Qwen/Qwen3-0.6B: its tokens are taken, its seconds are not"
-        )
+        assert other["notes"][0] == ("the run used nano, not Qwen/Qwen3-0.6B: its token counts apply, its times do not")

@@ -40,7 +40,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, {"engine": "vllm"}, "vllm is not installed here"),
         ("H200", {"backend": "unsloth"}, "unsloth is not installed here"),
         ("H200", {"load_in_4bit": True}, "bitsandbytes, which LOAD_IN_4BIT needs, is not installed here"),
-        (CPU, {"emailrl_device": "cuda"}, "EMAILRL_DEVICE is cuda, and this machine has no GPU"),
+        (CPU, {"emailrl_device": "cuda"}, "EMAILRL_DEVICE is cuda, but this machine has no GPU"),
     ],
 )
 def test_what_this_machine_lacks(tmp_path: Path, device: Any, values: dict[str, Any], reason: str) -> None:
@@ -55,7 +55,7 @@ def test_what_this_machine_lacks(tmp_path: Path, device: Any, values: dict[str, 
 def test_vllm_over_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"engine": "vllm", "vllm_tensor_parallel_size": 2, "model_name": "nano"}
     reasons = [one.reason for one in plan_on(tmp_path, "H200", here=True, **values).obstacles]
-    assert reasons[1:] == ["VLLM_TENSOR_PARALLEL_SIZE is 2, and this machine has 1 GPU"]
+    assert reasons[1:] == ["VLLM_TENSOR_PARALLEL_SIZE is 2, but this machine has 1 GPU"]
     monkeypatch.setattr(obstacles, "count_gpus", lambda: 2)
     assert len(plan_on(tmp_path, "H200", here=True, **values).obstacles) == 1
     # Servers stand elsewhere: nothing of theirs is needed here.
@@ -73,10 +73,10 @@ def test_a_torch_without_cuda_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"engine": "openai"}, "the engine openai cannot be trained with"),
-        ({"backend": "unsloth"}, "the backend unsloth needs a CUDA GPU"),
+        ({"engine": "openai"}, "the openai engine cannot train"),
+        ({"backend": "unsloth"}, "the unsloth backend needs a CUDA GPU"),
         ({"load_in_4bit": True}, "LOAD_IN_4BIT needs a CUDA GPU"),
-        ({"model_name": "Qwen/Qwen3-8B"}, "8 billion parameters are not trained on a CPU unasked"),
+        ({"model_name": "Qwen/Qwen3-8B"}, "8 billion parameters are too slow to train on a CPU"),
     ],
 )
 def test_what_no_cpu_takes(tmp_path: Path, values: dict[str, Any], reason: str) -> None:
@@ -182,7 +182,7 @@ def test_other_gpus_are_for_servers(tmp_path: Path) -> None:
     assert made.faster[0].text == "vLLM servers on the other GPUs (VLLM_URLS)"
     assert made.faster[0].run_seconds == served.run_seconds < made.run_seconds / 3
     assert f"instead of {duration(made.run_seconds)}" in " ".join(made.notes)
-    assert "times were measured on an H200; those of H100 follow from its data sheet" in made.notes
+    assert "times were measured on an H200 and scaled to the H100 by its data sheet" in made.notes
     alone = plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B")
     assert not any("VLLM_URLS" in way.text for way in served.faster + alone.faster)
 

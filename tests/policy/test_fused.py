@@ -162,7 +162,7 @@ def test_what_is_not_fused() -> None:
     assert reason(with_lora(dropping)) == "its attention has dropout"
     wider = with_lora(random_model("Qwen3", head_dim=8))
     wider.get_base_model().base_model.layers[0].input_layernorm.weight.requires_grad_()
-    assert reason(wider) == "more than its adapter is trained"
+    assert reason(wider) == "not only its adapter is trained"
     merged = with_lora(random_model("Qwen3", head_dim=8))
     merged.merge_adapter()
     assert reason(merged) == "its adapters are merged, or several are active"

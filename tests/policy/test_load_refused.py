@@ -37,7 +37,7 @@ def test_code_in_a_models_folder_never_runs_and_nobody_is_asked(
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     load_policy(settings_for(folder))
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "theirs"}))
-    with pytest.raises(EmailRLError, match="does not load"):
+    with pytest.raises(EmailRLError, match="failed to load"):
         load_policy(settings_for(folder))
     assert not (tmp_path / "PWNED").exists()
 
@@ -61,7 +61,7 @@ def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
     (tmp_path / "models--someone--mail" / "refs").mkdir()
     (tmp_path / "models--someone--mail" / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UsageError, match="someone/mail' holds an adapter"):
+    with pytest.raises(UsageError, match="someone/mail' is an adapter"):
         size.load_config("someone/mail", "someone/mail")
 
 
@@ -78,7 +78,7 @@ def test_weights_in_a_pickle_are_not_opened(tiny_model: Path, tmp_path: Path) ->
     weights = load_policy(settings_for(folder)).model.state_dict()
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(EmailRLError, match=r"does not load: .*safetensors"):
+    with pytest.raises(EmailRLError, match=r"failed to load: .*safetensors"):
         load_policy(settings_for(folder))
 
 
@@ -100,14 +100,14 @@ def test_what_cannot_be_a_model(name: str, complaint: str) -> None:
 def test_folders(tiny_model: Path, tmp_path: Path) -> None:
     assert resolve_model(str(tiny_model)) == tiny_model.resolve()
     assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-    with pytest.raises(UsageError, match=r"holds no config\.json"):
+    with pytest.raises(UsageError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="is an adapter, not a model"):
         resolve_model(str(tmp_path))
     (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(EmailRLError, match="does not load") as caught:
+    with pytest.raises(EmailRLError, match="failed to load") as caught:
         load_policy(settings_for(tmp_path))
     assert "\n" not in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeyp
     with pytest.raises(EmailRLError, match="the hub cannot be reached"):
         load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
     monkeypatch.setattr(size, "available_memory", lambda: int(20e9))
-    with pytest.raises(EmailRLError, match="20 GB are free"):
+    with pytest.raises(EmailRLError, match="20 GB of memory"):
         load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
 
 

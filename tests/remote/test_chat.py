@@ -118,7 +118,7 @@ def test_a_reply_packed_twice_is_refused_unread(serve: Callable[[Answer], str]) 
 
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(answer))
-    assert "the reply is packed as 'gzip, gzip', though it was asked for unpacked" in describe(raised.value)
+    assert "the reply is compressed as 'gzip, gzip', although no compression was requested" in describe(raised.value)
     assert asked == ["identity"]
 
 
@@ -144,7 +144,7 @@ def test_a_reply_that_drips_is_given_up(serve: Callable[[Answer], str]) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(endless(200, b" ", pause=0.05)), timeout=0.4)
-    assert describe(raised.value).startswith("APIConnectionError: no whole reply within 0.4 s (http://")
+    assert describe(raised.value).startswith("APIConnectionError: no complete reply within 0.4 s (http://")
     assert time.monotonic() - begun < 10
 
 
@@ -152,7 +152,7 @@ def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(dripping.url, timeout=1.5)
-    assert describe(raised.value).startswith("APIConnectionError: no whole reply within 1.5 s (http://")
+    assert describe(raised.value).startswith("APIConnectionError: no complete reply within 1.5 s (http://")
     assert 1.4 < time.monotonic() - begun < 10
 
 

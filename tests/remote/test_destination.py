@@ -23,13 +23,17 @@ def nothing_told() -> None:
         (
             "http://gpu.example/v1",
             True,
-            "mail goes to gpu.example: judge (warning: http, so all on the way can read it, the key too)",
+            "mail goes to gpu.example: judge (warning: plain http, readable by anyone on the way, key included)",
         ),
-        ("http://10.0.0.2/v1", False, "mail goes to 10.0.0.2: judge (warning: http, so all on the way can read it)"),
+        (
+            "http://10.0.0.2/v1",
+            False,
+            "mail goes to 10.0.0.2: judge (warning: plain http, readable by anyone on the way)",
+        ),
         (
             "http://localhost.evil.example",
             False,
-            "mail goes to localhost.evil.example: judge (warning: http, so all on the way can read it)",
+            "mail goes to localhost.evil.example: judge (warning: plain http, readable by anyone on the way)",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_by_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("art_f", "Unknown reward: 'art_f'"),
         ("{path}:missing", "has no function or class 'missing'"),
         ("{path}:number", "has no function or class 'number'"),
-        ("{path}x.py:length", "There is no file"),
+        ("{path}x.py:length", "No such file"),
         ("no_such_module_here:length", "ModuleNotFoundError"),
     ],
 )

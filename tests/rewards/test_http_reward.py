@@ -158,24 +158,24 @@ def test_what_a_mail_holds_need_not_be_encodable(serve: Serve) -> None:
     [
         ('{"rewards": [1, 2]}', "replied with 2 rewards for 3 trajectories"),
         ('{"rewards": [1, 2, 3, 4]}', "replied with 4 rewards for 3 trajectories"),
-        ('{"rewards": 1}', "rewards that are no list"),
+        ('{"rewards": 1}', "rewards that are not a list"),
         ('{"scores": [1, 2, 3]}', "replied without rewards"),
         ("[1, 2, 3]", "replied without rewards"),
         ('{"rewards": [1, NaN, 3]}', "Rewards must be finite"),
         ('{"rewards": [1, Infinity, 3]}', "Rewards must be finite"),
         ('{"rewards": [1, {"a": 1e308, "b": 1e308}, 3]}', "Rewards must lie within"),
         ('{"rewards": [1, -1e10, 3]}', "Rewards must lie within"),
-        ("[" * 100_000, "replied with what is not JSON"),
+        ("[" * 100_000, "replied with invalid JSON"),
         ('{"rewards": [1, 1' + 400 * "0" + ", 3]}", "returned 1000"),
         ('{"rewards": [1, null, 3]}', "returned None"),
         ('{"rewards": [1, "2", 3]}', "returned '2'"),
         ('{"rewards": [1, {}, 3]}', "returned {}"),
         ('{"rewards": [1, [2], 3]}', r"returned \[2\]"),
-        ('{"rewards": [1, 2, 3], "ids": ["t1", "t0", "t2"]}', "other ids than it was sent, or in another order"),
+        ('{"rewards": [1, 2, 3], "ids": ["t1", "t0", "t2"]}', "ids that differ from those sent, or in another order"),
         ('{"rewards": [1, 2, 3], "scores": [1, 2]}', "replied with 2 score for 3 trajectories"),
         ('{"rewards": [1, 2, 3], "extra_logs": {"x": [1, 2, NaN]}}', "Rewards must be finite"),
-        ('{"rewards": [1, 2, 3], "extra_logs": [1]}', "extra_logs that are no object"),
-        ("<html>", "replied with what is not JSON: '<html>'"),
+        ('{"rewards": [1, 2, 3], "extra_logs": [1]}', "extra_logs that are not an object"),
+        ("<html>", "replied with invalid JSON: '<html>'"),
     ],
 )
 def test_a_wrong_reply_is_an_exception_of_every_trajectory_and_no_reward(
@@ -198,7 +198,7 @@ def test_only_the_batch_that_failed_is_lost(serve: Serve, waits: list[float]) ->
     played = score(serve(reply).url, 5, reward_batch_size=2, reward_retries=0)
     assert [t.reward for t in played] == [1.5, 1.5, 0.0, 0.0, 1.5]
     assert [t.exception is None for t in played] == [True, True, False, False, True]
-    assert "gave no rewards: HTTP 500: broken" in (played[2].exception or "")
+    assert "returned no rewards: HTTP 500: broken" in (played[2].exception or "")
     assert played[2].stop_reason is StopReason.ANSWERED  # so that an evaluation tells it from a rollout that raised
 
 
@@ -237,14 +237,14 @@ def test_no_server(waits: list[float]) -> None:
 def test_a_slow_server_is_given_up(serve: Serve, how: dict[str, float]) -> None:
     begun = time.monotonic()
     played = score(serve(rewards(), **how).url, reward_timeout=0.4, reward_retries=0)
-    assert all("no whole reply within 0.4 s" in (t.exception or "") for t in played)
+    assert all("no complete reply within 0.4 s" in (t.exception or "") for t in played)
     assert time.monotonic() - begun < 2.5
 
 
 def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
     begun = time.monotonic()
     [played] = score(dripping.url, 1, reward_timeout=1.5, reward_retries=0)
-    assert "no whole reply within 1.5 s" in (played.exception or "") and played.reward_terms == {}
+    assert "no complete reply within 1.5 s" in (played.exception or "") and played.reward_terms == {}
     assert time.monotonic() - begun < 10
 
 
@@ -332,4 +332,4 @@ def test_names_that_a_server_gives_hold_no_secret(serve: Serve, echo: str, hidde
 def test_names_that_are_one_when_a_secret_is_hidden_are_refused(serve: Serve) -> None:
     url = serve(lambda *_: (200, '{"rewards": [{"hush": 1, "%68ush": 2}]}')).url.replace("http://", "http://ann:hush@")
     (error,) = http_reward.HttpReward(url, RewardSettings(), concurrency=1).score_batch([trajectory(1)])
-    assert "names that cannot be told apart" in str(error)
+    assert "names that cannot be distinguished" in str(error)

@@ -132,7 +132,7 @@ def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> N
 
 def test_a_slow_server_times_out(tmp_path: Path, serve: Serve) -> None:
     stub = serve(lambda body: (200, "True"), delay=0.5)
-    with pytest.raises(JudgeError, match=r"no whole reply within 0.1 s"):
+    with pytest.raises(JudgeError, match=r"no complete reply within 0.1 s"):
         judge(stub, tmp_path, litellm_timeout=0.1, judge_retries=0).check("q", "r", "a")
 
 
@@ -141,7 +141,7 @@ def test_headers_that_drip_are_no_verdict(tmp_path: Path, dripping: DrippingServ
         judge_base_url=dripping.url, judge_cache=tmp_path / "judge.sqlite", litellm_timeout=1.5, judge_retries=0
     )
     begun = time.monotonic()
-    with pytest.raises(JudgeError, match=r"no whole reply within 1.5 s"):
+    with pytest.raises(JudgeError, match=r"no complete reply within 1.5 s"):
         LLMJudge(asked, concurrency=1).check("q", "r", "a")
     assert time.monotonic() - begun < 10
 

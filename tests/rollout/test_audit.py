@@ -110,7 +110,7 @@ def record_nan(t: Trajectory) -> None:
 @pytest.mark.parametrize(
     ("drift", "where"),
     [
-        (swap_ids, "turn 0, token 0: sampled (5, -0.5), to be trained (6, -0.5)"),
+        (swap_ids, "turn 0, token 0: sampled (5, -0.5), but (6, -0.5) in the training sample"),
         (change_id, "turn 2, token 1"),
         (change_logprob, "turn 0, token 1"),
         (train_a_tool_token, "sample 0, position 4: mask 1 with log-probability None"),
@@ -119,9 +119,9 @@ def record_nan(t: Trajectory) -> None:
         (lose_the_last_token, "turn 2, token 1: sampled but not in the sample"),
         (shift_the_mask, "sample 0, position 2: mask 0 with log-probability -0.5"),
         (shift_mask_and_logprobs, "turn 0, token 0"),
-        (train_a_turn_twice, "2 ids to be trained were never sampled"),
-        (lose_a_turn, "2 ids to be trained were never sampled"),
-        (lose_the_tool_result, "turn 1: no prompt stands before"),
+        (train_a_turn_twice, "2 ids in the training sample were never sampled"),
+        (lose_a_turn, "2 ids in the training sample were never sampled"),
+        (lose_the_tool_result, "turn 1: no prompt precedes"),
         (cut_a_row, "sample 0: ids, mask and log-probabilities differ in length"),
         (cut_a_turn, "turn 0: ids and log-probabilities differ in number"),
         (claim_a_probability_above_one, "sample 1, position 2: log-probability 1.0"),

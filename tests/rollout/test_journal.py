@@ -25,13 +25,13 @@ def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
 
     path.write_text(json.dumps(conditions()))
     assert differences(path, conditions()) == []
-    assert differences(path, conditions(question_template="Q: {}")) == ["question template {} there, Q: {} now"]
-    assert differences(path, conditions(load_in_4bit=True)) == ["load in 4bit false there, true now"]
+    assert differences(path, conditions(question_template="Q: {}")) == ["question template was {}, now Q: {}"]
+    assert differences(path, conditions(load_in_4bit=True)) == ["load in 4bit was false, now true"]
     told = differences(path, conditions(judge_api_key="k", judge_base_url="https://me:secret@judge.example/v1"))
     assert told == [
-        "judge offline there, llm now",
-        "judge model null there, google/gemini-2.0-flash-001 now",
-        "judge server null there, https://judge.example/v1 now",
+        "judge was offline, now llm",
+        "judge model was null, now google/gemini-2.0-flash-001",
+        "judge server was null, now https://judge.example/v1",
     ]
     template.write_text("two")
     assert differences(path, conditions()) == ["other chat template"]
@@ -43,7 +43,7 @@ def test_of_another_database_it_is_said_how_one_changes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other database") as refused:
         Conditions(path, {"database": "1" * 16, "seed": 1}, resume=True)
     assert "gen-db --append" in (refused.value.hint or "")
-    with pytest.raises(UsageError, match="seed 1 there, 2 now") as refused:
+    with pytest.raises(UsageError, match="seed was 1, now 2") as refused:
         Conditions(path, {"database": "0" * 16, "seed": 2}, resume=True)
     assert "gen-db" not in (refused.value.hint or "")
 
@@ -53,7 +53,7 @@ def test_where_nothing_was_played_nothing_is_left(tmp_path: Path) -> None:
     with Conditions(path, {}, resume=False):
         assert path.is_file()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="There is nothing to resume"):
+    with pytest.raises(UsageError, match="Nothing to resume"):
         Conditions(path, {}, resume=True)
 
 

@@ -215,7 +215,7 @@ def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, 
             return super().step(message)
 
     (trajectory,) = run([Swaps()], engine, renderer, SAMPLING, seeds=[1])
-    assert trajectory.exception == "StaleSpanError: the policy changed from v1 to v2 in mid-trajectory"
+    assert trajectory.exception == "StaleSpanError: the policy changed from v1 to v2 mid-trajectory"
     assert trajectory.rubric["stale_turns"] == 1 and len(trajectory.turns) == 1
 
     engine.version = "v1"
@@ -225,7 +225,7 @@ def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, 
     assert [turn.adapter_sha256 for turn in allowed.turns] == ["ab12", "ab12"]
     assert audit(allowed) > 0
     allowed.rubric.clear()
-    with pytest.raises(TokenDriftError, match="1 turns were sampled by other weights than the first"):
+    with pytest.raises(TokenDriftError, match="1 turns were sampled by different weights than the first"):
         audit(allowed)
 
 

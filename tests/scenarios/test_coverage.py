@@ -45,13 +45,13 @@ def test_what_is_absent_is_told_from_what_is_out_of_sight(db: Path) -> None:
 def test_the_share_of_answerable_questions_is_said(db: Path) -> None:
     assert coverage_notes([ask("<1@x>")], db) == []
     [note] = coverage_notes([ask("<1@x>"), ask("<9@x>"), ask("<2@x>")], db)
-    assert note == "the database can answer 2 of 3 questions (66.7%); it lacks <9@x>"
+    assert note == "the database can answer 2 of 3 questions (66.7%); missing: <9@x>"
     [note] = coverage_notes([ask("<1@x>"), *(ask(f"<{n}@x>") for n in range(5, 10)), ask("<3@x>")], db)
-    assert note.endswith("(14.3%); it lacks <5@x>, <6@x>, <7@x> and 2 more; outside the inbox or too late: <3@x>")
-    with pytest.raises(UsageError, match="holds the source mails of none"):
+    assert note.endswith("(14.3%); missing: <5@x>, <6@x>, <7@x> and 2 more; outside the inbox or too late: <3@x>")
+    with pytest.raises(UsageError, match="contains none of the source emails"):
         coverage_notes([ask("<9@x>")], db)
 
 
 def test_no_database(tmp_path: Path) -> None:
-    with pytest.raises(EmailRLError, match="no mail database"):
+    with pytest.raises(EmailRLError, match="No such mail database"):
         missing_ids([ask("<1@x>")], tmp_path / "absent.db")

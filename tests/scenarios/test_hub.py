@@ -121,6 +121,6 @@ def test_without_a_network_the_error_names_the_alternatives() -> None:
         load_scenario_set(None, "test", limit=None, seed=1, data=DataSettings())
     assert raised.value.exit_code == 1
     assert raised.value.message == (
-        "Cannot load the questions corbt/enron_emails_sample_questions from the hub: the hub cannot be reached."
+        "The questions corbt/enron_emails_sample_questions could not be loaded from the hub: the hub cannot be reached."
     )
     assert "--questions FILE" in raised.value.hint and "gen-questions" in raised.value.hint

@@ -57,7 +57,7 @@ def test_a_set_that_names_no_splits_is_one_pool(question_file: Write) -> None:
 def test_a_shared_inbox_is_an_error_where_splits_are_compared(question_file: Write) -> None:
     path = question_file(rows("aab", "train", 1) + rows("ac", "test", 10))
     for split in ("train", "val", "test"):
-        with pytest.raises(UsageError, match=r"inbox a@x stands in the splits train and test.*--allow-shared-inbox"):
+        with pytest.raises(UsageError, match=r"inbox a@x is in the splits train and test.*--allow-shared-inbox"):
             load(path, split)
         assert load(path, split, allow_shared_inbox=True).notes
     assert len(load(path, None).scenarios) == 5
@@ -89,9 +89,9 @@ def test_known_bad_questions_are_dropped_from_art_e_s_set_alone(question_file: W
 def test_questions_with_many_sources_are_dropped_and_counted(question_file: Write) -> None:
     path = question_file([row(id=1), row(id=2, message_ids=["<1@x>", "<2@x>"]), row(id=3, message_ids=["<3@x>"] * 3)])
     assert load(path, None).dropped == {"too_many_sources": 2}
-    assert load(path, None).notes == ["left out questions with more source mails than MAX_SOURCE_MAILS: 2"]
+    assert load(path, None).notes == ["dropped questions with more source emails than MAX_SOURCE_MAILS: 2"]
     assert [s.id for s in load(path, None, max_source_mails=2).scenarios] == ["1", "2"]
-    with pytest.raises(UsageError, match=r"no questions left \(left out .* MAX_SOURCE_MAILS: 1\)"):
+    with pytest.raises(UsageError, match=r"no questions left \(dropped .* MAX_SOURCE_MAILS: 1\)"):
         load(question_file([row(message_ids=["<1@x>", "<2@x>"])]), None)
 
 

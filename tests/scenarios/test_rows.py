@@ -94,20 +94,20 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 def test_an_id_stands_once_in_a_split(question_file: Write) -> None:
     assert len(list(read_jsonl(question_file([row(split="train"), row(split="test")])))) == 2
-    with pytest.raises(UsageError, match=r":3: id '7' stands in line 1 already"):
+    with pytest.raises(UsageError, match=r":3: duplicate id '7', first used in line 1"):
         list(read_jsonl(question_file([row(), row(id=8), row(id="7")])))
 
 
 def test_a_question_of_any_size_is_refused_by_its_line(question_file: Write, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r":2: longer than 1 MiB\."):
+    with pytest.raises(UsageError, match=r":2: line longer than 1 MiB\."):
         list(read_jsonl(question_file([row(), row(id=8, question="x" * 20_000_000)])))
-    with pytest.raises(UsageError, match=r":2: field 'answer' has 100,001 characters; 100,000 are the most"):
+    with pytest.raises(UsageError, match=r":2: field 'answer' has 100,001 characters; the limit is 100,000"):
         list(read_jsonl(question_file([row(), row(id=8, answer="x" * 100_001)])))
     assert len(list(read_jsonl(question_file([row(answer="x" * 100_000)])))) == 1
 
 
 def test_split_stands_in_every_row_or_in_none(question_file: Write) -> None:
-    with pytest.raises(UsageError, match=r":2: 'split' must stand in every row or in none"):
+    with pytest.raises(UsageError, match=r":2: 'split' must be in every row or in none"):
         list(read_jsonl(question_file([row(split="train"), row(id=8)])))
 
 

@@ -31,7 +31,7 @@ def test_an_inbox_in_two_splits_is_an_error_that_names_it_and_the_flag() -> None
     assert shared_inboxes(mixed) == {"b@x": ["train", "test"]}
     with pytest.raises(UsageError) as raised:
         check_disjoint(mixed, "q.jsonl", allow_shared=False)
-    assert "q.jsonl: inbox b@x stands in the splits train and test" in str(raised.value)
+    assert "q.jsonl: inbox b@x is in the splits train and test" in str(raised.value)
     assert "--allow-shared-inbox" in raised.value.hint
     note = check_disjoint(mixed, "q.jsonl", allow_shared=True)
     assert note is not None and "b@x" in note
@@ -99,7 +99,7 @@ def test_the_subjects_of_a_shared_inbox_are_split_in_the_shares_of_inboxes() -> 
 def test_too_few_inboxes_to_train_on_are_told_of() -> None:
     one, two, three = ({"a@x": 3}, {"a@x": 3, "b@x": 2}, {"a@x": 3, "b@x": 2, "c@x": 2})
     assert "one mailbox: all questions are for testing" in str(split_note(questions(one, "test")))
-    assert "two mailboxes: one to train on" in str(split_note(questions(two)))
+    assert "two mailboxes: one for training" in str(split_note(questions(two)))
     assert split_note(questions(three)) is None
     shared = [scenario(1, "a@x", "train"), scenario(2, "a@x", "test")]
     assert "--allow-shared-inbox" in str(split_note(shared)) and "one mailbox" not in str(split_note(shared))

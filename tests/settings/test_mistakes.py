@@ -29,7 +29,7 @@ Load = Callable[..., Settings]
         ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),
         ({"VAL_SET_SIZE": "x"}, "VAL_SET_SIZE='x' (environment)"),
         ({"WANDB_MODE": "ofline"}, "should be 'online', 'offline' or 'disabled'. Did you mean offline?"),
-        ({"SEED": "a", "MAX_STEPS": "b", "BETA": "c"}, "2 more to mend."),
+        ({"SEED": "a", "MAX_STEPS": "b", "BETA": "c"}, "2 more to fix."),
     ],
 )
 def test_unreadable_values(refused: Any, environ: dict[str, str], line: str) -> None:

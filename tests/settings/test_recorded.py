@@ -53,9 +53,9 @@ def test_code_and_addresses_must_be_given_again(tmp_path: Path, key: str, value:
         settings = load_settings(given, cwd=tmp_path, environ=environ, recorded=record(**{key: value}))
         return str(getattr(getattr(settings, section), name))
 
-    with pytest.raises(UsageError, match=r"a run's folder does not decide that\. Give it again") as caught:
+    with pytest.raises(UsageError, match=r"a run's folder may not set\. Set it again") as caught:
         taken({}, {})
-    assert f"={value}, and" in str(caught.value)
+    assert f"={value}, which" in str(caught.value)
     assert taken({flag: value}, {}) == value
     assert taken({flag: "art_e"}, {}) == "art_e"
     (tmp_path / "emailrl.toml").write_text(f'{flag} = "{value}"\n')
@@ -93,4 +93,4 @@ def test_wrong_values_are_told_with_their_origin_and_unknown_ones_left_out(
         load_settings(cwd=tmp_path, environ={}, recorded=record(training__max_steps="many"))
     recorded = record() | {"later": {"invention\x1b[2J": 1}}
     assert load_settings(cwd=tmp_path, environ={}, recorded=recorded) == Settings()
-    assert capsys.readouterr().err == "warning: the run recorded what is no setting here: invention [2J\n"
+    assert capsys.readouterr().err == "warning: the run recorded unknown settings: invention [2J\n"

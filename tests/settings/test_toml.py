@@ -74,9 +74,9 @@ def test_defaults_stay_relative(read: Read) -> None:
         ("[max_steps]\nx = 7", "unknown section [max_steps] in emailrl.toml."),
         ("zzzzzz = 7", "unknown key 'zzzzzz' in emailrl.toml. See docs/settings.md."),
         ("max_steps = 'many'", "max_steps='many' (emailrl.toml): should be a valid integer"),
-        ("max_steps = true", "max_steps = true in emailrl.toml is no value of this setting."),
+        ("max_steps = true", "max_steps = true in emailrl.toml is not a valid value."),
         ("max_steps = [1]", "max_steps='[1]' (emailrl.toml): should be a valid integer"),
-        ("questions = ''", 'questions = "" in emailrl.toml is no value of this setting.'),
+        ("questions = ''", 'questions = "" in emailrl.toml is not a valid value.'),
         ("max_steps = 1\n[training]\nmax_steps = 2", "max_steps and max_steps (emailrl.toml) are the same setting"),
         ("num_epochs = 1\nnum_train_epochs = 2", "num_epochs and num_train_epochs (emailrl.toml) are the same setting"),
         ("max_steps =", "emailrl.toml cannot be read: Invalid value (at end of document)."),
@@ -91,17 +91,17 @@ def test_mistakes(read: Read, text: str, line: str) -> None:
 
 def test_a_directory_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").mkdir()
-    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Mend or remove /"):
+    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Fix or remove /"):
         load_settings(cwd=tmp_path, environ={})
 
 
 def test_a_file_that_nests_too_deep(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text("a = " + "[" * 5000)
-    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: it nests too deep"):
+    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: it is nested too deeply"):
         load_settings({}, environ={}, cwd=tmp_path)
 
 
 def test_a_home_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text('db = "~no such user/mail.db"')
-    with pytest.raises(UsageError, match=r"~no such user/mail\.db: there is no such user"):
+    with pytest.raises(UsageError, match=r"~no such user/mail\.db: no such user"):
         load_settings({}, environ={}, cwd=tmp_path)

@@ -228,7 +228,7 @@ def test_a_folder_is_known_by_its_real_path(tmp_path: Path) -> None:
 def test_only_who_builds_the_database_needs_trust_for_one_outside(tmp_path: Path) -> None:
     toml(tmp_path, 'db = "/tmp/mail.db"')
     load(tmp_path)
-    with pytest.raises(Untrusted, match="lies outside the folder"):
+    with pytest.raises(Untrusted, match="is outside the folder"):
         load_settings(cwd=tmp_path, environ={}, builds_db=True)
     trust_folder(tmp_path)
     load_settings(cwd=tmp_path, environ={}, builds_db=True)

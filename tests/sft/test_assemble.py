@@ -141,7 +141,7 @@ def test_ctrl_c_finishes_the_step_and_keeps_it(
     monkeypatch.setattr(fit.Fitter, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sft(settings, progress=said.append)
-    assert said[-1] == "Stopped after step 3: saved up to step 3; --resume latest goes on."
+    assert said[-1] == "Stopped after step 3: saved up to step 3; --resume latest continues."
     monkeypatch.undo()
     assert_equal(weights(sft(settings, resume="latest").out), weights(result.out))
 
@@ -154,7 +154,7 @@ def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
     said: list[str] = []
     result = sft(settings_for(tmp_path, model, sft_steps=40, sft_patience=2), progress=said.append)
     assert (result.steps, result.val_loss) == (8, 1.0)
-    assert "the validation loss no longer falls. Validation loss 1.0000 at step 4." in said[-1]
+    assert "the validation loss stopped falling. Validation loss 1.0000 at step 4." in said[-1]
     assert find_checkpoint(result.out, tmp_path).metadata.step == 4
 
 
@@ -168,7 +168,7 @@ def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, Sft
     other = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": 7})})
     with pytest.raises(UsageError, match=r"other conversations|has seed"):
         sft(other, resume="latest")
-    with pytest.raises(UsageError, match="gone on to checkpoint-8"):
+    with pytest.raises(UsageError, match="already has checkpoint-8"):
         sft(settings, resume=str(result.out.parent / "checkpoint-4"))
 
 

@@ -84,7 +84,7 @@ def test_what_is_longer_than_the_window_is_left_out(tmp_path: Path) -> None:
     long = trajectory("long", inbox="i0@x", says="word " * 300)
     found.train.append(Conversation("long", "i0@x", None, long.messages))
     data = examples(found, settings, renderer, longest=400, workers=1)
-    assert any("1 conversations are longer than the context window of 400 tokens" in note for note in data.notes)
+    assert any("1 conversations dropped: longer than the context window of 400 tokens" in note for note in data.notes)
     batch = next(data.batches(0))
     assert len(batch) == 4 and all(not example.spoken[0] and example.spoken.any() for example in batch)
     with pytest.raises(UsageError, match="No conversation is left"):

@@ -79,7 +79,7 @@ def test_answers_to_test_questions_are_told_of(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_no_trajectories_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file of trajectories"):
+    with pytest.raises(UsageError, match="No such trajectory file"):
         read_conversations([tmp_path / "gone.jsonl"])
     (tmp_path / "bad.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(EmailRLError, match=r"bad\.jsonl, line 1: not a trajectory"):

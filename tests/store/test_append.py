@@ -101,7 +101,7 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
     monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
     with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
         build_database([email(2, day="2001-05-02")], db, append=True)
-    assert caught.value.hint == "It was left as it was."
+    assert caught.value.hint == "It is unchanged."
     assert db.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["mail.db"]
 
 

@@ -99,7 +99,7 @@ def test_an_error_has_sqlite_s_words_without_the_statement(db: Path) -> None:
     with pytest.raises(EmailRLError) as caught, opened(db) as connection:
         connection.execute(text("SELECT body FROM nowhere"))
     assert str(caught.value) == (
-        f"The database {db} cannot be read: no such table: nowhere. Build it anew with emailrl gen-db --overwrite."
+        f"The database {db} cannot be read: no such table: nowhere. Rebuild it with emailrl gen-db --overwrite."
     )
 
 

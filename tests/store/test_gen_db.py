@@ -64,7 +64,7 @@ def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path) -
 def test_without_json_stdout_is_empty_and_stderr_sums_up(maildir: Path, tmp_path: Path) -> None:
     done = gen_db("--source", maildir, "--db", "mail.db", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "3 mails stored" in done.stderr and "not_mail" in done.stderr and "messages/s" in done.stderr
+    assert "3 emails stored" in done.stderr and "not_mail" in done.stderr and "messages/s" in done.stderr
 
 
 def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def mistakes(folder: Path) -> list[tuple[list[object], int, str]]:
     (folder / "broken.tar.gz").write_bytes(content[: len(content) // 2])
     source = ["--source", folder / "maildir.tar.gz"]
     return [
-        (["--source", "missing"], 2, "no file or folder"),
+        (["--source", "missing"], 2, "No such file or folder"),
         (["--source", "empty"], 2, "is empty"),
-        (["--source", "text"], 2, "no mail archive"),
+        (["--source", "text"], 2, "not a mail archive"),
         (["--source", "no_members.tar.gz"], 2, "is empty"),
-        (["--source", "broken.tar.gz"], 1, "whole messages"),
+        (["--source", "broken.tar.gz"], 1, "complete messages"),
         ([*source, "--db", "text/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "/proc/none/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "text", "--append"], 2, "cannot be read as a mail database"),
@@ -189,13 +189,13 @@ def test_an_interrupted_overwriting_says_that_the_database_is_as_before(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    assert "\n1 mail stored in" in gen_db("--source", maildir / "user-0", "--db", "mail.db", cwd=tmp_path).stderr
+    assert "\n1 email stored in" in gen_db("--source", maildir / "user-0", "--db", "mail.db", cwd=tmp_path).stderr
     before = (tmp_path / "mail.db").read_bytes()
     monkeypatch.setattr(build, "write_database", interrupted)
     monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", "--source", str(maildir), "--db", "mail.db", "--overwrite"])
     with pytest.raises(SystemExit):
         main()
-    assert capsys.readouterr().err.endswith("mail.db is as it was before.\ninterrupted\n")
+    assert capsys.readouterr().err.endswith("mail.db is unchanged.\ninterrupted\n")
     assert (tmp_path / "mail.db").read_bytes() == before
 
 
@@ -236,7 +236,7 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     done = gen_db("--source", "my mail.mbox", "--db", "my data/mine.db", "--json", cwd=tmp_path)
     assert object_of(done).keys() == {"emails", "recipients", "skipped", "seconds", "db"}
     *_, inboxes, following = done.stderr.splitlines()
-    assert inboxes == "Inboxes: me@x (46 mails)"
+    assert inboxes == "Inboxes: me@x (46 emails)"
     assert following.startswith("Next: ")
     assert following.endswith("emailrl gen-questions --db 'my data/mine.db' --inbox me@x")
     again = gen_db("--db", "my data/mine.db", cwd=tmp_path)

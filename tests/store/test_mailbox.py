@@ -253,7 +253,7 @@ def test_a_replaced_database_is_seen_by_mailboxes_opened_after(db: Path, email: 
 
 
 def test_no_database_another_file_and_no_index(tmp_path: Path) -> None:
-    with pytest.raises(EmailRLError, match="no mail database"):
+    with pytest.raises(EmailRLError, match="No such mail database"):
         open_mailbox(tmp_path / "missing.db", "a@b")
     text = tmp_path / "text.db"
     text.write_text("This is not a database at all, only some text." * 100)

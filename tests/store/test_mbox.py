@@ -137,7 +137,7 @@ def test_an_mbox_that_breaks_off(path: Path) -> None:
     noise = "".join(random.Random(0).choices("abcdefghijklmnop", k=20_000))
     whole = gzip.compress(mbox(mail(1), mail(2), mail(3, noise)))
     path.write_bytes(whole[:-2000])
-    with pytest.raises(EmailRLError, match="breaks off or is damaged after 2 whole messages"):
+    with pytest.raises(EmailRLError, match="is truncated or damaged after 2 complete messages"):
         read(path)
     assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
 

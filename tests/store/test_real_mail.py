@@ -137,7 +137,7 @@ def test_the_archive_that_breaks_off(
     with pytest.raises(SystemExit) as failed:
         main()
     assert failed.value.code == 1
-    assert "after 3,936 whole messages (2,424,832 of its 2,424,832 bytes read)" in capsys.readouterr().err
+    assert "after 3,936 complete messages (2,424,832 of its 2,424,832 bytes read)" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(sys, "argv", [*arguments, "--allow-truncated"])
     with pytest.raises(SystemExit) as kept:

@@ -101,7 +101,7 @@ def test_an_archive_that_breaks_off_says_how_far_it_got(tmp_path: Path, content:
     path = tmp_path / "mail.tar"
     path.write_bytes(content)
     with pytest.raises(
-        EmailRLError, match=rf"breaks off or is damaged after (\d+) whole messages .*{len(content):,} bytes"
+        EmailRLError, match=rf"is truncated or damaged after (\d+) complete messages .*{len(content):,} bytes"
     ):
         names(path)
     kept = names(path, allow_truncated=True)
@@ -226,7 +226,7 @@ def test_dataset_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) ->
 def test_the_hub_out_of_reach_names_the_alternatives() -> None:
     with pytest.raises(
         EmailRLError,
-        match=r"corbt/enron-emails cannot be loaded: the hub cannot be reached\. .*--source demo.*--source PATH",
+        match=r"corbt/enron-emails could not be loaded: the hub cannot be reached\. .*--source demo.*--source PATH",
     ):
         next(iter(open_source("hf")))
 
@@ -235,9 +235,9 @@ def test_the_hub_out_of_reach_names_the_alternatives() -> None:
     ("content", "message"),
     [
         (b"", "is empty"), (bytes(10240), "archive .* is empty"), (gzip.compress(bytes(1024)), "archive .* is empty"),
-        (b"\x1f\x8b\x08", "before its first message"), (b'{"id": 1}\n', "no mail archive"),
-        (os.urandom(2000), "no mail archive"),
-        (gzip.compress(b"only text"), "no mail archive"), (b"file,body\n1,2\n", "no mail archive"),
+        (b"\x1f\x8b\x08", "before its first message"), (b'{"id": 1}\n', "not a mail archive"),
+        (os.urandom(2000), "not a mail archive"),
+        (gzip.compress(b"only text"), "not a mail archive"), (b"file,body\n1,2\n", "not a mail archive"),
     ],
     ids=["empty", "empty tar", "empty gzip", "cut gzip header", "JSON lines", "noise", "text in gzip", "CSV"],
 )  # fmt: skip
@@ -249,7 +249,7 @@ def test_what_is_no_source_is_refused(tmp_path: Path, content: bytes, message: s
 
 
 def test_no_file_no_mail_folder_and_no_regular_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file or folder"):
+    with pytest.raises(UsageError, match="No such file or folder"):
         open_source(tmp_path / "missing")
     with pytest.raises(UsageError, match="is empty"):
         open_source(tmp_path)

@@ -174,7 +174,7 @@ def test_a_target_that_cannot_be_written_names_the_remedy(tmp_path: Path, gen_db
     (tmp_path / "notmail.txt").write_text("text")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     code, stderr = gen_db("--source", "demo", "--db", tmp_path / "notmail.txt" / "x.db")
-    assert code == 2 and "notmail.txt is no folder. Name another file with --db." in stderr
+    assert code == 2 and "notmail.txt is not a folder. Name another file with --db." in stderr
     code, stderr = gen_db("--source", "demo", "--db", tmp_path / "circle")
     assert code == 2 and len(stderr.splitlines()) == 1 and "Name another file with --db." in stderr
 
@@ -220,9 +220,9 @@ def test_damage_is_one_line_with_the_remedy(damaged: Path, email: Make, gen_db: 
     for read in readers:
         with pytest.raises(EmailRLError) as error:
             read()
-        assert error.value.exit_code == 1 and "Build it anew with emailrl gen-db --overwrite." in str(error.value)
+        assert error.value.exit_code == 1 and "Rebuild it with emailrl gen-db --overwrite." in str(error.value)
     code, stderr = gen_db("--db", damaged)
-    assert code == 1 and "Build it anew with emailrl gen-db --overwrite." in stderr and len(stderr.splitlines()) == 1
+    assert code == 1 and "Rebuild it with emailrl gen-db --overwrite." in stderr and len(stderr.splitlines()) == 1
     assert build_database([email(1)], damaged, overwrite=True).emails == 1
 
 
@@ -249,7 +249,7 @@ def test_a_date_that_was_changed_is_damage(tmp_path: Path, email: Make) -> None:
     connection.execute("UPDATE emails SET date = '2001-99-99'")
     connection.commit()
     connection.close()
-    with pytest.raises(EmailRLError, match="date of mail 1"):
+    with pytest.raises(EmailRLError, match="date of email 1"):
         list(stored_emails(db))
 
 

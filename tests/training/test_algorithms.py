@@ -156,7 +156,7 @@ def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
     for name, algorithm in ALGORITHMS.items():
         settings = Settings.model_validate({"training": {"algorithm": name} | one})
         if algorithm.compares_rollouts:
-            with pytest.raises(UsageError, match=f"NUM_GENERATIONS=1 is too few for {name}, .*ADVANTAGE_ESTIMATOR="):
+            with pytest.raises(UsageError, match=f"NUM_GENERATIONS=1 is too low for {name}, .*ADVANTAGE_ESTIMATOR="):
                 resolve(settings)
         else:
             assert resolve(settings).name == name
@@ -168,7 +168,7 @@ def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "said"),
     [
-        ("grpo", {"kl_estimator": "k1"}, "KL_ESTIMATOR=k1 with KL_IN=loss has a gradient that is 0"),
+        ("grpo", {"kl_estimator": "k1"}, "KL_ESTIMATOR=k1 with KL_IN=loss has zero gradient"),
         ("grpo", {"kl_in": "reward"}, "KL_ESTIMATOR=k3 with KL_IN=reward does not follow"),
         ("grpo", {"ratio_level": "sequence"}, "RATIO_LEVEL=sequence averages over tokens: CLIP_LOW=0.2"),
         ("grpo", {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 0.2}, "hardly ever clip"),
@@ -202,10 +202,14 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("grpo", {"algorithm": {"clip_high": 0.1}}, "CLIP_HIGH has no effect with one update per step"),
     ("grpo", {"algorithm": {"dual_clip": 3.0}}, "DUAL_CLIP has no effect with one update per step"),
     ("ppo", {"algorithm": {"value_clip": 0.1}}, "VALUE_CLIP has no effect with one update per step"),
-    ("gspo", {}, "--algorithm gspo differs from grpo in its aggregation alone with one update per step"),
+    ("gspo", {}, "--algorithm gspo differs from grpo only in its aggregation with one update per step"),
     ("grpo", {"algorithm": {"kl_horizon": 99}}, "KL_HORIZON has no effect without KL_TARGET"),
     ("grpo", {"training": {"min_lr_ratio": 0.1}}, "MIN_LR_RATIO has no effect with LR_SCHEDULER=constant"),
-    ("grpo", {"training": {"warmup_steps": 3, "warmup_ratio": 0.1}}, "WARMUP_STEPS has no effect beside WARMUP_RATIO"),
+    (
+        "grpo",
+        {"training": {"warmup_steps": 3, "warmup_ratio": 0.1}},
+        "WARMUP_STEPS has no effect when WARMUP_RATIO is set",
+    ),
     ("ppo", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator gae"),
     ("reinforce_pp", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator"),
     ("grpo", {"output": {"export_format": "merged"}}, "EXPORT_FORMAT has no effect without EXPORT_DIR"),
@@ -214,7 +218,7 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
         {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}},
         "VLLM_ENFORCE_EAGER has no effect beside",
     ),
-    ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS has no effect above 1 in this process"),
+    ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS has no effect above 1 in-process"),
 ]
 
 

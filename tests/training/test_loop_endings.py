@@ -18,7 +18,7 @@ def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_ke
 ) -> None:
     played = play(tmp_path, raises=2, eval_steps=9)
     assert played.said[-1].startswith(
-        "error: Every rollout raised (step-000002); the first: OSError: the engine is gone"
+        "error: Every rollout failed (step-000002). First error: OSError: the engine is gone"
     )
     assert played.saved == {"best_model": 0, "checkpoint-1": 1}
     assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
@@ -36,7 +36,7 @@ def test_a_run_that_answers_nothing_rightly_does_not_cheer(tmp_path: Path) -> No
     played = play(tmp_path, accuracies=(0.0, 0.0), steps=1, eval_steps=1)
     assert played.saved["best_model"] == 0
     assert not any("est accuracy" in line for line in played.said)
-    assert played.said[-1].endswith("No evaluation had a right answer; best_model is that of step 0.")
+    assert played.said[-1].endswith("No evaluation had a correct answer; best_model is from step 0.")
     [step] = [line for line in played.said if line.startswith("Step 1/1 ")]
     assert "left" not in step  # it was the last
 
@@ -62,7 +62,7 @@ def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path
     others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
     played = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others)
     assert played.said[-2].endswith("all steps done. Best accuracy 75.0% (95 % interval 30.1% to 95.4%) at step 1.")
-    line = "best_model on 4 validation questions that did not choose it: 50.0% (95 % interval 15.0% to 85.0%)"
+    line = "best_model on 4 held-out validation questions: 50.0% (95 % interval 15.0% to 85.0%)"
     assert played.said[-1] == line
     assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
     record = json.loads((tmp_path / "confirmed.json").read_text())
@@ -94,8 +94,8 @@ def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Pa
     assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 2}
     told = "\n".join(played.said)
     assert "Eval accuracy: 47.4% (9 of 19, 95 % interval" in told
-    assert "1 of 20 answers have no verdict, and are left out of the accuracy." in told
-    assert "2 of 20 answers have no verdict, so this evaluation neither chooses the best model" in told
+    assert "1 of 20 answers have no verdict, and are excluded from the accuracy." in told
+    assert "2 of 20 answers have no verdict, so this evaluation does not count for the best model" in told
     evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
     assert [(line["num_questions"], line["unjudged"]) for line in evaluations] == [(20, 0), (20, 1), (20, 2)]
 
@@ -103,7 +103,9 @@ def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Pa
 def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
     played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
     assert played.saved == {"final": 1}
-    assert played.said[-1] == ("Done after step 1: all steps done. No evaluation was whole: there is no best_model.")
+    assert played.said[-1] == (
+        "Done after step 1: all steps done. No evaluation was complete, so there is no best_model."
+    )
 
 
 def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:

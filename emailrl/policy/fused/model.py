@@ -61,13 +61,13 @@ def why_not_fused(backbone: Any) -> str | None:
     layers = list(getattr(backbone, "layers", []))
     names = {type(layer).__name__ for layer in layers}
     if not names or not names <= LAYERS:
-        return f"its layers are {', '.join(sorted(names)) or 'not to be found'}"
+        return f"its layers are {', '.join(sorted(names)) or 'not found'}"
     if backbone.config.hidden_act != "silu":
         return f"its activation is {backbone.config.hidden_act}"
     if getattr(backbone.config, "attention_dropout", 0.0):
         return "its attention has dropout"
     if any(one.requires_grad for name, one in backbone.layers.named_parameters() if "lora_" not in name):
-        return "more than its adapter is trained"
+        return "not only its adapter is trained"
     for layer in layers:
         for module in LayerWeights(layer).modules:
             linear = linear_of(module)

@@ -26,7 +26,7 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
     if not chosen:
         largest = ", ".join(owner.address for owner in largest_owners(reader))
         hint = f"Name one with --inbox; the largest: {largest}." if largest else "Name one with --inbox."
-        raise UsageError(f"No address has {MIN_MAILS} mails, a third of them received.", hint)
+        raise UsageError(f"No address has {MIN_MAILS} emails with a third of them received.", hint)
     return chosen
 
 
@@ -40,5 +40,5 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
     box = reader.open(inbox)
     if not box.mails:
         largest = ", ".join(owner.address for owner in largest_owners(reader))
-        raise UsageError(f"The database holds no mail of {inbox}.", f"Its largest mailboxes: {largest}.")
+        raise UsageError(f"The database has no mailbox {inbox}.", f"Its largest mailboxes: {largest}.")
     return box

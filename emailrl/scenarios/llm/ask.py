@@ -101,7 +101,7 @@ class QuestionWriter:
             if self._is_too_dear(run, expected):
                 run.failure = GenerationError(
                     f"--max-cost {self._max_cost:g} was reached after {run.spending.num_answered} replies.",
-                    "They are kept: with a higher --max-cost the same command goes on from there.",
+                    "They are saved: rerun with a higher --max-cost to continue.",
                 )
                 return
             run.expected_in_flight += expected

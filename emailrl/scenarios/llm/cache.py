@@ -69,4 +69,4 @@ class ReplyCache:
         return connection
 
     def _unusable(self, error: Exception) -> UsageError:
-        return UsageError(f"The cache of replies {self._path} cannot be used: {error}.", "Set GENERATOR_CACHE.")
+        return UsageError(f"The reply cache {self._path} cannot be used: {error}.", "Set GENERATOR_CACHE.")

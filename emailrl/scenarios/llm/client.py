@@ -98,8 +98,8 @@ class ReplyClient:
         failure = redacted(failure, self._key, *secrets_in(self._settings.generator_base_url)).rstrip(".")
         server = without_credentials(self._settings.generator_base_url)
         raise kind(
-            f"{self._settings.generator_model} at {server} gave no reply: {failure}.",
-            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; the same command goes on where this one stopped.",
+            f"{self._settings.generator_model} at {server} returned no reply: {failure}.",
+            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; rerun the same command to continue.",
         )
 
     async def _complete(self, batch: Batch) -> Reply:
@@ -127,7 +127,7 @@ def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> 
     key = secret.get_secret_value() if secret else ""
     if at_openrouter and not key:
         raise UsageError(
-            "Questions by a model at OpenRouter need a key.",
+            "Generating questions with a model at OpenRouter needs a key.",
             "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none.",
         )
     return key

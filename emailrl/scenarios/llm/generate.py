@@ -60,7 +60,7 @@ def harvest(
     if not scenarios:
         counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
         raise EmailRLError(
-            f"No question of the model's can be used ({counts or 'it wrote none'}).", "Try another model."
+            f"None of the model's questions is usable ({counts or 'it wrote none'}).", "Try another model."
         )
     ordered = sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
     return Harvest(ordered, dict(dropped.most_common()))

@@ -86,8 +86,8 @@ def plan_questions(
         batches = read_batches(MailReader(connection), inboxes, num_prompts, seed, allow_shared=allow_shared)
     if not batches:
         raise EmailRLError(
-            f"No mailbox has {MIN_MAILS} mails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
-            "Take --generator template.",
+            f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
+            "Use --generator template.",
         )
     cache = ReplyCache(settings.generator_cache)
     to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
@@ -122,5 +122,7 @@ def host_of(base_url: str) -> str:
     except ValueError:
         host = None
     if not host or parts.scheme not in ("http", "https"):
-        raise UsageError("GENERATOR_BASE_URL is no http(s) address.", "It looks like https://openrouter.ai/api/v1.")
+        raise UsageError(
+            "GENERATOR_BASE_URL is not an http(s) URL.", "Expected something like https://openrouter.ai/api/v1."
+        )
     return host.lower()

@@ -96,7 +96,7 @@ def _generate(
         candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
     scenarios = _balanced(found, limit)
     if not scenarios:
-        raise EmailRLError("No mail yields a question with one provable answer.", "The mailboxes may be too small.")
+        raise EmailRLError("No email yields a question with one provable answer.", "The mailboxes may be too small.")
     return scenarios
 
 

@@ -188,5 +188,5 @@ def read_archive(path: Path, file: IO[bytes], reading: Reading) -> Iterator[tupl
     except (_Damage, *BROKEN) as error:
         if not reading.allow_truncated:
             read, size = file.tell(), path.stat().st_size
-            raise broken_off(path, f"{seen:,} whole messages ({read:,} of its {size:,} bytes read)") from error
+            raise broken_off(path, f"{seen:,} complete messages ({read:,} of its {size:,} bytes read)") from error
         yield Skipped("truncated")

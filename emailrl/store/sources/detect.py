@@ -17,9 +17,9 @@ from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.streams import start_of
 
 _KINDS = (
-    "Known are a folder tree of mails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv (columns file, message), "
-    "JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and file_name, a folder of "
-    "these, and a saved dataset."
+    "Supported: a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv (columns file, "
+    "message), JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and file_name, "
+    "a folder of these, and a saved dataset."
 )
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def open_source(
         raise UsageError(f"{path} cannot be read: {error}.") from error
     if exists:
         raise UsageError(f"{path} is neither a file nor a folder.", _KINDS)
-    raise UsageError(f"There is no file or folder {path}.", "Name an existing one, or use --source demo or hf.")
+    raise UsageError(f"No such file or folder: {path}.", "Name an existing one, or use --source demo or hf.")
 
 
 def _open_folder(path: Path, reading: Reading) -> Source:
@@ -108,9 +108,9 @@ def _open_file(path: Path, reading: Reading) -> Source:
 def _no_source(path: Path) -> UsageError:
     start = start_of(path, START_BYTES)
     if not start:
-        return UsageError(f"{path} breaks off or is damaged before its first message.", "Get the file again.")
+        return UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
     if not start.strip(b"\0"):
         return UsageError(f"The archive {path} is empty.", _KINDS)
     if start.startswith(b"PK\3\4"):
-        return UsageError(f"{path} is a zip archive.", "Unpack it, and name what was in it with --source.")
-    return UsageError(f"{path} is no mail archive.", _KINDS)
+        return UsageError(f"{path} is a zip archive.", "Unpack it, and pass its contents to --source.")
+    return UsageError(f"{path} is not a mail archive.", _KINDS)

@@ -32,14 +32,16 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
     where a folder of that name would be read in its place.
     """
     if Path(DATASET).exists():
-        raise UsageError(f"The folder {DATASET} here would be read instead of the hub's.", "Run in another folder.")
+        raise UsageError(
+            f"A local folder {DATASET} would be read instead of the hub's dataset.", "Run in another folder."
+        )
     go_offline_if_unreachable()
     from datasets import load_dataset
 
     try:
         dataset = load_dataset(DATASET, split="train")
     except Exception as error:  # datasets and the HTTP stack below it raise many kinds; all mean that there is no data
-        raise EmailRLError(f"The dataset {DATASET} cannot be loaded: {describe(error)}.", _ALTERNATIVES) from error
+        raise EmailRLError(f"The dataset {DATASET} could not be loaded: {describe(error)}.", _ALTERNATIVES) from error
     yield from _rows([dataset])
 
 

@@ -73,7 +73,7 @@ def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Itera
             seen += 1
     except BROKEN as error:
         if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} whole messages ({error})") from error
+            raise broken_off(path, f"{seen:,} complete messages ({error})") from error
         yield Skipped("truncated", f"{name}#{seen + 1}")
 
 

@@ -72,9 +72,7 @@ def parse_all(
         while pending:
             yield from pending.popleft().result()
     except BrokenProcessPool as error:
-        raise EmailRLError(
-            "A process that parses mail died, perhaps for want of memory.", "Try --workers 0."
-        ) from error
+        raise EmailRLError("A parsing process died, perhaps out of memory.", "Try --workers 0.") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -49,5 +49,5 @@ def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[RawEmail |
                     yield email
     except (ArrowException, OSError) as error:
         if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} whole rows ({' '.join(str(error).split())[:200]})") from error
+            raise broken_off(path, f"{seen:,} complete rows ({' '.join(str(error).split())[:200]})") from error
         yield Skipped("truncated", f"{name}#{seen + 1}")

@@ -51,14 +51,14 @@ def read_lines(path: Path, stream: IO[bytes], name: str, reading: Reading) -> It
                     line = stream.readline(1 << 20)
                 yield Skipped("too_large", here)
             elif not line.endswith(b"\n") and not _is_json(line):
-                raise EOFError(f"line {number:,} is no whole JSON value")
+                raise EOFError(f"line {number:,} is not a complete JSON value")
             elif not line.isspace():
                 yield here, JsonLine(line)
             seen += not line.isspace()
             number += 1
     except BROKEN as error:
         if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} whole rows ({error})") from error
+            raise broken_off(path, f"{seen:,} complete rows ({error})") from error
         yield Skipped("truncated", f"{name}#{number}")
 
 
@@ -136,7 +136,7 @@ def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[st
     a mail's header. ``TypeError`` for anything else.
     """
     if isinstance(value, bool) or not isinstance(value, datetime | str | float | int | None):
-        raise TypeError("no time")
+        raise TypeError("not a time")
     if value is None or value == "" or value != value:
         return None, ["no_date"]
     try:

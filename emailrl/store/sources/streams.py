@@ -64,6 +64,6 @@ def start_of(path: Path, size: int) -> bytes:
 def broken_off(path: Path, where: str) -> EmailRLError:
     """The error for a file that breaks off or is damaged, ``where`` saying how far it was read."""
     return EmailRLError(
-        f"{path} breaks off or is damaged after {where}.",
-        "Nothing was written. Get the file again, or keep what can be read with --allow-truncated.",
+        f"{path} is truncated or damaged after {where}.",
+        "Nothing was written. Download the file again, or keep the readable part with --allow-truncated.",
     )

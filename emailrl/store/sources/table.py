@@ -51,5 +51,5 @@ def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tupl
             seen += bool(row)
     except (csv.Error, *BROKEN) as error:
         if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} whole rows ({error})") from error
+            raise broken_off(path, f"{seen:,} complete rows ({error})") from error
         yield Skipped("truncated")

@@ -107,7 +107,7 @@ def _directory(
         return
     if before.checkpoint is None:
         clear_run(before.directory)
-        notes.append(f"a run had died in {before.directory} before its first checkpoint; this one takes its place")
+        notes.append(f"a run in {before.directory} died before its first checkpoint; this one replaces it")
     notes += rewind(before.directory, state)
     yield before.directory
 
@@ -158,7 +158,7 @@ def _check_alone() -> None:
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1":
         raise UsageError(
-            f"emailrl train runs as one process, and torchrun started {processes}.", "Start it without torchrun."
+            f"emailrl train runs as one process, but torchrun started {processes}.", "Start it without torchrun."
         )
 
 

@@ -88,11 +88,11 @@ def way_back(run_dir: Path, good_step: int | None) -> str:
     kept = [item for item in checkpoints if good_step is not None and item.metadata.step <= good_step]
     best = [item for item in checkpoints if item.metadata.kind == "best"]
     if not kept and not best:
-        return "No checkpoint from before it is left: change that and begin a new run."
+        return "No earlier checkpoint is left: make that change and start a new run."
     chosen = (kept or best)[-1]
-    where = ", before it" if kept else ", the best; none from before it is left"
+    where = " (before this)" if kept else " (the best; no earlier one is left)"
     return (
-        f"Back to step {chosen.metadata.step}{where}, with that changed:"
+        f"Make that change and return to step {chosen.metadata.step}{where}:"
         f" emailrl train --resume {shlex.quote(str(chosen.path))} --overwrite"
     )
 
@@ -101,21 +101,21 @@ def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
     found = []
     if (unknown := _level(steps, "returned_i_dont_know")) is not None:
         warning = (
-            f'{unknown:.0%} of rollouts end with "I don\'t know", which by the reward art_e pays more than answering'
-            " below about 37 % accuracy: lower REWARD_NO_ANSWER, ask easier questions or begin with emailrl sft"
+            f'{unknown:.0%} of rollouts end with "I don\'t know", which the art_e reward pays more than answering'
+            " below about 37 % accuracy: lower REWARD_NO_ANSWER, use easier questions or start with emailrl sft"
             " (docs/rewards.md)."
         )
         found.append(Sign("unknown", unknown / UNKNOWN_SHARE, warning))
     if (entropy := _level(steps, "entropy")) is not None:
         warning = (
-            f"the policy's entropy is {entropy:.4f} nats a token: the rollouts of a question are all but the same and"
+            f"the policy's entropy is {entropy:.4f} nats per token: a question's rollouts are nearly identical and"
             " teach nothing; raise ENTROPY_COEF or TEMPERATURE, or lower LEARNING_RATE."
         )
         found.append(Sign("entropy", LOWEST_ENTROPY / max(entropy, 1e-12), warning))
     if (kl := _level(steps, "kl")) is not None:
         limit = TIMES_KL_TARGET * kl_target if kl_target else HIGHEST_KL
         warning = (
-            f"the KL to the reference policy is {kl:.3g} nats a token, beyond {limit:g}:"
+            f"the KL to the reference policy is {kl:.3g} nats per token, above {limit:g}:"
             " raise BETA or lower LEARNING_RATE."
         )
         found.append(Sign("kl", kl / limit, warning))
@@ -141,7 +141,7 @@ def _growth(steps: Steps) -> list[Sign]:
         warning = (
             f"answers grew from {before:.1f} to {after:.1f} {what} in {len(steps)} steps while accuracy did not rise"
             f" ({accuracy[0]:.0%}, {accuracy[1]:.0%}): read some (emailrl inspect-trajectory); if they game the check,"
-            " set EMAILRL_JUDGE=llm or a reward that charges for it (docs/custom.md)."
+            " set EMAILRL_JUDGE=llm or use a reward that penalizes it (docs/custom.md)."
         )
         found.append(Sign(name, severity, warning, GROWTH_WINDOW))
     return found

@@ -60,7 +60,7 @@ def held(directory: Path) -> Iterator[None]:
     """
     with _held(directory) as is_held:
         if not is_held:
-            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to end.")
+            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
         yield
 
@@ -135,7 +135,7 @@ def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
     recorded = [record["step"] for record in read_records(metrics)] if metrics.exists() else []
     last = max([*recorded, later[-1].metadata.step])
     names = ", ".join(item.path.name for item in later)
-    return f"Going on from step {step} removes the later work in {directory}: steps {step + 1} to {last}, {names}."
+    return f"Resuming from step {step} removes later work in {directory}: steps {step + 1} to {last}, {names}."
 
 
 def clear_run(directory: Path) -> None:
@@ -153,8 +153,8 @@ def check_replaceable(directory: Path) -> None:
     moved = entries & {REPLACED, REPLACING}
     if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
         raise UsageError(
-            f"{directory} is no run of emailrl, so --overwrite leaves it alone.",
-            "Leave --overwrite out, or name another place with --output-dir.",
+            f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
+            "Drop --overwrite, or choose another folder with --output-dir.",
         )
 
 
@@ -179,7 +179,7 @@ def give_back_replaced(settings: Settings) -> list[str]:
         _settle(base)
     if replaced:
         return []
-    return [f"{base} is again the run that --overwrite was to replace: the new one ended before its first checkpoint"]
+    return [f"{base} is restored: the run that --overwrite started ended before its first checkpoint"]
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _held(directory: Path) -> Iterator[bool]:
     except OSError as error:
         raise _unwritable(directory, error) from None
     except UnicodeEncodeError:  # tokenizers and safetensors take no such path
-        raise UsageError(f"{directory} is no UTF-8 text.", "Name another place with --output-dir.") from None
+        raise UsageError(f"{directory} is not valid UTF-8.", "Choose another folder with --output-dir.") from None
     try:
         yield _takes(lock, directory)
     finally:
@@ -210,7 +210,7 @@ def _takes(lock: int, directory: Path) -> bool:
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(f"{directory} cannot be written: {error.strerror}.", "Name another place with --output-dir.")
+    return UsageError(f"{directory} cannot be written: {error.strerror}.", "Choose another folder with --output-dir.")
 
 
 def _settle(directory: Path) -> None:

@@ -56,4 +56,4 @@ class Interrupts:
         self._requested = True
         if self.impatient or self._droppable:
             raise KeyboardInterrupt
-        self._notify("Interrupted: stopping at the end of this step (again: at once, without saving).")
+        self._notify("Interrupted: stopping after this step (press again to stop now without saving).")

@@ -38,13 +38,13 @@ def load_data(settings: Settings) -> RunData:
     coverage = missing_ids(train.scenarios, settings.store.db)
     if not coverage.num_answerable:
         raise UsageError(
-            f"{settings.store.db} holds the source mails of none of the questions in {train.source}.",
-            "Give the database they were made from (--db) or other questions (--questions).",
+            f"{settings.store.db} contains none of the source emails of the questions in {train.source}.",
+            "Use the database they were made from (--db) or other questions (--questions).",
         )
     notes = list(dict.fromkeys((*train.notes, *val.notes)))
     if coverage.answerable < 1:
         share = f"{coverage.num_answerable} of {coverage.num_questions}"
-        notes.append(f"the database can answer only {share} training questions; the others lack their source mail")
+        notes.append(f"the database can answer only {share} training questions; the others' source emails are missing")
     return RunData(
         train=train.scenarios,
         val=chosen,

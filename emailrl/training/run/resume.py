@@ -75,14 +75,14 @@ def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Itera
     with held(directory):
         checkpoint = _whole(checkpoint_to_resume(directory, settings, resume))
         if checkpoint and not overwrite and (loss := loss_of_going_back(directory, checkpoint)):
-            raise UsageError(loss, "If that is meant, add --overwrite, or copy the run first.")
+            raise UsageError(loss, "Add --overwrite to do so, or copy the run first to keep both.")
         yield Resumed(directory, checkpoint)
 
 
 def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
     if checkpoint is not None and not (verify(checkpoint).path / STATE_FILE).is_file():
         raise UsageError(
-            f"{checkpoint.path} holds no trainer state.", "Resume from a checkpoint made by emailrl train."
+            f"{checkpoint.path} has no trainer state.", "Resume from a checkpoint written by emailrl train."
         )
     return checkpoint
 
@@ -99,19 +99,19 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
             f"Resume with --model {before.base_model}.",
         )
     if before.mode == SFT:
-        raise UsageError(f"{path} is of a run of sft.", f"Begin a run from it: --adapter {path}, without --resume.")
+        raise UsageError(f"{path} is from an sft run.", f"Start a run from it: --adapter {path}, without --resume.")
     check_resumed(settings, before.settings)
     if before.mode != settings.training.mode:
-        raise UsageError(f"{path} is of mode {before.mode}.", f"Resume with --mode {before.mode}.")
+        raise UsageError(f"{path} is from mode {before.mode}.", f"Resume with --mode {before.mode}.")
     for what, old, new in (
         ("database", before.database_fingerprint, database),
         ("set of questions", before.questions_fingerprint, questions),
     ):
         if old != new:
-            hint = "Resume with the same one (file, sizes and seed), or begin a new run without --resume."
+            hint = "Resume with the same one (file, sizes and seed), or start a new run without --resume."
             if what == "database":
-                hint = f"{HOW_DATABASES_CHANGE} Resume with that, or begin a new run without --resume."
-            raise UsageError(f"{path} was trained on another {what}.", hint)
+                hint = f"{HOW_DATABASES_CHANGE} Resume with that, or start a new run without --resume."
+            raise UsageError(f"{path} was trained on a different {what}.", hint)
     changes = []
     for section, values in settings.public().items():
         for name, value in values.items():
@@ -202,14 +202,14 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]
     remove_checkpoints(numbered)
-    said += [f"removed {path.name}, which is beyond step {state.step}" for path in numbered]
+    said += [f"removed {path.name}, which is after step {state.step}" for path in numbered]
     for best in (item for item in beyond if item.metadata.kind == "best"):
         earlier = [item for item in list_checkpoints(run_dir) if item.metadata.step == state.best_step]
         if earlier:
             copy_checkpoint(earlier[0], best.path, kind="best")
-            said.append(f"best_model is that of step {state.best_step} again")
+            said.append(f"best_model restored to step {state.best_step}")
         else:
-            said.append(f"best_model holds step {best.metadata.step}, from beyond; it stays until bettered")
+            said.append(f"best_model is from the later step {best.metadata.step}; it stays until a better one")
     return said
 
 

@@ -110,7 +110,7 @@ class Run:
         def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
             label = f"refill-{refill}" if refill else "train"
             if refill:
-                logger.info("Step %d: %s asks %d further questions", step, label, len(scenarios))
+                logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
             groups = self.collector.collect(
                 scenarios, training.num_generations, step=step, seed=training.seed, split_label=label
             )
@@ -161,8 +161,8 @@ class Run:
         write_trajectories(path, trajectories)
         if (reason := first_exception(trajectories)) is not None:
             raise EmailRLError(
-                f"Every rollout raised ({path.stem}); the first: {reason.rstrip('.')}.",
-                "Mend it, then --resume latest.",
+                f"Every rollout failed ({path.stem}). First error: {reason.rstrip('.')}.",
+                "Fix it, then rerun with --resume latest.",
             )
 
     # -- state
@@ -177,14 +177,14 @@ class Run:
         if not samples:
             self.state.steps_without_update += 1
             self.tracker.say(
-                f"Step {step}: nothing is left to learn from, no update"
+                f"Step {step}: no groups left to train on, no update"
                 f" ({self.state.steps_without_update} such steps so far)."
             )
             return UpdateResult()
         result = self.updater.train(samples, paid, step=step)
         if skipped := result.metrics.get("updates_skipped"):
             self.tracker.say(
-                f"Step {step}: {skipped:.0f} updates skipped: loss or gradient is not finite. Their batches are in"
+                f"Step {step}: {skipped:.0f} updates skipped (non-finite loss or gradient). Their batches are in"
                 f" {self.updater.skipped_dir}."
             )
         return result
@@ -221,31 +221,31 @@ class Run:
             self.writer.write("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             raise EmailRLError(
-                f"Stopped at step {step} for signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
+                f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
             )
 
     def rescue(self) -> None:
         """Save the last whole step of a run that ends before its end, where its weights are still there."""
         step, saved_step = self.writer.step, self.writer.saved_step
         if saved_step == step:
-            self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest goes on.")
+            self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest continues.")
         elif not step and (self.directory / REPLACED).exists():
-            self.tracker.say("Stopped before the first step; the run that was to be replaced is back in its place.")
+            self.tracker.say("Stopped before the first step; the run being replaced is restored.")
         elif self._half_done or self.interrupts.impatient:
             saved = "there is no checkpoint yet" if saved_step is None else f"saved up to step {saved_step}"
             self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
         else:
             path = self.writer.write("checkpoint").path
-            self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest goes on.")
+            self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest continues.")
 
     def finish(self, reason: str) -> None:
         """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
         self.writer.write("final")
         best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
         if best is None or interval is None:
-            said = "No evaluation was whole: there is no best_model"
+            said = "No evaluation was complete, so there is no best_model"
         elif best == 0:
-            said = f"No evaluation had a right answer; best_model is that of step {step}"
+            said = f"No evaluation had a correct answer; best_model is from step {step}"
         else:
             said = f"Best accuracy {percent(best, interval)} at step {step}"
         self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
@@ -263,6 +263,6 @@ class Run:
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.say(
-            f"best_model on {confirmed.num_questions} validation questions that did not choose it:"
+            f"best_model on {confirmed.num_questions} held-out validation questions:"
             f" {percent(confirmed.accuracy, confirmed.interval)}"
         )

@@ -44,14 +44,14 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
     found = find_adapter(wanted, settings.output.output_dir)
     parent = _recorded(found.path) or f"{found.path.resolve()} sha256:{sha256_of(found.path / WEIGHTS)}"
     settings, notes = _with_base(settings, found.base_model, "the adapter's base")
-    return Start(settings, found.path, parent, [f"the weights begin as those of {parent}", *notes])
+    return Start(settings, found.path, parent, [f"starting from the weights of {parent}", *notes])
 
 
 def _with_base(settings: Settings, name: str, why: str) -> tuple[Settings, list[str]]:
     """The settings with this base model where none was named, and what to say of it."""
     if "name" in settings.model.model_fields_set:
         return settings, []
-    return settings.with_model(name), [f"no model was named: {name}, {why}"]
+    return settings.with_model(name), [f"no model given: using {name}, {why}"]
 
 
 def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
@@ -70,8 +70,8 @@ def check_resumed(settings: Settings, recorded: dict[str, dict[str, Any]]) -> No
     before, now = recorded.get("training", {}).get("adapter"), settings.training.adapter
     if now is not None and str(now) != before:
         raise UsageError(
-            f"A run that goes on has weights of its own, and was not begun from {now}.",
-            "Leave --adapter out, or begin a new run without --resume.",
+            f"A resumed run has its own weights and was not started from {now}.",
+            "Drop --adapter, or start a new run without --resume.",
         )
 
 

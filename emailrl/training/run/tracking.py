@@ -117,8 +117,8 @@ def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, 
         (
             RULE,
             f"{begun} | mode {training.mode} | algorithm {training.algorithm} | model {settings.model.name}",
-            f"Questions: {num_train} to train on, {num_eval} to evaluate on",
-            f"A step: {per_step} questions x {training.num_generations} rollouts;"
+            f"Questions: {num_train} for training, {num_eval} for evaluation",
+            f"Per step: {per_step} questions x {training.num_generations} rollouts;"
             f" {total} steps are {num_epochs(total, per_step, num_train):.2g} epochs",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",
@@ -179,13 +179,13 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
         f" ({evaluation.num_correct} of {evaluation.num_judged}, 95 % interval {low:.1%} to {high:.1%})",
     ]
     if evaluation.unjudged:
-        void = "so this evaluation neither chooses the best model nor counts for patience or target."
+        void = "so this evaluation does not count for the best model, patience or target."
         lines.append(
             f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, "
-            + (void if evaluation.is_void else "and are left out of the accuracy.")
+            + (void if evaluation.is_void else "and are excluded from the accuracy.")
         )
     if state.best_accuracy == 0:
-        lines.append(f"No answer has been right yet; best_model stays that of step {state.best_step} until one is")
+        lines.append(f"No correct answer yet; best_model stays at step {state.best_step} until there is one")
     elif is_best:
         lines.append(f"New best accuracy: {evaluation.accuracy:.1%}, saved to best_model")
     elif state.best_accuracy is not None and state.best_interval is not None:
@@ -240,10 +240,10 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
         try:
             if wandb.login(prompt=False):
                 return begin("online")
-            reason = "there is no login"
+            reason = "not logged in"
         except wandb.errors.Error as error:
             reason = str(error).strip().splitlines()[0]
-        say(f"W&B goes on offline: {reason}. Later: wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*")
+        say(f"W&B logs offline: {reason}. Later: wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*")
     return begin("offline")
 
 
@@ -253,7 +253,7 @@ def check_services(settings: Settings) -> None:
         check_wandb(Path.cwd())
     if settings.tracking.tensorboard and find_spec("tensorboard") is None:
         raise UsageError(
-            "TENSORBOARD needs the package tensorboard.", "Run in the clone: pip install -e '.[tensorboard]'"
+            "TENSORBOARD needs the tensorboard package.", "Run in the clone: pip install -e '.[tensorboard]'"
         )
 
 

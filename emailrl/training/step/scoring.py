@@ -70,7 +70,7 @@ class LogprobScorer:
             torch.cuda.empty_cache()
         if len(batch.indices) == 1:
             raise EmailRLError(
-                f"Out of memory on one sample of {batch.num_tokens} tokens.",
+                f"Out of memory on a single sample of {batch.num_tokens} tokens.",
                 "Set GRADIENT_CHECKPOINTING=on, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
             )
         # Where prefixes are shared a half is more than half: a lower cap would tear apart what would have fitted.

@@ -64,7 +64,7 @@ class Updater:
         self.total_steps = total_steps or settings.training.max_steps
         named = policy.trainable_parameters()
         if not named:
-            raise EmailRLError("The policy has nothing to train.", "Load it with trainable=True.")
+            raise EmailRLError("The policy has no trainable parameters.", "Load it with trainable=True.")
         if settings.algorithm.reference == "start":
             policy.keep_start()
         self.names = [name for name, _ in named]
@@ -137,16 +137,14 @@ class Updater:
         if state["parameters"] != self.names:
             if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
                 raise EmailRLError(
-                    f"The trainer state is of a run {'without' if self.critic else 'with'} a critic.",
-                    "Resume with the run's own --algorithm.",
+                    f"The trainer state is from a run {'without' if self.critic else 'with'} a critic.",
+                    "Resume with the run's --algorithm.",
                 )
-            raise EmailRLError(
-                "The trainer state belongs to another adapter.", "Resume with the run's own LoRA settings."
-            )
+            raise EmailRLError("The trainer state belongs to another adapter.", "Resume with the run's LoRA settings.")
         if self.policy.start is not None:
             if state["start"] is None:
                 raise EmailRLError(
-                    "The run was begun with REFERENCE=base.", "Leave REFERENCE out, or begin a new run with --adapter."
+                    "The run was started with REFERENCE=base.", "Unset REFERENCE, or start a new run with --adapter."
                 )
             self.policy.start = [value.to(self.policy.device, copy=True) for value in state["start"]]
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.

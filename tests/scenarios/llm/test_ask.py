@@ -88,7 +88,7 @@ def test_back_off_doubles_and_an_outage_ends_in_an_error(mail_db: Path, serve: S
     stub = serve(lambda body, n: good(body, n) if n <= 3 else (500, "broken down"))
     naps = Naps()
     settings = generation(stub.url, generator_concurrency=1, generator_retries=3)
-    with pytest.raises(GenerationError, match=r"m at http://127.* gave no reply: HTTP 500: .*broken down"):
+    with pytest.raises(GenerationError, match=r"m at http://127.* returned no reply: HTTP 500: .*broken down"):
         run(mail_db, settings, sleep=naps)
     assert naps.seconds == [1.0, 2.0, 4.0]
     assert len(stub.requests) == 3 + 4
@@ -124,7 +124,7 @@ def test_a_server_that_never_ends_is_timed_out(mail_db: Path, serve: Serve, gene
 
 
 def test_headers_that_drip_are_timed_out_too(mail_db: Path, dripping: DrippingServer, generation: Make) -> None:
-    with pytest.raises(GenerationError, match=r"no whole reply within 1.5 s"):
+    with pytest.raises(GenerationError, match=r"no complete reply within 1.5 s"):
         run(mail_db, generation(dripping.url, generator_retries=0), limit=10, timeout=1.5)
 
 
@@ -177,7 +177,7 @@ def test_a_reply_without_end_is_not_read_to_its_end(
     run(mail_db, generation(stub.url, generator_concurrency=1), limit=20, sleep=naps)
     assert (naps.seconds, len(stub.requests)) == ([1.0], 3)
     endless = serve(lambda request, n: (2, " " * (2 << 20)))
-    with pytest.raises(GenerationError, match="gave no reply: APIConnectionError: the reply is longer than 1 MiB"):
+    with pytest.raises(GenerationError, match="returned no reply: APIConnectionError: the reply is longer than 1 MiB"):
         run(mail_db, generation(endless.url, generator_retries=0, generator_model="n"), limit=10)
 
 

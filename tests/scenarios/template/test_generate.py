@@ -124,7 +124,7 @@ def test_the_seed_decides(db: Path, scenarios: list[Scenario]) -> None:
 def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
     chosen = generate(db, inboxes=["Ana.Roebuck@x.org"], limit=50)
     assert {(s.inbox_address, s.split) for s in chosen} == {("ana.roebuck@x.org", "test")}
-    with pytest.raises(UsageError, match=r"holds no mail of zoe@x\.org\. Its largest mailboxes: \S+@"):
+    with pytest.raises(UsageError, match=r"has no mailbox zoe@x\.org\. Its largest mailboxes: \S+@"):
         generate(db, inboxes=["zoe@x.org"])
 
 
@@ -235,7 +235,7 @@ def test_the_defaults_leave_out_none_of_what_the_command_writes(
 
 
 def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(EmailRLError, match="no mail database"):
+    with pytest.raises(EmailRLError, match="No such mail database"):
         generate(tmp_path / "absent.db")
     (tmp_path / "text.db").write_text("hello")
     with pytest.raises(UsageError, match="cannot be read as a mail database"):
@@ -244,9 +244,9 @@ def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> Non
     tiny = build_database(
         [RawEmail("<1@x>", "Hi", "a@x.org", ["b@x.org"], [], [], sent_at, "")], tmp_path / "tiny.db"
     ).db
-    with pytest.raises(UsageError, match="No address has 30 mails"):
+    with pytest.raises(UsageError, match="No address has 30 emails"):
         generate(tiny)
-    with pytest.raises(EmailRLError, match="No mail yields a question"):
+    with pytest.raises(EmailRLError, match="No email yields a question"):
         generate(tiny, inboxes=["a@x.org"])
 
 

@@ -110,9 +110,9 @@ def test_with_stop_it_ends_with_its_state_saved_and_names_the_last_checkpoint_fr
     )  # fmt: skip
     assert [line["step"] for line in played.metrics] == list(range(1, 10))
     assert played.saved == {"best_model": 0, "checkpoint-4": 4, "checkpoint-6": 6, "checkpoint-8": 8, "final": 9}
-    assert played.said[-2] == "Stopped after step 9, which is saved; --resume latest goes on."
+    assert played.said[-2] == "Stopped after step 9, which is saved; --resume latest continues."
     assert played.said[-1].startswith(
-        "error: Stopped at step 9 for signs of collapse (ON_COLLAPSE=stop). Back to step 4"
+        "error: Stopped at step 9 on signs of collapse (ON_COLLAPSE=stop). Make that change and return to step 4"
     )
 
 
@@ -123,11 +123,13 @@ def test_with_stop_a_run_at_its_end_is_done(tmp_path: Path) -> None:
 
 
 def test_where_no_checkpoint_from_before_is_left_it_names_the_best_or_says_so(tmp_path: Path) -> None:
-    assert way_back(tmp_path, 5) == "No checkpoint from before it is left: change that and begin a new run."
+    assert way_back(tmp_path, 5) == "No earlier checkpoint is left: make that change and start a new run."
     play(tmp_path, steps=2, accuracies=(0.25, 0.5), eval_steps=2)
-    assert way_back(tmp_path, 2).startswith("Back to step 2, before it, with that changed: emailrl train --resume ")
+    assert way_back(tmp_path, 2).startswith(
+        "Make that change and return to step 2 (before this): emailrl train --resume "
+    )
     for good in (1, None):  # step 1 was never saved, and best_model is that of step 2
         assert way_back(tmp_path, good) == (
-            "Back to step 2, the best; none from before it is left, with that changed:"
+            "Make that change and return to step 2 (the best; no earlier one is left):"
             f" emailrl train --resume {tmp_path}/best_model --overwrite"
         )

@@ -122,7 +122,7 @@ def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) ->
     (tmp_path / "replaced").rename(base / ".replaced")
     (base / "metrics.jsonl").write_text("new")
     (said,) = give_back_replaced(wanted)
-    assert said.startswith(f"{base} is again the run that --overwrite was to replace") and files(base) == before
+    assert said.startswith(f"{base} is restored: the run that --overwrite started") and files(base) == before
     assert give_back_replaced(wanted) == []
     # One that had its first checkpoint, and died before it removed the old run, has replaced it.
     (base / ".replaced").mkdir()
@@ -154,7 +154,7 @@ def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path)
     (base / name).parent.mkdir(parents=True)
     (base / name).write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"grpo_masked is no run of emailrl.*--output-dir"),
+        pytest.raises(UsageError, match=r"grpo_masked is not an emailrl run.*--output-dir"),
         new_directory(settings(tmp_path / "grpo"), overwrite=True),
     ):
         pass
@@ -172,7 +172,7 @@ def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match=r"is no UTF-8 text\..*--output-dir"),
+        pytest.raises(UsageError, match=r"is not valid UTF-8\..*--output-dir"),
         new_directory(settings(tmp_path / "post\udcff"), overwrite=False),
     ):
         pass

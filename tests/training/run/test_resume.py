@@ -52,7 +52,7 @@ def test_what_resume_means(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"from step 4 removes .*: steps 5 to 6, checkpoint-6\."):
             chosen(wanted, which, overwrite=False)
     (run / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
-    with pytest.raises(EmailRLError, match=r"checkpoint-6 lacks trainer_state\.pt"):
+    with pytest.raises(EmailRLError, match=r"checkpoint-6 is missing trainer_state\.pt"):
         chosen(wanted, str(run / "checkpoint-6"))
 
 
@@ -97,7 +97,7 @@ def test_a_model_that_nobody_named_is_the_checkpoints_own(tmp_path: Path) -> Non
     unnamed = load_settings({}, environ={}, cwd=tmp_path)
     assert unnamed.model.name != "nano"
     start = find_start(unnamed, checkpoint)
-    assert start.settings.model.name == "nano" and start.notes == ["no model was named: nano, as in the checkpoint"]
+    assert start.settings.model.name == "nano" and start.notes == ["no model given: using nano, as in the checkpoint"]
     named = load_settings({"model_name": "Qwen/Qwen3-0.6B"}, environ={}, cwd=tmp_path)
     assert find_start(named, checkpoint).settings == named and find_start(unnamed).settings == unnamed
     with pytest.raises(EmailRLError, match="Resume with --model nano"):
@@ -162,7 +162,7 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
         *(f"trajectories/step-00000{step}.jsonl" for step in (3, 4)),
     ]
     assert [item.path.name for item in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
-    assert said == [f"removed {name}, which is beyond step 4" for name in ("checkpoint-6", "final")]
+    assert said == [f"removed {name}, which is after step 4" for name in ("checkpoint-6", "final")]
 
 
 def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_kept(tmp_path: Path) -> None:

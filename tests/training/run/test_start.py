@@ -74,17 +74,17 @@ def test_resuming_keeps_the_parent(adapter: Path) -> None:
     recorded = {"training": {"adapter": str(adapter)}}
     check_resumed(settings(adapter), recorded)
     check_resumed(load_settings({}, environ={}, cwd=adapter), recorded)
-    with pytest.raises(UsageError, match="was not begun from"):
+    with pytest.raises(UsageError, match="was not started from"):
         check_resumed(settings(adapter), {"training": {"adapter": None}})
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lora_rank": 8}, "LORA_RANK is 8, and the adapter in .* has 4"),
-        ({"lora_alpha": 8}, "LORA_ALPHA is 8, and the adapter in .* has 32"),
-        ({"lora_dropout": 0.1}, "LORA_DROPOUT is 0.1, and the adapter in .* has 0.0"),
-        ({"target_modules": "q_proj"}, "TARGET_MODULES is q_proj, and the adapter in .* has down_proj,gate_proj"),
+        ({"lora_rank": 8}, "LORA_RANK is 8, but the adapter in .* has 4"),
+        ({"lora_alpha": 8}, "LORA_ALPHA is 8, but the adapter in .* has 32"),
+        ({"lora_dropout": 0.1}, "LORA_DROPOUT is 0.1, but the adapter in .* has 0.0"),
+        ({"target_modules": "q_proj"}, "TARGET_MODULES is q_proj, but the adapter in .* has down_proj,gate_proj"),
     ],
 )
 def test_a_setting_that_says_otherwise_than_the_adapter_is_an_error(

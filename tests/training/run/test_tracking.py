@@ -50,8 +50,8 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
     assert text.splitlines() == [
         rule,
         "Starting training: 200 steps | mode masked | algorithm grpo | model OpenPipe/Qwen3-14B-Instruct",
-        "Questions: 4000 to train on, 100 to evaluate on",
-        "A step: 8 questions x 6 rollouts; 200 steps are 0.4 epochs",
+        "Questions: 4000 for training, 100 for evaluation",
+        "Per step: 8 questions x 6 rollouts; 200 steps are 0.4 epochs",
         "Target accuracy: 95.0%",
         "Output: outputs/grpo_masked",
         rule,
@@ -96,7 +96,7 @@ def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
     state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
     for is_best in (True, False):
         lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
-        assert lines[-1] == "No answer has been right yet; best_model stays that of step 0 until one is"
+        assert lines[-1] == "No correct answer yet; best_model stays at step 0 until there is one"
 
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_wandb_online_takes_the_runs_id_and_no_secret(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("login", "fails", "reason"),
     [
-        (False, False, "there is no login"),
+        (False, False, "not logged in"),
         (StubWandB.errors.Error("no network"), False, "no network"),
         (True, True, "timed out"),
     ],
@@ -211,7 +211,7 @@ def test_wandb_online_without_login_or_network_goes_on_offline_and_says_so_once(
     _, said = begin(monkeypatch, stub, "online", tmp_path)
     assert [options["mode"] for options in stub.begun] == ["offline"]
     (line,) = said
-    assert line.startswith(f"W&B goes on offline: {reason}.") and "wandb sync" in line
+    assert line.startswith(f"W&B logs offline: {reason}.") and "wandb sync" in line
 
 
 def test_wandb_offline_asks_for_no_login_and_disabled_imports_nothing(
@@ -257,7 +257,7 @@ def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
 def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", {"tensorboard": None}.get)
     tracking.check_services(Settings(tracking=OFF))
-    with pytest.raises(UsageError, match=r"needs the package tensorboard.*pip install -e '\.\[tensorboard\]'"):
+    with pytest.raises(UsageError, match=r"needs the tensorboard package.*pip install -e '\.\[tensorboard\]'"):
         tracking.check_services(Settings(tracking=TrackingSettings(tensorboard=True)))
 
 

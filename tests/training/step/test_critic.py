@@ -154,7 +154,7 @@ def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Pat
     assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
     assert load_policy(updater.settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
     save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
-    with pytest.raises(EmailRLError, match="is not this policy's critic") as caught:
+    with pytest.raises(EmailRLError, match="does not fit this policy's critic") as caught:
         load_policy(updater.settings, adapter=tmp_path, trainable=True)
     assert "--algorithm ppo" in caught.value.hint
 
@@ -187,10 +187,10 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: flo
 
 def test_state_with_and_without_a_critic_is_told_apart(make: Make) -> None:
     with_critic, without = make(), make(algorithm="grpo")
-    with pytest.raises(EmailRLError, match="of a run with a critic") as caught:
+    with pytest.raises(EmailRLError, match="from a run with a critic") as caught:
         without.load_state_dict(with_critic.state_dict())
     assert "--algorithm" in caught.value.hint
-    with pytest.raises(EmailRLError, match="of a run without a critic"):
+    with pytest.raises(EmailRLError, match="from a run without a critic"):
         with_critic.load_state_dict(without.state_dict())
 
 

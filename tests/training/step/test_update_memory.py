@@ -85,7 +85,7 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
 ) -> None:
     updater = make()
     monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
-    with pytest.raises(EmailRLError, match="Out of memory on one sample of 14 tokens") as caught:
+    with pytest.raises(EmailRLError, match="Out of memory on a single sample of 14 tokens") as caught:
         updater.train(samples(), PAID, step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
 
