@@ -25,6 +25,8 @@ class Cursor:
     position: int = 0
     last: tuple[str, ...] = ()
     """Ids that come last in this epoch: the step that began it had met them already in the epoch before."""
+    resting: tuple[str, ...] = ()
+    """Ids that this epoch leaves out."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class RunState:
 
     def resting(self, epoch: int, rest_epochs: int) -> set[str]:
         """The questions that this epoch leaves out: asked last in one of the ``rest_epochs`` before, all right or all
-        wrong. Who rests does not change while the epoch lasts."""
+        wrong."""
         return {
             name
             for name, (asked, rate) in self.pass_rates.items()
@@ -116,8 +118,8 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The inverse of ``to_dict``."""
-        cursor = values["cursor"]
-        return cls(**(values | {"cursor": Cursor(**(cursor | {"last": tuple(cursor.get("last", ()))}))}))
+        cursor = {name: tuple(value) if isinstance(value, list) else value for name, value in values["cursor"].items()}
+        return cls(**(values | {"cursor": Cursor(**cursor)}))
 
 
 def next_questions(
@@ -160,19 +162,24 @@ class StepQuestions:
 
     def take(self, count: int) -> list[Scenario]:
         """The next ``count`` questions; fewer at the end of an epoch, none where all were met or no epoch follows."""
-        while self._epochs is None or self.cursor.epoch < self._epochs:
-            epoch, resting = self.cursor.epoch, self._resting(self.cursor.epoch)
-            awake = [scenario for scenario in self._scenarios if scenario.id not in resting]
-            if not awake:
-                self.cursor = Cursor(epoch + 1)
-                continue
-            if self.asked and self.cursor.position == 0:
-                self.cursor = replace(self.cursor, last=tuple(self.asked))
-            count = min(count, sum(scenario.id not in self.asked for scenario in awake))
-            questions, self.cursor = next_questions(awake, self.cursor, count, self._seed)
-            self.asked |= {question.id: epoch for question in questions}
-            return questions
-        return []
+        if self._epochs is not None and self.cursor.epoch >= self._epochs:
+            return []
+        if self.cursor.position == 0:
+            self._begin_epoch()
+        epoch, resting = self.cursor.epoch, set(self.cursor.resting)
+        awake = [scenario for scenario in self._scenarios if scenario.id not in resting]
+        count = min(count, sum(scenario.id not in self.asked for scenario in awake))
+        questions, self.cursor = next_questions(awake, self.cursor, count, self._seed)
+        self.asked |= {question.id: epoch for question in questions}
+        return questions
+
+    def _begin_epoch(self) -> None:
+        """Settle who rests in the epoch, nobody where all would, and that those met already come last."""
+        resting = self._resting(self.cursor.epoch)
+        names = [scenario.id for scenario in self._scenarios if scenario.id in resting]
+        if len(names) == len(self._scenarios):
+            names = []
+        self.cursor = replace(self.cursor, last=tuple(self.asked), resting=tuple(names))
 
 
 def questions_per_step(training: TrainingSettings) -> int:

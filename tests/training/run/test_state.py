@@ -91,9 +91,18 @@ def test_an_epoch_leaves_out_those_that_rest_and_asks_the_others_once() -> None:
     assert sorted(steps[3]) == ["2", "3"] and sorted(steps[4]) == list("01234")
 
 
-def test_an_epoch_in_which_all_rest_is_passed_over() -> None:
-    assert list(map(sorted, walk_resting({0: "01234", 1: "0123", 2: "01234"}, [[3], [9]]))) == [["4"], list("01234")]
-    assert walk_resting({0: "01234", 1: "01234"}, [[3]], epochs=2) == [[]]
+def test_where_all_would_rest_nobody_does() -> None:
+    steps = walk_resting({0: "01234", 1: "0123"}, [[3], [3], [3], [3]])
+    assert sorted(chain(*steps[:2])) == list("01234") and steps[2] == ["4"] and len(steps[3]) == 3
+    assert walk_resting({0: "01234"}, [[5], [5]], epochs=1)[1] == []
+
+
+def test_who_rests_is_settled_when_the_epoch_begins() -> None:
+    step = StepQuestions(SCENARIOS, Cursor(1), 1, epochs=None, resting=lambda _: "01")
+    first = [question.id for question in step.take(2)]
+    state = RunState.from_dict(json.loads(json.dumps(RunState(cursor=step.cursor).to_dict())))
+    later = StepQuestions(SCENARIOS, state.cursor, 1, epochs=None, resting=lambda _: "234")
+    assert sorted(first + [question.id for question in later.take(2)]) == list("234")
 
 
 def test_a_refill_beyond_the_end_of_an_epoch_asks_nobody_twice_where_some_rest() -> None:
