@@ -173,7 +173,7 @@ def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPa
         load_policy(settings_for(tiny_model, model={"device": "cuda"}))
     with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
         load_policy(settings_for(tiny_model, model={"load_in_4bit": True}))
-    with pytest.raises(EmailRLError, match="unsloth needs a CUDA GPU"):
+    with pytest.raises(EmailRLError, match="unsloth backend needs a CUDA GPU"):
         load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: None)
