@@ -67,7 +67,7 @@ def test_a_step_without_a_group_left_is_said_and_counted_and_changes_nothing(tmp
     assert [line["dropped"]["groups_low_std"] for line in played.metrics] == [2, 2, 0]
     assert [line["loss"] for line in played.metrics] == [None, None, 0.5]
     assert [line["trainable_tokens"] for line in played.metrics] == [0, 0, 4]
-    said = [line for line in played.said if "nothing is left" in line]
+    said = [line for line in played.said if "no groups left" in line]
     assert said[1].startswith("Step 2: ") and "2 such steps so far" in said[1]
 
 
@@ -88,9 +88,7 @@ def test_a_refill_asks_further_questions_in_place_of_those_dropped_and_records_e
     assert first["dropped"]["groups_below_range"] == 2 and first["trainable_tokens"] == 4
     assert first["accuracy"] == 0.25  # over all that was played, not over what was kept
     log = (tmp_path / "training.log").read_text()
-    assert log.index("Step 1: refill-1 asks 1 further questions") < log.index(
-        "Step 1: refill-2 asks 1 further questions"
-    )
+    assert log.index("Step 1: refill-1 asks 1 more questions") < log.index("Step 1: refill-2 asks 1 more questions")
     recorded = list(read_records(tmp_path / "trajectories/step-000001.jsonl"))
     assert [record["scenario"]["id"] for record in recorded] == [name for name in order for _ in range(2)]
     notes = {note["id"]: note["dropped"] for note in read_records(tmp_path / "training/step-000001.jsonl")}

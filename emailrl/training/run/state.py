@@ -118,8 +118,8 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The inverse of ``to_dict``."""
-        cursor = {name: tuple(value) if isinstance(value, list) else value for name, value in values["cursor"].items()}
-        return cls(**(values | {"cursor": Cursor(**cursor)}))
+        lists = {name: tuple(values["cursor"].get(name, ())) for name in ("last", "resting")}
+        return cls(**(values | {"cursor": Cursor(**(values["cursor"] | lists))}))
 
 
 def next_questions(
