@@ -113,7 +113,7 @@ def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
     with closing(connect(stub)) as engine:
         engine.load_adapter(adapters[0], "v-1")
         before = ask(engine)
-        with pytest.raises(EmailRLError, match="make 1 × 1"):
+        with pytest.raises(EmailRLError, match="have size 1 × 1"):
             engine.load_adapter(damaged, "v-2")
         assert stub.calls.count("/v1/load_lora_adapter") == 1
         after = ask(engine)

@@ -99,7 +99,7 @@ def test_nano_and_folders_are_read(tmp_path: Path) -> None:
     nano = find_shape("nano")
     assert (nano.parameters, nano.cache_bytes(4)) == (5_640_192, 12_288)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
-    with pytest.raises(EmailRLError, match="of type mixtral"):
+    with pytest.raises(EmailRLError, match="describes a mixtral model"):
         find_shape(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_attention_heads": 4}))
     with pytest.raises(EmailRLError, match="hidden_size"):

@@ -292,7 +292,7 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1/x", "https://:80/x"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(UsageError, match="address"):
+    with pytest.raises(UsageError, match="The reward's URL"):
         build_scorer(load_settings({"reward": url}, environ={}))
 
 

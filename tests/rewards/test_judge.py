@@ -125,7 +125,7 @@ def test_a_refused_key_is_not_tried_again_nor_shown(
 def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
     stub = serve(lambda body: (200, "True"))
     stub.close()
-    with pytest.raises(JudgeError, match="gave no verdict"):
+    with pytest.raises(JudgeError, match="returned no verdict"):
         judge(stub, tmp_path, judge_retries=1).check("q", "r", "a")
     assert waits == [1]
 
@@ -252,6 +252,6 @@ def test_credentials_in_the_endpoint_are_never_told(tmp_path: Path) -> None:
         judge_cache=tmp_path / "cache",
         litellm_timeout=5,
     )
-    with pytest.raises(JudgeError, match=r"at http://127\.0\.0\.1:9/v1 gave no verdict") as caught:
+    with pytest.raises(JudgeError, match=r"at http://127\.0\.0\.1:9/v1 returned no verdict") as caught:
         LLMJudge(settings, concurrency=1).check("q", "r", "a")
     assert "hush" not in str(caught.value)

@@ -109,7 +109,7 @@ def test_weights_are_settings() -> None:
 
 
 def test_no_outcome_is_a_mistake_not_a_zero() -> None:
-    with pytest.raises(EmailRLError, match="no outcome"):
+    with pytest.raises(EmailRLError, match="does not cover this outcome"):
         art_e_reward(RewardWeightSettings(), max_turns=10)(played(StopReason.COMPLETED))
 
 

@@ -65,7 +65,7 @@ def test_a_folder_of_parquet_files_as_the_hub_has_them(published: Any, tmp_path:
 def test_a_folder_of_something_else_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("hello\n")
-    with pytest.raises(UsageError, match=r"it holds \.txt files"):
+    with pytest.raises(UsageError, match=r"it contains \.txt files"):
         load_scenario_set(tmp_path / "folder", None, limit=None, seed=1, data=DataSettings())
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="not a folder of questions"):
@@ -101,7 +101,7 @@ def test_a_folder_that_holds_code_is_refused(tmp_path: Path, code: str) -> None:
     folder.mkdir()
     (folder / "train.jsonl").write_text(json.dumps(row(id=7)) + "\n")
     (folder / code).write_bytes(pickle.dumps(_Bomb(tmp_path / "RAN")))
-    with pytest.raises(UsageError, match=r"is not a folder of questions: it holds .* files\. ") as raised:
+    with pytest.raises(UsageError, match=r"is not a folder of questions: it contains .* files\. ") as raised:
         load_scenario_set(folder, None, limit=None, seed=1, data=DataSettings())
     assert "no code or pickles" in raised.value.hint and not (tmp_path / "RAN").exists()
 

@@ -47,7 +47,7 @@ def test_a_set_without_val_gets_one_from_its_train_inboxes(question_file: Write)
 def test_a_set_that_names_no_splits_is_one_pool(question_file: Write) -> None:
     path = question_file(rows("aabbccddee"))
     test = load(path, "test")
-    assert len(test.scenarios) == 10 and "names no splits" in test.notes[0]
+    assert len(test.scenarios) == 10 and "has no splits" in test.notes[0]
     train, val = load(path, "train").scenarios, load(path, "val").scenarios
     assert len(train) + len(val) == 10
     assert not {s.inbox_address for s in train} & {s.inbox_address for s in val}

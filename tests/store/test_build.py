@@ -108,7 +108,7 @@ def test_an_existing_database_needs_a_flag(tmp_path: Path, email: Make) -> None:
     with pytest.raises(UsageError, match=r"exists.*--overwrite.*--append"):
         build_database((seen.append(1) or email(2) for _ in range(1)), db)
     assert not seen, "nothing is read before the refusal"
-    with pytest.raises(UsageError, match="Both"):
+    with pytest.raises(UsageError, match="mutually exclusive"):
         build_database([email(2)], db, overwrite=True, append=True)
     assert db.read_bytes() == content
     assert build_database([email(2)], db, overwrite=True).emails == 1

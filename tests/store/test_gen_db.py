@@ -115,7 +115,7 @@ def mistakes(folder: Path) -> list[tuple[list[object], int, str]]:
         ([*source, "--db", "text/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "/proc/none/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "text", "--append"], 2, "cannot be read as a mail database"),
-        ([*source, "--append", "--overwrite"], 2, "Both"),
+        ([*source, "--append", "--overwrite"], 2, "mutually exclusive"),
         ([*source, "--limit", "0"], 2, "limit"),
         ([*source, "--limit", "many"], 2, "limit"),
         ([], 1, "--source demo"),

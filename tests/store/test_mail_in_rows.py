@@ -68,12 +68,12 @@ def test_large_and_torn_lines(path: Path) -> None:
     path.write_bytes(whole[:-1])
     assert read(path) == ["<1@x>", "<2@x>"], "the last line end is no part of a row"
     path.write_bytes(whole[:-10])
-    with pytest.raises(EmailRLError, match="after 1 whole rows"):
+    with pytest.raises(EmailRLError, match="after 1 complete rows"):
         read(path)
     assert read(path, allow_truncated=True) == ["<1@x>", "truncated:mail.bin#2"]
     noise = "".join(random.Random(0).choices("abcdefghijklmnop", k=20_000))
     path.write_bytes(gzip.compress(lines(row(1), row(2), row(3, body=noise)))[:-2000])
-    with pytest.raises(EmailRLError, match="after 2 whole rows"):
+    with pytest.raises(EmailRLError, match="after 2 complete rows"):
         read(path)
     assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
 

@@ -165,7 +165,7 @@ def test_a_csv_that_breaks_off(tmp_path: Path) -> None:
     path = tmp_path / "emails.csv"
     write_csv(path, [["1", text(1).decode()], ["2", text(2).decode()]])
     path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(EmailRLError, match="after 1 whole rows"):
+    with pytest.raises(EmailRLError, match="after 1 complete rows"):
         names(path)
     assert names(path, allow_truncated=True) == ["<1@x>", "truncated:"]
 

@@ -221,7 +221,7 @@ def test_the_openrouter_key_goes_to_openrouter_alone(
     run(mail_db, generation(stub.url), limit=10, openrouter_api_key=SecretStr("router-key"))
     assert stub.keys == ["Bearer none"]
     for url in ("https://openrouter.ai/api/v1", "https://eu.openrouter.ai/v1"):
-        with pytest.raises(UsageError, match="need a key"):
+        with pytest.raises(UsageError, match="needs a key"):
             QuestionWriter(generation(url))
         QuestionWriter(generation(url), openrouter_api_key=SecretStr("router-key"))
     QuestionWriter(generation("https://notopenrouter.ai.example/v1"))
@@ -280,7 +280,7 @@ def test_mails_too_short_to_ask_about_are_said(tmp_path: Path, generation: Make)
     sent_at = datetime(2001, 5, 3, tzinfo=UTC)
     mails = [RawEmail(f"<{n}@x>", "Hi", "bo@x.org", ["me@x.org"], [], [], sent_at, f"No {n}.") for n in range(9)]
     db = build_database(mails, tmp_path / "short.db").db
-    with pytest.raises(EmailRLError, match="5 mails with bodies of 200 to 5000 characters"):
+    with pytest.raises(EmailRLError, match="5 emails with bodies of 200 to 5000 characters"):
         plan_questions(db, generation("http://localhost/v1"), inboxes=["me@x.org"])
 
 

@@ -103,7 +103,7 @@ def test_money_is_not_spent_unasked(
     monkeypatch.setenv("GENERATOR_INPUT_PRICE", "100")
     monkeypatch.setenv("GENERATOR_OUTPUT_PRICE", "100")
     code, _, err = emailrl(stub.url)
-    assert code == 2 and "not confirmed" in err
+    assert code == 2 and "needs confirmation" in err
     code, _, err = emailrl(stub.url, "--max-cost", "0.5")
     assert code == 2 and "--max-cost" in err
     assert stub.requests == [] and not (tmp_path / "q.jsonl").exists()
