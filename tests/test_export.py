@@ -175,7 +175,7 @@ def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path, checkpoint: C
     assert (out / "stale").is_file()
     export_checkpoint(checkpoint, out, format="adapter", overwrite=True)
     assert not (out / "stale").exists()
-    with pytest.raises(UsageError, match="is no export"):
+    with pytest.raises(UsageError, match="is not an export"):
         export_checkpoint(checkpoint, checkpoint.path, format="adapter", overwrite=True)
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):

@@ -272,7 +272,7 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
     assert (record["reward"], record["reward_name"]) == (7.5, "mine.py:fixed")
     assert "reward" not in emailrl(*arguments)[1].splitlines()[0]
     code, _, error = emailrl(*arguments, "--reward", "http://:8000/x")
-    assert code == 2 and "names no host" in error.splitlines()[-1] and "Traceback" not in error
+    assert code == 2 and "has no host" in error.splitlines()[-1] and "Traceback" not in error
     code, _, error = emailrl(*arguments, "--reward", "mine.py:absent")
     assert code == 2 and "absent" in error
 

@@ -68,7 +68,7 @@ def test_an_adapter_that_does_not_fit_its_base_plays_nowhere(emailrl, here: Path
     code, out, err = emailrl(*command, "--checkpoint", "stranger")
     assert (code, out) == (1, "")
     assert re.fullmatch(
-        r"error: The adapter in stranger is refused: its matrices for .* make 1 × 1, .*", err.splitlines()[-1]
+        r"error: The adapter in stranger was rejected: its matrices for .* have size 1 × 1, .*", err.splitlines()[-1]
     )
 
 

@@ -90,8 +90,8 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
     )
     refused: list[tuple[dict[str, Any], str]] = [
         ({"model_name": str(copied)}, r"was trained from .*, not from .*Resume with --model"),
-        ({"questions": fewer}, "another set of questions"),
-        ({"train_dataset_size": 4}, "another set of questions"),
+        ({"questions": fewer}, "a different set of questions"),
+        ({"train_dataset_size": 4}, "a different set of questions"),
         (
             {"emailrl_db": tmp_path / "o.db"},
             "another database.*gen-db --append and --overwrite",

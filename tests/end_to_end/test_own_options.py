@@ -45,7 +45,7 @@ def test_a_run_goes_on_with_its_own_options_and_with_those_given_now(
     run = tmp_path / "outputs" / "grpo_masked"
     bare = command("--resume", "latest", OMP_NUM_THREADS="1")
     assert bare.returncode == 2
-    assert bare.stderr.splitlines()[-1].startswith(f"error: The run was trained with EMAILRL_REWARD={own}, and")
+    assert bare.stderr.splitlines()[-1].startswith(f"error: The run was trained with EMAILRL_REWARD={own}, which")
     (tmp_path / "emailrl.toml").write_text("warmup_steps = 77")
     for resume, steps in (("latest", 4), (str(run), 6)):
         more = command("--resume", resume, "--reward", own, "--max-steps", str(steps), OMP_NUM_THREADS="1")

@@ -103,7 +103,7 @@ def test_several_processes_are_refused_before_anything_is_written(
 def test_why_a_run_is_slower_than_asked_for_stands_in_its_head(make_settings: MakeSettings) -> None:
     lines: list[str] = []
     with open_run(make_settings(attn_implementation="eager"), resume=None, overwrite=False, say=lines.append) as run:
-        reason = "trains with padding, which is slower: packing needs ATTN_IMPLEMENTATION=sdpa, not eager"
+        reason = "trains with padding (slower): packing needs ATTN_IMPLEMENTATION=sdpa, not eager"
         assert any(line.startswith("Note: ") and line.endswith(reason) for line in lines)
         assert reason in (run.directory / "training.log").read_text()
 

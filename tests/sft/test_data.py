@@ -92,7 +92,7 @@ def test_what_is_longer_than_the_window_is_left_out(tmp_path: Path) -> None:
 
 
 def test_choosing_among_no_trajectories_is_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose among trajectories"):
+    with pytest.raises(UsageError, match="select trajectories"):
         gather(load_settings({"best_of": 2}, environ={}, cwd=tmp_path))
     one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x"), trajectory("b", inbox="i@x")])
     found = gather(load_settings({"trajectories": [one]}, environ={}, cwd=tmp_path))

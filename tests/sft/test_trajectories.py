@@ -61,7 +61,7 @@ def test_what_is_no_conversation_is_left_out_and_counted(tmp_path: Path, message
 
 
 def test_an_empty_file_says_that_nothing_was_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"No trajectory is left to learn from \(none read\)"):
+    with pytest.raises(UsageError, match=r"No trajectory is left to train on \(none read\)"):
         read_conversations([write(tmp_path / "t.jsonl", [])])
 
 

@@ -216,7 +216,7 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     (
         "grpo",
         {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}},
-        "VLLM_ENFORCE_EAGER has no effect beside",
+        "VLLM_ENFORCE_EAGER has no effect when",
     ),
     ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS has no effect above 1 in-process"),
 ]

@@ -110,5 +110,5 @@ def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> N
 
 def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:
     played = play(tmp_path, outages={2: 4})
-    assert "the first: EmailRLError: the judge is away" in played.said[-1]
+    assert "First error: EmailRLError: the judge is away" in played.said[-1]
     assert [line["step"] for line in played.metrics] == [1] and played.saved == {"best_model": 0}

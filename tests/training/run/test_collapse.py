@@ -69,7 +69,7 @@ def test_entropy_near_zero_and_a_runaway_kl_are_told() -> None:
     assert step == 10
     step, alarm = only(run(30, kl=lambda step: 0.1 * step))
     assert step == 12  # the mean of steps 8 to 12 is 1.0
-    assert "beyond 1:" in alarm.warning and "BETA" in alarm.warning
+    assert "above 1:" in alarm.warning and "BETA" in alarm.warning
     assert only(run(30, kl=lambda step: 0.1 * step, kl_target=0.1))[0] == 7  # 5 · 0.1, of steps 3 to 7
 
 

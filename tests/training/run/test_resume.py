@@ -170,7 +170,7 @@ def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_k
     write(tmp_path / "best_model", "best", step=6)
     (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=2))
     best = read_checkpoint(tmp_path / "best_model")
-    assert (best.metadata.kind, best.metadata.step) == ("best", 2) and "step 2 again" in said
+    assert (best.metadata.kind, best.metadata.step) == ("best", 2) and "restored to step 2" in said
     assert (best.path / "adapter_model.safetensors").read_text() == "weights of step 2"
     write(tmp_path / "best_model", "best", step=6)
     (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=0))

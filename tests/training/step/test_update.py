@@ -242,7 +242,7 @@ def test_nothing_to_train(make: Make, tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="without samples"):
         make().train([], {}, step=1)
     settings = Settings.model_validate({"model": {"name": str(tiny_model)}})
-    with pytest.raises(EmailRLError, match="nothing to train"):
+    with pytest.raises(EmailRLError, match="no trainable parameters"):
         Updater(load_policy(settings), resolve(settings), settings)
 
 
