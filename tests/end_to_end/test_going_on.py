@@ -94,7 +94,7 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
         ({"train_dataset_size": 4}, "a different set of questions"),
         (
             {"emailrl_db": tmp_path / "o.db"},
-            "another database.*gen-db --append and --overwrite",
+            "a different database.*gen-db --append and --overwrite",
         ),
         ({"lora_rank": 8}, "lora_rank 4, not 8.*LORA_RANK=4"),
     ]

@@ -174,4 +174,4 @@ def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_k
     assert (best.path / "adapter_model.safetensors").read_text() == "weights of step 2"
     write(tmp_path / "best_model", "best", step=6)
     (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=0))
-    assert "holds step 6" in said and read_checkpoint(tmp_path / "best_model").metadata.step == 6
+    assert "is from the later step 6" in said and read_checkpoint(tmp_path / "best_model").metadata.step == 6
