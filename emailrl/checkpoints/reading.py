@@ -65,6 +65,11 @@ class Checkpoint:
     metadata: Metadata
 
     @property
+    def reference(self) -> str:
+        """``run_id:step``, as another run's ``parent`` and ``resumed_from`` name it."""
+        return f"{self.metadata.run_id}:{self.metadata.step}"
+
+    @property
     def created(self) -> datetime:
         """When it was written, by the writer's clock or later (``created_after``)."""
         return datetime.fromisoformat(self.metadata.created_at)

@@ -51,7 +51,8 @@ class Probe:
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
         self._expected: list[float] = []
-        self._sha256: str | None = None
+        self.adapter_sha256: str | None = None
+        """Of the adapter last loaded; None is the bare base model."""
         self._before: list[float] = []
         self._answers: dict[str, list[float]] = {}
         self._answers_before: dict[str, list[float]] = {}
@@ -68,8 +69,8 @@ class Probe:
         self._weights.load(path)
         sha256 = None if path is None else adapter_sha256(path)
         # After a step without an update the adapter is the one before: the same answers are then the right ones.
-        self._before, self._answers_before = self._expected, {} if sha256 == self._sha256 else self._answers
-        self._sha256 = sha256
+        self._before, self._answers_before = self._expected, {} if sha256 == self.adapter_sha256 else self._answers
+        self.adapter_sha256 = sha256
         self._expected, self._answers = self.score(self.ids), {}
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:

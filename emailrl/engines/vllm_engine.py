@@ -23,7 +23,6 @@ from emailrl.engines.base import Advance, Completion, Request, SamplingParams
 from emailrl.engines.probe import SAMPLED, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
-from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings
 
@@ -71,8 +70,7 @@ class VllmEngine:
         Raises ProbeError where it does not, UsageError for a rank that there is no room for.
         """
         self._path = None if path is None else path.absolute()
-        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
-        self._proven = False
+        self.version, self._proven = version, False
         self._prove()
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
@@ -182,6 +180,7 @@ class VllmEngine:
     def _prove(self) -> None:
         """Give vLLM the adapter in use under a new id, and compare its log-probabilities with the trainer's."""
         self._probe.load(self._path)  # which also checks its files, before vLLM gets to see them
+        self.adapter_sha256 = self._probe.adapter_sha256
         if self._engine is None:
             self._start()
         self._take_adapter()

@@ -26,7 +26,6 @@ from emailrl.engines.replicas import Replica, cause, completion_body, read_compl
 from emailrl.engines.report import report
 from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
-from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client
@@ -82,7 +81,7 @@ class VllmServers:
         """
         self._probe.load(path)  # which also checks its files, before a server gets to see them
         self._path = None if path is None else path.absolute()
-        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
+        self.version, self.adapter_sha256 = version, self._probe.adapter_sha256
         self._name = None if self.adapter_sha256 is None else self._new_name(version, self.adapter_sha256)
         self._homes.clear()
         for replica in self._replicas:

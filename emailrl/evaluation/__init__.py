@@ -49,18 +49,21 @@ class Evaluation:
 
     step: int
     trajectories: list[Trajectory]
-    rubric: dict[str, float]
-    """Mean of each rubric field over the trajectories that did not raise; truth values count as 0 and 1."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
         """Measure scored trajectories."""
-        return cls(step, list(trajectories), rubric_means([each for each in trajectories if each.exception is None]))
+        return cls(step, list(trajectories))
 
     @cached_property
     def completed(self) -> list[Trajectory]:
         """Those that did not raise, and got a verdict and a reward."""
         return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
+
+    @cached_property
+    def rubric(self) -> dict[str, float]:
+        """Mean of each rubric field over the trajectories that did not raise; truth values count as 0 and 1."""
+        return rubric_means(self.completed)
 
     @cached_property
     def by_question(self) -> dict[str, list[Trajectory]]:

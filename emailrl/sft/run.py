@@ -180,7 +180,7 @@ class Run:
             metrics={"loss": state.loss, "val_loss": state.val_loss},
             settings=self.settings.public(),
             parent=self.parent,
-            resumed_from=f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None,
+            resumed_from=checkpoint.reference if checkpoint else None,
             seed=training.seed,
             versions=versions(),
             database_fingerprint=self.database,

@@ -179,4 +179,4 @@ def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
 
 
 def _resumed_from(checkpoint: Checkpoint | None) -> str | None:
-    return f"{checkpoint.metadata.run_id}:{checkpoint.metadata.step}" if checkpoint else None
+    return checkpoint.reference if checkpoint else None

@@ -79,5 +79,4 @@ def _recorded(folder: Path) -> str | None:
     """``run_id:step`` of the checkpoint or export in a folder; None for any other."""
     if not (folder / METADATA).is_file():
         return None
-    metadata = read_checkpoint(folder).metadata
-    return f"{metadata.run_id}:{metadata.step}"
+    return read_checkpoint(folder).reference
