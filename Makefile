@@ -21,7 +21,7 @@ help:
 	@echo "make test-gpu     run the tests that need a CUDA GPU (minutes)"
 	@echo "make lint         run ruff and mypy"
 	@echo "make format       fix and format with ruff"
-	@echo "make docs         generate docs/cli.md, docs/settings.md and docs/openrlhf.md"
+	@echo "make docs         generate the reference pages and build the documentation site into site/"
 
 install: $(INSTALLED)
 
@@ -59,5 +59,11 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(INSTALLED)
+docs: $(VENV)/.docs-installed
 	@$(BIN)/python -m emailrl.cli.reference docs
+	@$(BIN)/zensical build --strict
+	@cd docs && find . -name '*.md' -exec cp --parents -t ../site {} +
+
+$(VENV)/.docs-installed: $(INSTALLED)
+	@$(PIP) --editable '.[docs]' $(TELL)
+	@touch $@

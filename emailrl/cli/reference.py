@@ -1,7 +1,8 @@
 """Reference pages generated from the code: ``python -m emailrl.cli.reference docs`` writes them, a test compares them.
 
 ``docs/cli.md`` has every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
-``docs/openrlhf.md`` every flag of OpenRLHF with its equivalent settings.
+``docs/openrlhf.md`` every flag of OpenRLHF with its equivalent settings; ``docs/llms.txt`` every page with its first
+sentence.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, Final
 import typer.main
 
 from emailrl.cli.app import app
+from emailrl.cli.llms import llms_txt
 from emailrl.openrlhf.page import page as openrlhf_page
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
 
 WIDTH: Final = 100
 _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
+_COMMANDS: Final = "The help of every command, as `emailrl COMMAND --help` prints it.\n"
 _SETTINGS: Final = """# Settings
 
 Values are looked up in this order: command-line flag, environment variable, `.env`, `emailrl.toml`, preset
@@ -47,7 +50,7 @@ def cli_reference() -> str:
     pages = (
         f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
     )
-    return "\n".join(["# Commands\n", _GENERATED, *pages])
+    return "\n".join(["# Commands\n", _COMMANDS, _GENERATED, *pages])
 
 
 def settings_reference() -> str:
@@ -103,6 +106,7 @@ def main() -> None:
     (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
     (folder / "openrlhf.md").write_text(openrlhf_reference(), encoding="utf-8")
+    (folder / "llms.txt").write_text(llms_txt(folder), encoding="utf-8")
 
 
 if __name__ == "__main__":

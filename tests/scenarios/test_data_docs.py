@@ -24,7 +24,7 @@ PEOPLE = ["bo.lind@example.net", "cy.marsh@example.net"]
 
 def blocks() -> list[str]:
     """The shell blocks of the page, in order."""
-    return re.findall(r"```sh\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(r"```bash\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture
