@@ -13,6 +13,7 @@ _HEAD: Final = """\
 
 `emailrl train --from-openrlhf "…flags…"` converts an OpenRLHF command line into an `emailrl.toml`, without training:
 
+<!-- test: options -->
 ```bash
 emailrl train --from-openrlhf "--advantage_estimator group_norm --n_samples_per_prompt 8" > emailrl.toml
 emailrl train

@@ -12,18 +12,20 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md"))
 DOCUMENTS = ["README.md", *PAGES]
 
 FENCE = re.compile(r"^( *)```([\w{][^\n]*)?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-COMMENT = re.compile(r"<!-- test: (.+?) -->\n\Z")
+COMMENT = re.compile(r"<!-- test: (.+?) -->\n+\Z")
+FILE = re.compile(r"^`([\w.]+)`:\n\n\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: its language, its text, and how it is tested (the comment above it; empty: it is run)."""
+    """A fenced block: how it is tested stands in a comment above it (empty: it is run), its file's name in a line."""
 
     page: str
     line: int
     language: str
     text: str
     how: str
+    file: str
 
 
 def text_of(page: str) -> str:
@@ -40,9 +42,11 @@ def blocks(page: str) -> list[Block]:
     text, found = text_of(page), []
     for match in FENCE.finditer(text):
         before = text[: match.start()]
-        how = COMMENT.search(before)
+        how, file = COMMENT.search(before), FILE.search(before)
         body = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-        found.append(Block(page, before.count("\n") + 1, match[2] or "", body, how[1] if how else ""))
+        found.append(
+            Block(page, before.count("\n") + 1, match[2] or "", body, how[1] if how else "", file[1] if file else "")
+        )
     return found
 
 

@@ -1,0 +1,116 @@
+"""Every command in the documents can be run as written: all are parsed, and those that need no GPU or network are run.
+
+A comment above a block says how it is tested. ``<!-- test: slow -->`` runs it with ``-m slow``; ``slow, after a run`` does
+so in a folder where ``emailrl train`` has run. ``options`` only parses its commands: it needs a GPU, a server, a
+download or a person's own mail. A path leaves the block to that test. Without a comment, every ``make test`` runs it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from documents.commands import check, commands
+from documents.pages import DOCUMENTS, ROOT, Block, blocks, prose
+from documents.scratch import make_home, run, run_block
+
+from emailrl.errors import UsageError
+from emailrl.settings import load_settings
+
+SHELL = [block for page in DOCUMENTS for block in blocks(page) if block.language in ("bash", "console")]
+FAST = sorted({block.page for block in SHELL if not block.how})
+SLOW = sorted({block.page for block in SHELL if block.how.startswith("slow")})
+WRONG_USAGE = typer.BadParameter.__mro__[1]
+
+
+def named(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+@pytest.mark.parametrize("block", SHELL, ids=named)
+def test_every_command_parses(block: Block) -> None:
+    script = block.text
+    if block.language == "console":
+        script = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)$", script, re.MULTILINE))
+    found = list(commands(script))
+    assert found
+    for words in found:
+        check(words)
+
+
+@pytest.mark.parametrize("block", SHELL, ids=named)
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    if block.how.startswith("tests/"):
+        assert Path(block.page).name in (ROOT / block.how).read_text(encoding="utf-8")
+    else:
+        assert block.how in ("", "slow", "slow, after a run", "options")
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_no_command_hides_outside_a_block(page: str) -> None:
+    assert (
+        re.findall(r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*", prose(page), re.MULTILINE)
+        == []
+    )
+    assert {block.language for block in blocks(page)} <= {"", "bash", "console", "python", "toml", "json", "text"}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_settings_files_load_and_python_compiles(page: str, tmp_path: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            tomllib.loads(block.text)
+            (tmp_path / "emailrl.toml").write_text(block.text)
+            load_settings(cwd=tmp_path, environ={})
+        elif block.language == "python":
+            compile(block.text, named(block), "exec")
+
+
+@pytest.mark.parametrize("page", FAST)
+def test_the_commands_of_a_page(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_the_slow_commands_of_a_page(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path, "", "slow", "slow, after a run")
+
+
+def run_page(page: str, folder: Path, *kinds: str) -> None:
+    """Follow a page: write the files that it names above a block, run the blocks of these kinds, in order."""
+    home = make_home(folder)
+    if any(block.how in kinds and block.how.endswith("after a run") for block in blocks(page)):
+        assert run("emailrl train", home).returncode == 0
+    for block in blocks(page):
+        if block.file:
+            (home / block.file).write_text(block.text)
+        elif block.language in ("bash", "console") and block.how in kinds:
+            run_block(block, home)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "emailrl train --nope 3",
+        "emailrl trian",
+        "emailrl train --max-steps many",
+        "emailrl train --mode bad",
+        "emailrl benchmark && emailrl export --form merged",
+        "for lr in 1e-5 fast; do emailrl train --learning-rates $lr; done",
+        "MAX_STEP=3 emailrl train",
+        "MAX_STEPS=few emailrl train",
+        "make everything",
+        "pip install -e '.[everything]'",
+        "python tests/gpu/none.py",
+        "python tests/gpu/bench_train_step.py --bad",
+        "emailrll train",
+    ],
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, OSError, UsageError, WRONG_USAGE)):
+        for words in commands(line):
+            check(words)
