@@ -1,7 +1,7 @@
 """Every command in the documents can be run as written: all are parsed, and those that need no GPU or network are run.
 
-A comment above a block says how it is tested. ``<!-- test: slow -->`` runs it with ``-m slow``; ``slow, after a run`` does
-so in a folder where ``emailrl train`` has run. ``options`` only parses its commands: it needs a GPU, a server, a
+A comment above a block says how it is tested. ``<!-- test: slow -->`` runs it with ``-m slow``; ``slow, after a run``
+does so in a folder where ``emailrl train`` has run. ``options`` only parses its commands: it needs a GPU, a server, a
 download or a person's own mail. A path leaves the block to that test. Without a comment, every ``make test`` runs it.
 """
 
