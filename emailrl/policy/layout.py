@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, Literal
 
-from emailrl.settings import TrainingSettings
+from emailrl.settings import ModelSettings, TrainingSettings
 
 Checkpointing = Literal["auto", "off", "selective", "on"]
 """GRADIENT_CHECKPOINTING."""
 CHUNK_ELEMENTS: Final = 2**25
 """Most logits held at once: 128 MiB of float32, or 64 MiB in bf16 and as much for their gradient."""
+SHARE_FOR_BASE: Final = 0.8
+"""Of a GPU's memory that the base's weights may take before SHARD=auto spreads them over the GPUs of a host."""
 SHARE_FOR_KEPT: Final = 0.9
 """Of the free memory that kept states may take; the rest is for fragmentation and the loss."""
 
@@ -32,6 +34,14 @@ class Keep(IntEnum):
 def dtype_name(name: str, *, on_gpu: bool) -> str:
     """The number type of the frozen base by the setting DTYPE: ``auto`` is bf16 on a GPU and fp32 on a CPU."""
     return ("bf16" if on_gpu else "fp32") if name == "auto" else name
+
+
+def shards_base(model: ModelSettings, *, weight_bytes: int, card_bytes: float, cards: int) -> bool:
+    """Whether the frozen base is spread over the ``cards`` of a host, of ``card_bytes`` each, by the setting SHARD."""
+    if model.shard == "auto":
+        whole = model.load_in_4bit or model.backend == "unsloth"  # neither can be sharded
+        return cards > 1 and not whole and weight_bytes > SHARE_FOR_BASE * card_bytes
+    return model.shard == "host"
 
 
 def micro_batch_cap(training: TrainingSettings, *, on_gpu: bool) -> int:

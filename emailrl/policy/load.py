@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -24,6 +25,7 @@ from emailrl.policy.packing import takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.prepare import prepare_training, train_whole
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
+from emailrl.policy.shard import check_shardable, shard_base
 from emailrl.policy.size import check_fits, load_config
 from emailrl.policy.tensors import write_tensors, writing_tensors
 from emailrl.policy.unsloth_backend import load_unsloth, prepare_unsloth
@@ -53,6 +55,8 @@ class Policy:
     """The adapter as a run began with it, in the order of ``trainable_parameters``, where that is the reference."""
     notes: list[str] = field(default_factory=list)
     """Why it trains more slowly than the settings ask for."""
+    sharded: bool = False
+    """Whether the base is spread over several ranks: every forward pass then takes all of them."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
@@ -132,14 +136,19 @@ def _point_to(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> N
 
 
 def load_policy(
-    settings: Settings, *, adapter: Path | None = None, trainable: bool = False, full: bool = False
+    settings: Settings,
+    *,
+    adapter: Path | None = None,
+    trainable: bool = False,
+    full: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
     Neither ``adapter`` nor ``trainable`` gives the bare base. A fresh adapter follows from ``settings.training.seed``
     alone, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights instead of an
-    adapter. Raises UsageError for an unknown model or an adapter of another base, EmailRLError where the model cannot
-    be had or does not fit.
+    adapter. ``mesh`` are the ranks of this host, over which the base is spread where SHARD says so. Raises UsageError
+    for an unknown model or an adapter of another base, EmailRLError where the model cannot be had or does not fit.
     """
     if full and (settings.model.backend == "unsloth" or settings.model.load_in_4bit):
         raise UsageError(
@@ -147,8 +156,10 @@ def load_policy(
         )
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
-    model, tokenizer, path, device = _load_base(settings)
+    model, tokenizer, path, device, sharded = _load_base(settings, mesh)
     model = _adapted(model, settings, adapter, trainable=trainable, full=full)
+    if mesh is not None and sharded:
+        shard_base(model, mesh, offload=settings.model.shard_offload)
     model.eval()  # the updater alone, while it updates, wants dropout
     notes: list[str] = []
     if trainable:
@@ -168,6 +179,7 @@ def load_policy(
         lora=_lora_facts(model),
         value_head=load_value_head(model, adapter) if trainable and adapter else None,
         notes=notes,
+        sharded=sharded,
     )
 
 
@@ -181,24 +193,36 @@ def check_adapter(adapter: Path, model_name: str) -> None:
         )
 
 
-def _load_base(settings: Settings) -> tuple[Any, PreTrainedTokenizerBase, str | Path, torch.device]:
-    """The base model, its tokenizer, where it came from and where it lies."""
+def _load_base(
+    settings: Settings, mesh: DeviceMesh | None
+) -> tuple[Any, PreTrainedTokenizerBase, str | Path, torch.device, bool]:
+    """The base model, its tokenizer, where it came from, where it computes, and whether it is to be sharded.
+
+    A base to be sharded stays on the CPU, where its pages are the files' own, which all ranks of a host share.
+    """
+    sharded = False
     if settings.model.backend == "unsloth":
         model, tokenizer, path = load_unsloth(settings)
         device = next(model.parameters()).device
     else:
         path = resolve_model(settings.model.name, settings.model.smol_base)
         device = choose_device(settings.model.device)
-        check_fits(settings.model, path, device, choose_dtype(settings.model.dtype, device))
-        model, tokenizer = _load_plain(settings, path, device)
+        dtype = choose_dtype(settings.model.dtype, device)
+        sharded = check_fits(settings.model, path, device, dtype, cards=1 if mesh is None else mesh.size())
+        if sharded:
+            check_shardable(settings)
+        model, tokenizer = _load_plain(settings, path, device, move=not sharded)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if settings.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(settings.model.chat_template)
-    return model, tokenizer, path, device
+    return model, tokenizer, path, device, sharded
 
 
-def _load_plain(settings: Settings, path: str | Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
+def _load_plain(
+    settings: Settings, path: str | Path, device: torch.device, *, move: bool
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The base model, moved to ``device`` or left on the CPU, and its tokenizer."""
     options: dict[str, Any] = {
         "dtype": choose_dtype(settings.model.dtype, device),
         "attn_implementation": settings.model.attn_implementation,
@@ -221,7 +245,7 @@ def _load_plain(settings: Settings, path: str | Path, device: torch.device) -> t
             "Check the model's files, or choose another.",
         ) from error
     model.requires_grad_(False)
-    return (model if settings.model.load_in_4bit else model.to(device)), tokenizer
+    return (model.to(device) if move and not settings.model.load_in_4bit else model), tokenizer
 
 
 def _four_bit(device: torch.device) -> Any:

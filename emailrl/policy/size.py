@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.layout import shards_base
 from emailrl.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -19,29 +21,45 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _REMEDY = "Use --model nano on this machine, or a machine with a GPU."
 
 
-def check_fits(model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype) -> None:
+def check_fits(
+    model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
+) -> bool:
     """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
 
     The size comes from the name (``...-14B-...``) where it says so, else from the config, local or fetched alone.
+    Returns whether the base is to be spread over the ``cards`` of this host that train together.
     """
     # The name is asked first: a 14B model on a CPU is refused without waiting for a network.
     billions = _BILLIONS.search(model.name) if isinstance(path, str) else None
     num_parameters = int(float(billions[1]) * 1e9) if billions else count_parameters(load_config(model.name, path))
-    _refuse_if_too_large(model, num_parameters, device, dtype)
+    sharded = cards > 1 and shards_base(
+        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=_card_bytes(device), cards=cards
+    )
+    parts = cards if sharded else 1
+    if not (sharded and model.shard_offload):
+        _refuse_if_too_large(model, num_parameters, device, dtype, parts)
     if billions:
         load_config(model.name, path)
+    return sharded
 
 
-def _refuse_if_too_large(model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
+def _card_bytes(device: torch.device) -> float:
+    """Memory of the GPU that ``device`` is; infinite for a CPU, whose memory all ranks share."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+def _refuse_if_too_large(
+    model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype, parts: int
+) -> None:
     bytes_each = 0.6 if model.load_in_4bit else dtype.itemsize
     need = num_parameters * bytes_each
     size = f"{num_parameters / 1e9:.1f} billion parameters, {need / 1e9:.0f} GB"
     if device.type == "cuda":
-        import torch
-
-        have = torch.cuda.get_device_properties(device).total_memory
-        if need > have:
-            hint = "Use LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+        have = _card_bytes(device)
+        if need / parts > have:
+            hint = "Use more GPUs (docs/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
             raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
         return
     have = available_memory()

@@ -65,6 +65,12 @@ class LayerWeights:
             self._seen = seen
         return flat
 
+    def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep) -> Tensor:
+        """Run the layer, its adapters as they are now, on ``states`` ``(P, hidden)``."""
+        adapters = self.refresh()
+        result: Tensor = FusedLayer.apply(states, self, rope, segments, keep, *adapters)
+        return result
+
     def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys ``(P, heads, D)`` as attention wants them."""
         if norm is None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emailrl.policy.fused.layer import FusedLayer, LayerWeights
+from emailrl.policy.fused.layer import LayerWeights
 from emailrl.policy.fused.projections import adapter_of, linear_of
 from emailrl.policy.layout import Checkpointing, Keep, choose_keep, numbers_for
 from emailrl.policy.packing import PackedRow
+from emailrl.policy.shard import class_name, gathering
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 """The decoder layers of transformers that are built as ``FusedLayer`` computes."""
@@ -27,15 +28,20 @@ class FusedBackbone:
             raise ValueError(reason)
         self.backbone, self.checkpointing = backbone, checkpointing
         self.layers = [LayerWeights(layer) for layer in backbone.layers]
+        self._run = gathering(backbone, self._forward)
+        self._run_layers = [gathering(weights.layer, weights.forward) for weights in self.layers]
 
     def __call__(self, packed: PackedRow) -> Tensor:
         """Hidden states after the final norm where a trained token is predicted, ``(num_trained, hidden)``."""
+        hidden: Tensor = self._run(packed)
+        return hidden
+
+    def _forward(self, packed: PackedRow) -> Tensor:
         states = self.backbone.embed_tokens(packed.token_ids)[0]
         cos, sin = (one[0] for one in self.backbone.rotary_emb(states[None], packed.position_ids))
         keep = self.keep_for(len(states), states.device)
-        for weights in self.layers:
-            adapters = weights.refresh()
-            states = FusedLayer.apply(states, weights, (cos, sin), packed.segments, keep, *adapters)
+        for run in self._run_layers:
+            states = run(states, (cos, sin), packed.segments, keep)
         hidden: Tensor = self.backbone.norm(states.index_select(0, packed.gather))
         return hidden
 
@@ -59,7 +65,7 @@ class FusedBackbone:
 def why_not_fused(backbone: Any) -> str | None:
     """Say what keeps a transformers backbone, LoRA injected, from running as fused layers; None where nothing does."""
     layers = list(getattr(backbone, "layers", []))
-    names = {type(layer).__name__ for layer in layers}
+    names = {class_name(layer) for layer in layers}
     if not names or not names <= LAYERS:
         return f"its layers are {', '.join(sorted(names)) or 'not found'}"
     if backbone.config.hidden_act != "silu":

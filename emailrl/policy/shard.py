@@ -1,0 +1,104 @@
+"""A frozen base spread over the GPUs of one host with FSDP2: each holds a part, and a layer is gathered while it runs.
+
+Adapters are left out of the sharding: they stay ordinary tensors, whole on every rank, so that gradients, optimizer,
+checkpoints and the fused layers' caches are those of an unsharded policy. What gathers is a collective: every rank of
+the mesh has to run the same forward and backward passes in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from emailrl.errors import UsageError
+from emailrl.settings import Settings
+
+FORWARD: Final = "emailrl_forward"
+"""The attribute under which FSDP hooks a module's second forward method."""
+
+
+def check_shardable(settings: Settings) -> None:
+    """Raise UsageError for settings under which a base cannot be sharded; says what to do instead."""
+    if settings.model.backend == "unsloth" or settings.model.load_in_4bit:
+        which = "BACKEND=unsloth" if settings.model.backend == "unsloth" else "LOAD_IN_4BIT"
+        raise UsageError(f"SHARD does not work with {which}.", f"Unset {which}, or use SHARD=off.")
+    if settings.agent.engine != "vllm":
+        raise UsageError(
+            "The transformers engine cannot sample from a sharded base model: every token would gather every layer.",
+            "Start vLLM servers (emailrl serve) and use --engine vllm with VLLM_URLS; see docs/scaling.md.",
+        )
+    if not settings.vllm.vllm_urls:
+        raise UsageError(
+            "In-process vLLM needs the whole base model on one GPU, but SHARD spreads it over several.",
+            "Start vLLM servers (emailrl serve) on other GPUs and set VLLM_URLS; see docs/scaling.md.",
+        )
+
+
+def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
+    """Spread the frozen weights of ``model`` (PEFT or bare, on the CPU) over ``mesh``; trainable ones stay whole.
+
+    Each layer is moved to this rank's device and cut up before the next one: only one at a time is there whole.
+    ``offload`` keeps the parts in the host's memory, from where a layer is copied whenever it is gathered.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    backbone, embedding, head = base.base_model, base.get_input_embeddings(), base.get_output_embeddings()
+    if not hasattr(backbone, "layers"):
+        raise UsageError(f"{class_name(base)} cannot be sharded: its layers are not found.", "Use SHARD=off.")
+    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    trained = {parameter for parameter in base.parameters() if parameter.requires_grad}
+    parts = list(backbone.layers)
+    if embedding.weight is not head.weight:  # one parameter cannot be in two groups
+        parts += [embedding, head]
+    for part in parts:
+        fully_shard(part, mesh=mesh, offload_policy=policy, ignored_params=trained)
+    cut = {parameter for part in parts for parameter in part.parameters()}
+    # Small: the adapter, the final norm, and embeddings that are the head as well, which only small models have.
+    whole = trained | {parameter for parameter in base.parameters() if parameter not in cut}
+    device = mesh.device_type if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
+    for parameter in whole:
+        parameter.data = parameter.data.to(device)
+    # The root manages nothing itself: it lets a layer be gathered while the one before it computes.
+    fully_shard(backbone, mesh=mesh, offload_policy=policy, ignored_params=whole)
+
+
+def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` with the parameters of a sharded ``module`` gathered around each call, and for its backward pass.
+
+    FSDP does that by itself only for ``module(...)``. The method of a module that is whole is returned as it is.
+    """
+    if not isinstance(module, FSDPModule):
+        return method
+    setattr(module, FORWARD, method)
+    register_fsdp_forward_method(module, FORWARD)
+    hooked: Callable[..., Any] = getattr(module, FORWARD)
+    return hooked
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Make the parameters of ``module`` whole inside the block, for reading them without calling it."""
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class, as it was before it was sharded."""
+    return type(module).__name__.removeprefix("FSDP")
