@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.load import load_policy
 from emailrl.policy.logprobs import token_logprobs
-from emailrl.policy.packing import shares_prefixes
+from emailrl.policy.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
 from emailrl.training.losses import policy_loss
 from emailrl.training.step.batches import MicroBatch, micro_batches
@@ -31,6 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
     "smoke": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 """Qwen3's published configurations, and one for a rehearsal on a CPU."""
@@ -44,8 +45,8 @@ def config_of(shape: str) -> Any:
     return Qwen3Config(
         **SHAPES[shape],
         num_key_value_heads=2 if smoke else 8, head_dim=16 if smoke else 128, vocab_size=512 if smoke else 151936,
-        tie_word_embeddings=shape != "14B", max_position_embeddings=40960, rope_theta=1e6, eos_token_id=256,
-        pad_token_id=257,
+        tie_word_embeddings=shape not in ("14B", "32B"), max_position_embeddings=40960, rope_theta=1e6,
+        eos_token_id=256, pad_token_id=257,
     )  # fmt: skip
 
 
@@ -152,20 +153,25 @@ def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transfor
 def policy_side(settings: Settings, max_tokens: int) -> Side:
     """emailrl's own way, over whatever backend and layers ``settings`` choose."""
     policy = load_policy(settings, trainable=True)
-    if settings.model.backend == "transformers" and settings.training.fused_layers and policy.device.type == "cpu":
+    return model_side(policy.model, settings, policy.device, max_tokens)
+
+
+def model_side(model: Any, settings: Settings, device: torch.device, max_tokens: int) -> Side:
+    """emailrl's own way with a model that is prepared for training."""
+    if settings.model.backend == "transformers" and settings.training.fused_layers and device.type == "cpu":
         from emailrl.policy.fused.model import enable_fused
 
-        assert enable_fused(policy.model, settings.training.gradient_checkpointing) is None
-    set_lora(policy.model)
-    policy.model.train()
+        assert enable_fused(model, settings.training.gradient_checkpointing) is None
+    set_lora(model)
+    model.train()
     cut = partial(
         micro_batches,
         max_tokens=max_tokens,
-        device=policy.device,
-        packing=policy.packs,
-        share_prefixes=settings.training.prefix_sharing and shares_prefixes(policy.model),
+        device=device,
+        packing=takes_packed(model),
+        share_prefixes=settings.training.prefix_sharing and shares_prefixes(model),
     )
-    return Side(policy.model, lambda samples: _step(policy, cut(samples), samples), lambda samples: _work(cut(samples)))
+    return Side(model, lambda samples: _step(model, cut(samples), samples), lambda samples: _work(cut(samples)))
 
 
 def _work(batches: list[MicroBatch]) -> Work:
@@ -176,11 +182,11 @@ def _work(batches: list[MicroBatch]) -> Work:
     return Work(sum(batch.num_tokens for batch in batches), pairs)
 
 
-def _step(policy: Policy, batches: list[MicroBatch], samples: list[TrainingSample]) -> list[Tensor]:
+def _step(model: Any, batches: list[MicroBatch], samples: list[TrainingSample]) -> list[Tensor]:
     denominator = float(sum(batch.num_trainable for batch in batches))
     results: dict[int, Tensor] = {}
     for batch in batches:
-        scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask, entropy=True, shared=batch.shared)
+        scored = token_logprobs(model, batch.token_ids, batch.loss_mask, entropy=True, shared=batch.shared)
         advantages = torch.tensor([advantage(samples[i]) for i in batch.indices], device=batch.loss_mask.device)
         _loss(batch, scored.logprobs, advantages, denominator).backward()
         for row, index in enumerate(batch.indices):
