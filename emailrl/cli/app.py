@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "sft": "Fine-tune a policy on scripted or recorded trajectories.",
     "rollout": "Answer questions with a policy and record trajectories.",
     "train": "Train a policy's LoRA adapter on its own rollouts.",
+    "serve": "Start and supervise vLLM servers for training.",
     "benchmark": "Measure policies on the test questions.",
     "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
     "export": "Export a checkpoint as an adapter or merged weights.",

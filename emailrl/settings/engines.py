@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from emailrl.settings.fields import Address, Env, NonNegative, Positive, Section
+from emailrl.settings.fields import Address, Env, Flag, NonNegative, Positive, Section
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -41,11 +41,14 @@ class VllmSettings(Section):
     """Seconds to wait for one completion from a vLLM server."""
     vllm_retries: NonNegative = 3
     """Retries of a request, on another server if there is one."""
-    vllm_tensor_parallel_size: Positive = 1
-    """GPUs that in-process vLLM splits the model across."""
-    vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.45
-    """Share of GPU memory that in-process vLLM uses while sampling."""
-    vllm_enforce_eager: bool = False
+    max_staleness: NonNegative | None = None
+    """Steps by which the sampling policy may lag behind the trained one: 0 alternates rollouts and updates, more
+    overlaps them. The default is 1 with VLLM_URLS, else 0."""
+    vllm_tensor_parallel_size: Annotated[Positive, Flag("--tensor-parallel")] = 1
+    """GPUs that vLLM (in process, or each server of `serve`) splits the model across."""
+    vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), Flag("--gpu-memory-utilization")] = 0.45
+    """Share of GPU memory that in-process vLLM uses while sampling; servers of `serve` use 0.9 unless it is set."""
+    vllm_enforce_eager: Annotated[bool, Flag("--enforce-eager")] = False
     """Disable CUDA graphs: faster startup, slower sampling."""
     vllm_enable_prefix_caching: bool = True
     """Reuse the KV cache of common prompt prefixes."""
@@ -61,3 +64,7 @@ class VllmSettings(Section):
     stale_spans: Literal["refuse", "correct"] = "refuse"
     """Trajectories sampled by several policy versions are counted, and either dropped (refuse) or trained with an
     importance correction from the log-probs of each turn (correct)."""
+
+    def staleness(self, *, servers: bool) -> int:
+        """``max_staleness``, or its default for an engine with ``servers`` of its own."""
+        return int(servers) if self.max_staleness is None else self.max_staleness

@@ -1,0 +1,96 @@
+"""Serve a model for training: start vLLM servers, one per replica, and keep them running until Ctrl-C.
+
+Each replica gets its own GPUs (or shares the CPU), port and log, accepts adapters at run time, and has room for the
+versions of MAX_STALENESS. The line to paste is printed once all are ready. A server that dies is restarted, at most
+--max-restarts times. No server outlives this command, even if it is killed. Flags after -- go to vLLM.
+
+Examples:
+
+\b
+  emailrl serve --model Qwen/Qwen3-14B
+  emailrl serve --model Qwen/Qwen3-14B --replicas 2 --tensor-parallel 2 --gpus 4,5,6,7
+  emailrl serve --model nano --port 9000 -- --max-num-batched-tokens 4096
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
+from emailrl.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from emailrl.serving.server import Server
+    from emailrl.settings import Settings
+
+EVERYWHERE = "0.0.0.0"
+"""Listens on all of the machine's addresses; others reach it by its name."""
+
+
+@setting_options(
+    "model_name dtype max_model_len lora_rank max_staleness vllm_tensor_parallel_size vllm_gpu_memory_utilization",
+    "vllm_enforce_eager",
+)
+def serve(
+    *,
+    overrides: Overrides,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all."),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
+    log_dir: Annotated[
+        Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ beside OUTPUT_DIR.")
+    ] = None,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a server must be ready.")] = 900,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts per server.")] = 3,
+    vllm_flags: Annotated[list[str] | None, typer.Argument(metavar="[-- <vllm flags>]", help="Flags for vLLM.")] = None,
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    from emailrl.serving.supervise import running, supervise, wait_until_well
+    from emailrl.settings import load_settings
+
+    settings = load_settings(overrides, trust=trust)
+    folder = log_dir or settings.output.output_dir.parent / "servers"
+    servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"Starting {replicas} vLLM server{'s' * (replicas > 1)} of {settings.model.name}; logs in {folder} ...")
+    with running(servers):
+        seconds = wait_until_well(servers, timeout=start_timeout, say=say)
+        urls = ",".join(server.url for server in servers)
+        if json:
+            print_json({"vllm_urls": urls, "logs": [server.log for server in servers], "seconds": seconds})
+        else:
+            say("All servers are ready; Ctrl-C ends them. Train with:")
+            print(f"VLLM_URLS={urls} emailrl train --engine vllm --model {settings.model.name}", flush=True)
+        supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say)
+
+
+def _servers(
+    settings: Settings,
+    replicas: int,
+    gpus: str | None,
+    host: str,
+    port: int,
+    folder: Path,
+    extra: list[str] | tuple[()],
+) -> list[Server]:
+    from emailrl.serving.command import deal_gpus, find_gpus, log_file, server_command, server_environment
+    from emailrl.serving.server import Server, check_port
+
+    shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
+    servers = []
+    for number, share in enumerate(shares, start=port):
+        check_port(host, number)
+        command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
+        environment = server_environment(settings, share)
+        name = socket.gethostname() if host == EVERYWHERE else host
+        servers.append(Server(f"http://{name}:{number}", command, environment, log_file(folder, number)))
+    return servers

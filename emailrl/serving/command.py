@@ -1,0 +1,95 @@
+"""What each vLLM server is started with: its flags, its environment and its GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from emailrl.engines.vllm_arguments import is_filtered, lora_rank_limit
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.resolve import base_name, resolve_model
+from emailrl.settings import Settings
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+MEMORY_SHARE = 0.9
+"""Of a GPU that a server has for itself, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
+
+
+def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()) -> list[str]:
+    """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
+
+    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
+    vllm, model = settings.vllm, settings.model
+    adapters = max(vllm.staleness(servers=True) + 2, vllm.vllm_max_loras)
+    share = vllm.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in vllm.model_fields_set else MEMORY_SHARE
+    dtype = model.dtype if model.dtype != "auto" else "bf16" if on_gpu else "fp32"
+    flags: dict[str, object] = {
+        "model": resolve_model(model.name, model.smol_base),
+        "served-model-name": base_name(model.name),
+        "host": host,
+        "port": port,
+        "dtype": DTYPES[dtype],
+        "max-model-len": model.max_model_len,
+        "max-num-seqs": settings.agent.max_batch_trajectories,
+        "tensor-parallel-size": vllm.vllm_tensor_parallel_size,
+        "gpu-memory-utilization": share,
+        "max-lora-rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
+        "max-loras": adapters,
+        # A new version is loaded before the oldest is unloaded.
+        "max-cpu-loras": adapters + 1,
+        "logprobs-mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
+    }
+    switches = ["--enable-lora", f"--{'' if vllm.vllm_enable_prefix_caching else 'no-'}enable-prefix-caching"]
+    if vllm.vllm_enforce_eager:
+        switches.append("--enforce-eager")
+    given = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
+    # As a module: the script of the CPU builds is broken.
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *extra]
+
+
+def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of one server, which sees only ``gpus`` (none: a CPU build); the API key stays off its flags."""
+    environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if settings.vllm.vllm_api_key:
+        environment["VLLM_API_KEY"] = settings.vllm.vllm_api_key.get_secret_value()
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
+
+
+def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs to use: those chosen, else those of CUDA_VISIBLE_DEVICES, else all; empty on a machine without any."""
+    named = chosen if chosen is not None else environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
+    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
+    """Each replica's own GPUs, neighbours together; none on a machine without GPUs. UsageError if there are too few."""
+    if not gpus:
+        return [[] for _ in range(replicas)]
+    if len(gpus) < replicas * each:
+        raise UsageError(
+            f"{replicas} replicas on {each} GPU{'s' * (each > 1)} each need {replicas * each}, and there"
+            f" {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.",
+            "Lower --replicas or --tensor-parallel, or name more with --gpus.",
+        )
+    return [list(gpus[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def log_file(folder: Path, port: int) -> Path:
+    """Where a server's output goes."""
+    return folder / f"vllm-{port}.log"

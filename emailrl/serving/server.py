@@ -1,0 +1,106 @@
+"""One supervised server: started, asked whether it is well, ended, and why it died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from emailrl.errors import UsageError
+from emailrl.plain import one_line
+
+GRACE = 5.0
+"""Seconds from SIGTERM to SIGKILL."""
+HEALTH_TIMEOUT = 10.0
+"""Seconds a server has to say that it is well."""
+MISSED = 3
+"""Health checks in a row without an answer after which a server counts as hung."""
+TOLD = 300
+"""Characters of the log's end in the line about a death."""
+
+
+@dataclass
+class Server:
+    """A server on a port of its own; ``log`` gets everything it prints, of all its starts."""
+
+    url: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    starts: int = 0
+    was_well: bool = False
+    """Since its last start."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _missed: int = field(default=0, init=False)
+    _log_start: int = field(default=0, init=False)
+
+    def start(self) -> None:
+        """Start it under a keeper, which ends it with this process."""
+        self.starts, self.was_well, self._missed = self.starts + 1, False, 0
+        with self.log.open("ab") as log:
+            self._log_start = log.seek(0, os.SEEK_END)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "emailrl.serving.keeper", str(GRACE), *self.command],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=dict(self.environment),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def check(self) -> str | None:
+        """Why it is dead or hung, None while it may be starting or is well; notes when it is well."""
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            return f"{_ending(code)}: {self._last_words()}"
+        if self._answers():
+            self.was_well, self._missed = True, 0
+        elif self.was_well:
+            self._missed += 1
+        return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
+
+    def release(self) -> None:
+        """Let its keeper end it, without waiting."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """End it and wait until nothing of it is left."""
+        self.release()
+        if self._process is not None:
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _last_words(self) -> str:
+        """The end of what it printed since its last start, on one line."""
+        with self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - 4 * TOLD))
+            lines = log.read().decode(errors="replace").splitlines()
+        text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
+        return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code <= 128 else f"killed by {signal.Signals(code - 128).name}"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UsageError where another process listens."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"Port {port} on {host} cannot be used: {error.strerror}.", "Choose another --port."
+            ) from None

@@ -1,0 +1,84 @@
+"""Several servers kept running: all well before anyone is told, restarted a few times, ended together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from emailrl.errors import EmailRLError
+from emailrl.serving.server import Server
+
+PAUSE = 1.0
+"""Seconds between looks at the servers."""
+PROGRESS_SECONDS = 15.0
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def running(servers: Sequence[Server]) -> Iterator[None]:
+    """Start the servers, and end them with the block."""
+    try:
+        for server in servers:
+            server.start()
+        yield
+    finally:
+        for server in servers:
+            server.release()
+        for server in servers:
+            server.end()
+
+
+def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
+    """Wait until every server answers; returns the seconds it took.
+
+    Raises EmailRLError with the end of its log for one that dies first, or is not well after ``timeout`` seconds.
+    """
+    begun = told = time.monotonic()
+    while waiting := [server for server in servers if not server.was_well]:
+        for server in waiting:
+            if (why := server.check()) is not None:
+                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", f"The whole log: {server.log}.")
+            if server.was_well:
+                say(f"{server.url} is ready after {time.monotonic() - begun:.0f} s.")
+        now = time.monotonic()
+        if now - begun > timeout:
+            raise EmailRLError(
+                f"{waiting[0].url} is not ready after {timeout:g} s.",
+                f"Raise --start-timeout, or see {waiting[0].log}.",
+            )
+        if now - told > PROGRESS_SECONDS:
+            told = now
+            say(f"{len(servers) - len(waiting)} of {len(servers)} servers are ready after {now - begun:.0f} s ...")
+        time.sleep(PAUSE)
+    return time.monotonic() - begun
+
+
+def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
+    """Restart servers that die or hang, each at most ``restarts`` times; returns never.
+
+    A server that is not well ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
+    left.
+    """
+    alive, since = list(servers), dict.fromkeys(map(id, servers), time.monotonic())
+    while alive:
+        for server in list(alive):
+            was_well = server.was_well
+            why = server.check()
+            if why is None and not server.was_well and time.monotonic() - since[id(server)] > timeout:
+                why = f"it is not ready after {timeout:g} s"
+            if why is None:
+                if server.was_well and not was_well:
+                    say(f"{server.url} is back.")
+                continue
+            server.end()
+            if server.starts > restarts:
+                say(f"{server.url} died ({why}); it is not restarted any more (--max-restarts {restarts}).")
+                alive.remove(server)
+                continue
+            say(f"{server.url} died ({why}); restart {server.starts} of {restarts}.")
+            since[id(server)] = time.monotonic()
+            server.start()
+        time.sleep(PAUSE)
+    raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")

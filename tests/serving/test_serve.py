@@ -1,0 +1,176 @@
+"""``emailrl serve`` as real processes, with a stand-in for vLLM: flags, deaths, restarts, and that nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.errors import UsageError
+from emailrl.serving.command import deal_gpus, find_gpus
+
+STAND_IN = Path(__file__).parent / "stand_in"
+PACKAGE = Path(__file__).resolve().parents[2]
+
+
+class Serving:
+    """A running command, and what its servers printed."""
+
+    def __init__(self, folder: Path, *arguments: str, environ: dict[str, str] | None = None) -> None:
+        self.folder, self.port = folder, free_ports(2)
+        command = [sys.executable, "-m", "emailrl", "serve", "--model", "nano", "--port", str(self.port), *arguments]
+        self.errors = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": f"{STAND_IN}:{PACKAGE}"} | (environ or {}),
+            stdout=subprocess.PIPE, stderr=self.errors, text=True,
+        )  # fmt: skip
+
+    def ready(self) -> str:
+        """What it prints once all are ready."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def starts(self) -> list[dict[str, Any]]:
+        """What every server printed at each of its starts."""
+        logs = sorted((self.folder / "outputs/servers").glob("vllm-*.log"))
+        lines = [line for log in logs for line in log.read_text().splitlines()]
+        return [json.loads(line.removeprefix("started ")) for line in lines if line.startswith("started ")]
+
+    def said(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free neighbours."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+        try:
+            for number in range(port, port + count):
+                socket.create_server(("127.0.0.1", number)).close()
+            return port
+        except OSError:
+            continue
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+    begun: list[Serving] = []
+
+    def start(*arguments: str, **environ: str) -> Serving:
+        begun.append(Serving(tmp_path, *arguments, environ=environ))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.process.kill()
+        one.process.wait()
+        one.errors.close()
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.05)
+    return found
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def all_gone(starts: list[dict[str, Any]]) -> bool:
+    return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
+
+
+def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Callable[..., Serving]) -> None:
+    command = serving(
+        *("--replicas", "2", "--tensor-parallel", "2", "--gpus", "4,5,6,7", "--max-staleness", "2", "--json"),
+        *("--lora-rank", "12", "--", "--swap-space", "1"),
+    )
+    result = json.loads(command.ready())
+    assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
+    assert [Path(log).name for log in result["logs"]] == [f"vllm-{command.port + n}.log" for n in (0, 1)]
+    starts = command.starts()
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in starts] == ["4,5", "6,7"]
+    for one in starts:
+        flags = dict(zip(one["flags"], one["flags"][1:], strict=False))
+        assert one["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True" and "--enable-lora" in flags
+        assert (flags["--max-loras"], flags["--max-cpu-loras"]) == ("4", "5")  # MAX_STALENESS + 2, and one on its way
+        assert (flags["--max-lora-rank"], flags["--tensor-parallel-size"]) == ("16", "2")
+        assert flags["--logprobs-mode"] == "processed_logprobs" and flags["--swap-space"] == "1"
+    command.process.send_signal(signal.SIGINT)
+    assert command.process.wait(30) == 130
+    assert all_gone(starts)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("flags", [(), ("--stubborn", "--leaves-group")])
+def test_no_server_outlives_the_command(
+    serving: Callable[..., Serving], number: signal.Signals, flags: tuple[str, ...]
+) -> None:
+    """A server that ignores SIGTERM, and its child in another session, too."""
+    command = serving("--replicas", "2", "--gpus", "", "--", *flags)
+    assert command.ready().startswith(f"VLLM_URLS=http://127.0.0.1:{command.port},")
+    starts = command.starts()
+    assert len(starts) == 2 and all(lives(one["child"]) for one in starts)
+    command.process.send_signal(number)
+    command.process.wait(30)
+    until(lambda: all_gone(starts), 30)
+
+
+def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    marker = tmp_path / "die"
+    command = serving("--max-restarts", "1", "--gpus", "", "--", "--die-when", str(marker))
+    command.ready()
+    marker.touch()
+    first = until(lambda: len(command.starts()) > 1 and command.starts()[0])
+    assert all_gone([first])  # the child that it left too, before the next start
+    until(lambda: "is back" in command.said())
+    assert "died (exit code 3: " in command.said() and "CUDA error: an illegal memory access" in command.said()
+    assert "restart 1 of 1" in command.said()
+    marker.touch()
+    assert command.process.wait(30) == 1
+    assert (
+        "not restarted any more (--max-restarts 1)" in command.said() and "error: No server is left." in command.said()
+    )
+    assert all_gone(command.starts())
+
+
+def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(serving: Callable[..., Serving]) -> None:
+    command = serving("--replicas", "2", "--gpus", "", "--", "--broken")
+    assert command.process.wait(60) == 1
+    assert "did not start (exit code 1: " in command.said() and "ValueError: there is no such model" in command.said()
+    assert all_gone(command.starts())
+
+
+def test_gpus_are_dealt_out_or_found_too_few() -> None:
+    assert find_gpus("0, 3") == ["0", "3"] and find_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,1"}) == ["2", "1"]
+    assert deal_gpus(["0", "3", "4", "5"], 2, 2) == [["0", "3"], ["4", "5"]]
+    assert deal_gpus([], 3, 2) == [[], [], []]
+    with pytest.raises(UsageError, match="2 replicas on 2 GPUs each need 4, and there are 3"):
+        deal_gpus(["0", "1", "2"], 2, 2)
+
+
+def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[..., Serving], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = serving("--port", str(taken.getsockname()[1]))
+        assert command.process.wait(60) == 2
+        assert f"Port {taken.getsockname()[1]} on 127.0.0.1 cannot be used: Address already in use." in command.said()
+    command = serving(PYTHONPATH=str(PACKAGE))
+    assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
