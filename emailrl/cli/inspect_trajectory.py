@@ -1,14 +1,17 @@
 """Show a trajectory turn by turn: question, tool calls and results, answer, and reward terms.
 
 --verbose adds the prompt, the rubric and every token, coloured by the loss mask. Sampled tokens show their
-log-probability and, if advantages differ per token (PPO, whitening), their advantage.
+log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
+run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --page
+goes through the file.
 
 Examples:
 
 \b
   emailrl inspect-trajectory --verbose
   emailrl inspect-trajectory outputs/grpo_masked --index 0
-  emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl
+  emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl --list
+  emailrl inspect-trajectory outputs/rollouts/rollout-001.jsonl --page --index 0
   emailrl inspect-trajectory outputs/grpo_masked --follow
 """
 
@@ -21,14 +24,15 @@ import typer
 
 from emailrl.cli.options import Overrides, setting_options
 from emailrl.cli.output import progress_console, result_console
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
+    from emailrl.recording import TrajectoryIndex
     from emailrl.settings import Settings
     from emailrl.trajectory import Trajectory
 
 
-@setting_options("verbose")
+@setting_options("verbose model_name")
 def inspect_trajectory(
     *,
     path: Annotated[
@@ -37,23 +41,32 @@ def inspect_trajectory(
     index: Annotated[int, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last.")] = -1,
     overrides: Overrides,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories to list.")] = 50,
+    page: Annotated[bool, typer.Option("--page", help="Go through the file, one trajectory at a time.")] = False,
 ) -> None:
     from emailrl.inspection import locate
-    from emailrl.plain import plain_line
+    from emailrl.recording import TrajectoryIndex
     from emailrl.settings import load_settings
 
+    if follow + listing + page > 1:
+        raise UsageError("--follow, --list and --page are mutually exclusive.", "Choose one.")
     settings = load_settings(overrides, looks_only=True)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
         for file, position, trajectory in locate.follow(roots):
             _show(file, f"number {position + 1}", trajectory, settings)
+        return
+    found = TrajectoryIndex(_newest(settings) if path is None else locate.find_file(path))
+    _note_torn_line(found)
+    if listing:
+        _list(found, index, limit)
+    elif page:
+        _page(found, index, settings)
     else:
-        file = _newest(settings) if path is None else locate.find_file(path)
-        if (torn := locate.torn_line(file)) is not None:
-            note = f"{file}, line {torn}: incomplete (still being written, or cut off); skipped"
-            progress_console().print(plain_line(note), style="yellow", soft_wrap=True)
-        position, count, trajectory = locate.pick(file, index)
-        _show(file, f"{position + 1} of {count} (--index {position})", trajectory, settings)
+        _show_one(found, index, settings)
 
 
 def _newest(settings: Settings) -> Path:
@@ -66,10 +79,60 @@ def _newest(settings: Settings) -> Path:
     return newest
 
 
-def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
+def _note_torn_line(index: TrajectoryIndex) -> None:
+    from emailrl.plain import plain_line
 
+    if (torn := index.torn_line) is not None:
+        note = f"{index.path}, line {torn}: incomplete (still being written, or cut off); skipped"
+        progress_console().print(plain_line(note), style="yellow", soft_wrap=True)
+
+
+def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
+    from emailrl.cli.listing import trajectory_list
+    from emailrl.inspection.locate import position_in
+
+    first = position_in(index, wanted)
+    if wanted == -1:
+        first = max(len(index) - limit, 0)
+    result_console().print(trajectory_list(index, first, limit))
+
+
+def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
+    """Show one trajectory after another, as the user asks for them, until the end of input or q."""
+    position = _show_one(index, wanted, settings)
+    while True:
+        index.refresh()
+        console = progress_console()
+        console.print(f"{position} of 0-{len(index) - 1}: Enter next, p previous, a number, q quit ", end="")
+        try:
+            answer = input().strip().lower()
+        except EOFError:
+            answer = "q"
+        if answer == "q":
+            return
+        steps = {"": 1, "n": 1, "p": -1}
+        try:
+            target = position + steps[answer] if answer in steps else int(answer)
+        except ValueError:
+            continue
+        if 0 <= target < len(index):
+            position = _show_one(index, target, settings)
+        else:
+            console.print("No such trajectory.", style="yellow")
+
+
+def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
+    from emailrl.inspection.locate import pick
+
+    position, trajectory = pick(index, wanted)
+    _show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory, settings)
+    return position
+
+
+def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.inspection.locate import fitting_tokenizer, origin, tokenizer_folders, training_note
+    from emailrl.inspection.locate import training_note
+    from emailrl.inspection.makers import fitting_tokenizer, origin, tokenizer_folders
 
     verbose = settings.output.verbose
     rendered = render_trajectory(

@@ -221,7 +221,7 @@ def _tokens(
     if known:
         facts += f", {len(known)} sampled, mean log-probability {sum(known) / len(known):.3f}, minimum {min(known):.3f}"
     if tokens is None:
-        facts += "\ntoken ids only: the tokenizer was not found"
+        facts += "\ntoken ids only: no matching tokenizer found; name the model with --model"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
     none = (None,) * len(sample.token_ids)

@@ -39,6 +39,19 @@ class Collects(Protocol):
     ) -> list[TrajectoryGroup]: ...
 
 
+class Ended(Protocol):
+    """A trajectory, or what is known of one: enough to tell right from wrong."""
+
+    @property
+    def rubric(self) -> Mapping[str, Any]: ...
+
+    @property
+    def stop_reason(self) -> str | None: ...
+
+    @property
+    def exception(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What the policy did on some questions, each played once or several times.
@@ -209,22 +222,22 @@ def evaluate(
     return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
 
 
-def has_crashed(trajectory: Trajectory) -> bool:
+def has_crashed(trajectory: Ended) -> bool:
     """Whether the rollout itself raised; not so where it ended, and only its verdict or reward could not be had."""
-    return trajectory.exception is not None and trajectory.stop_reason is StopReason.EXCEPTION
+    return trajectory.exception is not None and trajectory.stop_reason == StopReason.EXCEPTION
 
 
-def is_judged(trajectory: Trajectory) -> bool:
+def is_judged(trajectory: Ended) -> bool:
     """Whether it is known to be right or wrong, as what crashed is."""
     return has_crashed(trajectory) or trajectory.rubric.get("answer_correct") is not None
 
 
-def is_correct(trajectory: Trajectory) -> bool:
+def is_correct(trajectory: Ended) -> bool:
     """Whether the answer was judged right, be there a reward or not; a rollout that raised is wrong."""
     return not has_crashed(trajectory) and bool(trajectory.rubric.get("answer_correct"))
 
 
-def verdict(trajectory: Trajectory) -> str:
+def verdict(trajectory: Ended) -> str:
     """What came of it in words: correct, wrong, did not know, no answer, crashed or not judged.
 
     ART-E's reward tells them apart: who says that he does not know loses less than who is wrong.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -78,6 +80,49 @@ def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
     assert "ids only" in emailrl("inspect-trajectory", file, "--verbose")[1]
 
 
+def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_file(emailrl, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode("7 4<|im_end|>").ids)
+    decoded = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
+    measured = tmp_path / "bench" / "trajectories" / "00-mine.jsonl"
+    write_trajectories(measured, [make("measured", ids=ids, text="7 4")])
+    results = [{"model": "mine", "trajectories": "elsewhere/00-mine.jsonl", "base_model": str(model)}]
+    (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
+    assert decoded in emailrl("inspect-trajectory", measured, "--verbose")[1]
+    rolled = tmp_path / "rolled.jsonl"
+    write_trajectories(rolled, [make("rolled", ids=ids, text="7 4")])
+    assert "no matching tokenizer" in emailrl("inspect-trajectory", rolled, "--verbose")[1]
+    assert decoded in emailrl("inspect-trajectory", rolled, "--verbose", "--model", model)[1]
+    (tmp_path / "rolled.conditions.json").write_text(json.dumps({"model": str(model)}))
+    assert decoded in emailrl("inspect-trajectory", rolled, "--verbose")[1]
+
+
+def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = run_dir / "trajectories" / "step-000004.jsonl"
+    right = replace(make("t3"), reward=1.25, rubric={"answer_correct": True})
+    hostile = replace(make("t4"), scenario=replace(make("t4").scenario, question="\x1b[31m" + "long " * 40))
+    write_trajectories(file, [make("t0"), make("t1"), right, hostile])
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = emailrl("inspect-trajectory", file, "--list", "--limit", 2)
+    rows = [line.split() for line in out.splitlines() if re.match(" *\\d+ ", line)]
+    assert code == 0 and "2 to 3 of 0 to 3" in out.replace("\n", " ")
+    assert rows[0] == ["2", "4", "1.250", "correct", "1", "1", "question", "of", "t3"]
+    assert rows[1][:5] == ["3", "4", "0.000", "not", "judged"]
+    assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
+    assert "question of t0" in emailrl("inspect-trajectory", file, "--list", "--index", 0)[1]
+    assert "there is no --index 9" in emailrl("inspect-trajectory", file, "--list", "--index", 9)[2]
+    assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
+
+
+def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\np\n2\n7\nwhat\nq\n"))
+    code, out, error = emailrl("inspect-trajectory", run_dir, "--page", "--index", 0)
+    assert code == 0 and re.findall("question of (t.)", out) == ["t0", "t1", "t0", "t2"]
+    assert "2 of 0-2" in error and error.count("No such trajectory.") == 1
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert emailrl("inspect-trajectory", run_dir, "--page")[0] == 0
+
+
 def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
     notes = [{"id": "t1", "advantage": 0.75}, {"id": "t2", "advantage": -1.25}]
     write_records(run_dir / "training" / "step-000004.jsonl", notes)
@@ -117,7 +162,7 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
     [
         ('{"id": "x"}\n', 1, "line 1: not a trajectory, 'token_ids' is missing"),
         ("[1]\n", 1, "line 1: expected a JSON object, found list"),
-        ('{"id": \n{"id": "x"}\n', 1, "line 1: not JSON"),
+        ('{"id": "x"}\n{"id": \n', 1, "line 2: not JSON"),
         ("", 2, "holds no complete trajectory yet"),
     ],
 )

@@ -71,7 +71,7 @@ def test_tokens_are_coloured_by_the_mask(trajectory: Trajectory, tokenizer_folde
 
 def test_without_a_tokenizer_ids_are_shown(trajectory: Trajectory) -> None:
     text = shown(trajectory, verbose=True)
-    assert "token ids only: the tokenizer was not found" in text
+    assert "token ids only: no matching tokenizer found" in text
     assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
 
 

@@ -42,7 +42,7 @@ RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
 """Of these only what a run records in them is its own."""
 RECORD = re.compile(
     r"(?P<hidden>\.?)(?:v|(?P<file>step|eval|confirm))-(?P<step>\d+)"
-    r"(?(file)(?:\.jsonl(?:\.\d+)?|-\d+\.(?:json|safetensors))|(?:\.trash)?)"
+    r"(?(file)(?:\.jsonl(?:\.index)?(?:\.\d+)?|-\d+\.(?:json|safetensors))|(?:\.trash)?)"
 )
 """What a run records there, of which step; hidden is what was being written or removed."""
 _OWN = re.compile(

@@ -1,0 +1,157 @@
+"""Objects on disk: one JSON object a line, whole after any crash.
+
+A line counts once its newline is on disk. A process that dies in the middle of one leaves a torn last line, which
+the next writer cuts off and readers pass over; a bad line anywhere else is an error with its file and number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from emailrl.disk import naming, replace_bytes
+from emailrl.errors import EmailRLError
+
+Record = dict[str, Any]
+
+
+def encode(record: Record) -> bytes:
+    """One line of strict JSON, newline included; NaN and infinity, which JSON lacks, become null."""
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Mail is hostile: a lone surrogate has no UTF-8 form, but does have a JSON escape.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with None for every NaN and infinity in it, however deep."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
+
+    A last line without newline that is not whole is one still being written, or torn by a crash: it is passed over.
+    """
+    for _, record in numbered_records(path):
+        yield record
+
+
+def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """As ``read_records``, with each object's line number (from 1)."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n") and not _is_json(line):
+                return
+            yield number, parse_line(path, number, line)
+
+
+def parse_line(path: Path, number: int, line: bytes) -> Record:
+    """The object of one line; ``EmailRLError`` names file and line where it is not one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
+    if not isinstance(record, dict):
+        raise EmailRLError(f"{path}, line {number}: expected a JSON object, found {type(record).__name__}.")
+    return record
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class JsonlWriter:
+    """Appends objects to a JSONL file, each in one write; a torn last line is cut off when the file is opened."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        mend(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, record: Record) -> None:
+        """Append one object; OSError, which names the file, where the disk holds only a part of it."""
+        self.write_bytes(encode(record))
+
+    def write_bytes(self, line: bytes) -> None:
+        """Append one encoded object."""
+        rest = memoryview(line)
+        with naming(self.path):
+            while rest:  # a disk that fills up takes a part, and says so at the next write
+                rest = rest[self._file.write(rest) :]
+
+    def close(self) -> None:
+        """Put everything on disk."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def mend(path: Path) -> None:
+    """Make the file end in a whole line: a torn last line is cut off, a whole one without newline gets it."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if not content or content.endswith(b"\n"):
+        return
+    end = content.rfind(b"\n") + 1
+    if _is_json(content[end:]):
+        with path.open("ab") as file:
+            file.write(b"\n")
+    else:
+        with path.open("rb+") as file:
+            file.truncate(end)
+
+
+def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
+    """Rewrite a JSONL file with only the objects ``keep`` accepts, their bytes unchanged (beside, then renamed)."""
+    if not path.exists():
+        return
+    mend(path)
+    wanted = {number for number, record in numbered_records(path) if keep(record)}
+    with path.open("rb") as file:
+        lines = [line for number, line in enumerate(file, start=1) if number in wanted]
+    replace_bytes(path, b"".join(lines))
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write a whole JSONL file at once (beside, then renamed): it is there complete or not at all."""
+    replace_bytes(path, b"".join(map(encode, records)))
+
+
+class MetricsWriter(JsonlWriter):
+    """``metrics.jsonl``: one object a step, in the order of the steps; what is not finite is null."""
+
+    def __init__(self, path: Path, *, after_step: int | None = None) -> None:
+        """Open to append; lines of steps beyond ``after_step``, left by a run cut short, are removed first."""
+        if after_step is not None:
+            keep_records(path, lambda record: record.get("step", 0) <= after_step)
+        super().__init__(path)
