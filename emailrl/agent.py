@@ -9,16 +9,15 @@ print(agent.answer("When does the lease end?", inbox="ann@example.com"))
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import EmailRLError, ToolError, UsageError
 from emailrl.settings import Settings, load_settings
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.engines.opened import OpenPolicy
-
-SEARCHED_INBOXES = 5000
-"""Of the mailboxes of a database, the largest ones in which a mistyped address is looked for."""
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment import StepResult
+    from emailrl.store import Email, Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,8 @@ class Answer:
     """None where it gave none: it ran out of turns, or called a tool wrongly (``stop_reason`` says which)."""
     sources: list[str]
     """Ids of the mails it cites."""
+    emails: list[Email]
+    """The cited emails that the mailbox holds."""
     stop_reason: StopReason | None
     trajectory: Trajectory
 
@@ -51,11 +52,11 @@ class EmailAgent:
     """Answers questions from mailboxes with one policy.
 
     ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
-    ``nano``, a folder, a hub name, or the folder of an adapter, which plays on the base it names. ``config`` is a
-    ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) laid over environment and
-    ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: changes to them later are not
-    seen. Import emailrl before torch, which reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers then come
-    several times as fast.
+    ``nano``, a folder, a hub name, or the folder of an adapter, which plays on the base it names; with the engine
+    ``openai``, the name of a model on the chat server. ``config`` is a ``Settings``, or a mapping of setting names
+    (``db``, ``max_turns``, ``eval_temperature``) laid over environment and ``emailrl.toml``. Decoding is that of
+    evaluation. The weights are read once, here: changes to them later are not seen. Import emailrl before torch, which
+    reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers then come several times as fast.
     """
 
     def __init__(
@@ -64,10 +65,18 @@ class EmailAgent:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: Settings | Mapping[str, Any] | None = None,
     ) -> None:
-        from emailrl.engines.renderer import ChatRenderer
+        from emailrl.engines import Engine, build_chat_engine, is_chat
         from emailrl.environment import tool_schemas
 
         settings = config if isinstance(config, Settings) else load_settings(config)
+        schemas = tool_schemas(settings.agent)
+        self._renderer: ChatRenderer | None = None
+        if is_chat(settings):
+            self.settings = settings.with_model(_name_on_server(model))
+            self._engine: Engine = build_chat_engine(self.settings, schemas)
+            return
+        from emailrl.engines.renderer import ChatRenderer
+
         if isinstance(model, str | Path):
             opened = _open_named(model, settings)
         elif tokenizer is None:
@@ -75,54 +84,72 @@ class EmailAgent:
         else:
             opened = _open_loaded(model, tokenizer, settings)
         self.settings, self._engine = opened.settings, opened.engine
-        self._renderer = ChatRenderer(opened.policy.tokenizer, tool_schemas(self.settings.agent))
+        self._renderer = ChatRenderer(opened.policy.tokenizer, schemas)
 
-    def answer(self, question: str, inbox: str, *, query_date: str | None = None, seed: int = 0) -> Answer:
+    def answer(
+        self,
+        question: str,
+        inbox: str,
+        *,
+        query_date: str | None = None,
+        seed: int = 0,
+        report: Callable[[StepResult], None] = lambda result: None,
+    ) -> Answer:
         """Search ``inbox`` for the answer to ``question``.
 
         ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's today, and hides mail of that day and later; without it the
-        agent sees all mail and the real date. Raises UsageError for an inbox that no mail of the database names,
+        agent sees all mail, and its today is the real date, or that of the newest email if the database ends before.
+        ``report`` is called after each step. Raises UsageError for an inbox that no mail of the database names,
         EmailRLError for a missing database or where the rollout itself failed.
         """
         from emailrl.engines import SamplingParams
         from emailrl.environment.custom import mail_agent
         from emailrl.rollout.runner import run
+        from emailrl.scenarios.inbox.choice import unknown_inbox
         from emailrl.store import open_mailbox
 
         agent = self.settings.agent
-        today = query_date or datetime.now(UTC).date().isoformat()
-        scenario = Scenario("question", question, "", [], inbox.lower(), today)
-        sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
         db = self.settings.store.db
+        scenario = Scenario("question", question, "", [], inbox.lower(), query_date or _today(db))
+        sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
         order, without_keywords = agent.search_order, agent.search_without_keywords
         with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
             if not mailbox.known:
-                raise _unknown_inbox(mailbox.db, inbox)
-            environment = mail_agent(scenario, mailbox, self.settings)
+                raise unknown_inbox(mailbox.db, inbox)
+            environment = mail_agent(scenario, mailbox, self.settings, report)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
-        if trajectory.exception is not None:
-            raise EmailRLError(f"The rollout failed: {trajectory.exception}")
-        return Answer(trajectory.final_answer, trajectory.final_sources, trajectory.stop_reason, trajectory)
+            if trajectory.exception is not None:
+                raise EmailRLError(f"The rollout failed: {trajectory.exception}")
+            sources = list(dict.fromkeys(trajectory.final_sources))
+            emails = _read(mailbox, sources)
+        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
         """Free what the engine holds."""
         self._engine.close()
 
 
-def _unknown_inbox(db: Path, inbox: str) -> UsageError:
-    """The error that names the address most like ``inbox``, and the largest mailboxes."""
-    from emailrl.scenarios.inbox.mailbox import MailReader
-    from emailrl.scenarios.inbox.owners import owners
-    from emailrl.store.connection import opened
+def _today(db: Path) -> str:
+    """The date, ``YYYY-MM-DD`` in UTC; that of the newest email if the database ends before."""
+    from emailrl.store.stored import last_day
 
-    with opened(db) as connection:
-        found = islice(owners(MailReader(connection), 1), SEARCHED_INBOXES)
-        known = [owner.address for owner in found]
-    near = get_close_matches(inbox.lower(), known, n=1, cutoff=0.8)
-    guess = f"Did you mean {near[0]}? " if near else ""
-    return UsageError(
-        f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {', '.join(known[:3]) or 'none'}."
-    )
+    today = datetime.now(UTC).date().isoformat()
+    return min(today, last_day(db) or today)
+
+
+def _read(mailbox: Mailbox, message_ids: list[str]) -> list[Email]:
+    """The emails with these ids in the mailbox: a model may cite an id that no email has."""
+    found = []
+    for message_id in message_ids:
+        with suppress(ToolError):
+            found.append(mailbox.read(message_id))
+    return [email for email in found if email is not None]
+
+
+def _name_on_server(model: object) -> str:
+    if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
+        raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+    return model
 
 
 def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "benchmark": "Measure policies on the test questions.",
     "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
     "export": "Export a checkpoint as an adapter or merged weights.",
+    "ask": "Ask a mailbox a question, and see the source emails.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",
     "doctor": "Show what is installed, what is missing, how to fix it.",
     "plan": "Estimate the memory, tokens, time and cost of a run.",

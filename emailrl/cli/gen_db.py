@@ -154,17 +154,15 @@ def existing_database(db: Path) -> BuildReport:
 def _print_next(settings: StoreSettings, db: Path) -> None:
     """Whose mailboxes the database holds, the largest first, and the command that comes next."""
     from emailrl.scenarios.demo import questions_file
-    from emailrl.scenarios.inbox.choice import largest_owners
+    from emailrl.scenarios.inbox.choice import largest_owners, listed
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
 
     with opened(db) as connection:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
-        shown = ", ".join(
-            f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in owners[:NUM_SHOWN]
-        )
-        print(one_line(f"Inboxes: {shown}{', …' if len(owners) > NUM_SHOWN else ''}"), file=sys.stderr)
+        more = ", …" if len(owners) > NUM_SHOWN else ""
+        print(one_line(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}"), file=sys.stderr)
     questions = questions_file(settings.db)
     command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
     if questions.is_file():

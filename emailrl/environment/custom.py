@@ -53,10 +53,17 @@ def load_task(name: str, agent: AgentSettings | None = None) -> Task:
     return Task(make, tool_schemas(agent) if tools is None else tools)
 
 
-def mail_agent(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> MailEnvironment:
-    """The mailbox with its tools."""
+def mail_agent(
+    scenario: Scenario,
+    mailbox: Mailbox,
+    settings: Settings,
+    report: Callable[[StepResult], None] = lambda result: None,
+) -> MailEnvironment:
+    """The mailbox with its tools; ``report`` is called with the result of each step."""
     agent = settings.agent
-    return MailEnvironment(scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template)
+    return MailEnvironment(
+        scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template, report=report
+    )
 
 
 class CustomEnvironment:

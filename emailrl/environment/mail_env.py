@@ -6,6 +6,7 @@ tool or carries bad arguments ends the trajectory and is never fed back; so does
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,23 @@ class MailEnvironment:
     """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until it says ``done``.
 
     ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
+    ``report`` is called with the result of each step.
     """
 
-    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, max_turns: int, question_template: str = "{}") -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        mailbox: Mailbox,
+        *,
+        max_turns: int,
+        question_template: str = "{}",
+        report: Callable[[StepResult], None] = lambda result: None,
+    ) -> None:
         self.scenario = scenario
         self.mailbox = mailbox
         self.max_turns = max_turns
         self.question_template = question_template
+        self.report = report
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
@@ -77,6 +88,7 @@ class MailEnvironment:
             result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
         if result.done:
             self._state = "over"
+        self.report(result)
         return result
 
     def _play(self, message: Message) -> StepResult:

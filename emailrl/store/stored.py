@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, select, text
+from sqlalchemy import ColumnElement, Connection, func, select, text
 
 from emailrl.store.connection import opened
 from emailrl.store.schema import addresses, emails, recipients
@@ -76,3 +76,10 @@ def stored_addresses(db: Path) -> dict[str, int]:
     """The numbers of a database's addresses; raises as ``stored_emails``."""
     with opened(db, mapped=False) as connection:
         return dict(connection.execute(select(addresses.c.address, addresses.c.id)).all())
+
+
+def last_day(db: Path) -> str | None:
+    """The date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as ``stored_emails``."""
+    with opened(db) as connection:
+        newest = connection.scalar(select(func.max(emails.c.date)))
+    return newest[:10] if newest else None

@@ -17,7 +17,7 @@ from emailrl.cli.app import app
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "numpy", "pandas"}
 NAMES = (
     *("gen-db", "gen-questions", "sft", "rollout", "train", "serve", "benchmark", "inspect-trajectory", "export"),
-    *("checkpoints", "doctor", "plan", "trust", "quickstart"),
+    *("ask", "checkpoints", "doctor", "plan", "trust", "quickstart"),
 )
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "export": ["export"],
     "sft": ["sft", "--steps", 1],
     "prune": ["checkpoints", "prune", "--yes"],
+    "ask": ["ask", "When?"],
 }
 LOOKING = {
     "doctor": ["doctor"],

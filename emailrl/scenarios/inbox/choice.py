@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import islice
+from pathlib import Path
+from typing import Final
 
-from emailrl.errors import UsageError
+from sqlalchemy import func, select
+
+from emailrl.errors import ToolError, UsageError
 from emailrl.scenarios.inbox.mailbox import Inbox, MailReader
 from emailrl.scenarios.inbox.owners import Owner, owners
+from emailrl.store import open_mailbox
+from emailrl.store.connection import opened
+from emailrl.store.schema import emails
 
 MAX_INBOXES = 40
 MIN_MAILS = 30
 """Mailboxes smaller than this are taken only when named."""
+OWN_SHARE: Final = 0.9
+"""An address that sent or received this share of all emails owns the archive."""
+MAX_SEARCHED: Final = 5000
+"""A mistyped address is looked for among this many of the largest mailboxes."""
+NUM_LISTED: Final = 10
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
@@ -42,3 +55,48 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
         largest = ", ".join(owner.address for owner in largest_owners(reader))
         raise UsageError(f"The database has no mailbox {inbox}.", f"Its largest mailboxes: {largest}.")
     return box
+
+
+def find_inbox(db: Path, named: str | None) -> str:
+    """The mailbox ``named``, in its stored form; without a name, the database's only one.
+
+    A database holds one mailbox if exactly one address sent or received ``OWN_SHARE`` of its emails. Raises UsageError
+    for an address that no email names, and where a name is needed; it lists the mailboxes.
+    """
+    if named is None:
+        return _only_inbox(db)
+    try:
+        with open_mailbox(db, named) as mailbox:
+            if mailbox.known:
+                return mailbox.inbox
+    except ToolError as error:
+        raise UsageError(f"Invalid inbox {named!r}: {error.message}") from error
+    raise unknown_inbox(db, named)
+
+
+def unknown_inbox(db: Path, inbox: str) -> UsageError:
+    """The error for an address that no email names: it suggests the most similar one and the largest mailboxes."""
+    with opened(db) as connection:
+        found = list(islice(owners(MailReader(connection), 1), MAX_SEARCHED))
+    near = get_close_matches(inbox.lower(), [owner.address for owner in found], n=1, cutoff=0.8)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    largest = ", ".join(owner.address for owner in found[:3]) or "none"
+    return UsageError(f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
+
+
+def _only_inbox(db: Path) -> str:
+    with opened(db) as connection:
+        total = connection.scalar(select(func.count()).select_from(emails)) or 0
+        found = list(islice(owners(MailReader(connection), 1), NUM_LISTED + 1))
+    own = [owner for owner in found if owner.mails >= OWN_SHARE * total]
+    if len(own) == 1:
+        return own[0].address
+    if not found:
+        raise UsageError(f"No address in {db} both sent and received email.", "Name your address with --inbox.")
+    more = ", …" if len(found) > NUM_LISTED else ""
+    raise UsageError(f"{db} holds several mailboxes.", f"Choose one with --inbox: {listed(found[:NUM_LISTED])}{more}")
+
+
+def listed(found: Iterable[Owner]) -> str:
+    """Mailboxes with their sizes, separated by commas."""
+    return ", ".join(f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in found)

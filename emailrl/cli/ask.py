@@ -1,0 +1,204 @@
+"""Ask a mailbox a question; the agent searches, reads, answers and cites its source emails.
+
+Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
+question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
+
+Without --checkpoint or --model, the newest run's best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
+smol if its base model is installed; otherwise nano, which knows the demo mailbox only. --inbox may be left out if the
+database holds a single mailbox. Emails stay on this machine unless the model runs on a server, which is then named.
+
+Examples:
+
+\b
+  emailrl ask "When does the lease end?" --db data/mail.db
+  emailrl ask "Who sent the March invoice?" --inbox ann@example.com --checkpoint best
+  emailrl ask --db data/mail.db
+  OPENAI_BASE_URL=http://localhost:8000/v1 emailrl ask "Where is lunch?" --engine openai --model mail-agent
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.answer import Steps, render_answer, why_not
+from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
+from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
+from emailrl.errors import EmailRLError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emailrl.agent import Answer, EmailAgent
+    from emailrl.settings import Settings
+
+INTERRUPTED = 130
+PROMPT = "ask> "
+
+
+def _day(value: str) -> str:
+    try:
+        return datetime.strptime(value, "%Y-%m-%d").date().isoformat()
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a date like 2001-05-14.") from None
+
+
+@setting_options("model_name engine db")
+def ask(
+    *,
+    question: Annotated[str | None, typer.Argument(help="The question. Default: read questions from stdin.")] = None,
+    inbox: Annotated[
+        str | None, typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.")
+    ] = None,
+    date: Annotated[
+        str | None,
+        typer.Option(
+            "--date",
+            parser=_day,
+            metavar="YYYY-MM-DD",
+            help="The agent's today; it sees only earlier emails. Default: all emails, and today's date or that of the "
+            "newest email, whichever is earlier.",
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    overrides: Overrides,
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    from emailrl.scenarios.inbox.choice import find_inbox
+    from emailrl.settings import load_settings
+    from emailrl.store.connection import no_database
+
+    settings = load_settings(overrides, trust=trust)
+    if question is None and json:
+        raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
+    question = None if question is None else _checked(question)
+    if not settings.store.db.is_file():
+        raise no_database(settings.store.db)
+    inbox = find_inbox(settings.store.db, inbox)
+    model, name = _policy(settings, checkpoint, overrides["model_name"])
+    say(f"Mailbox: {inbox}; model: {name}")
+    session = _Session(_open(model, settings), inbox, date)
+    with closing(session.agent):
+        if question is None:
+            _converse(session)
+            return
+        answer = session.ask(question, progress_console() if json else result_console())
+    if json:
+        print_json(_record(answer))
+
+
+def _open(model: str | Path, settings: Settings) -> EmailAgent:
+    from emailrl.engines import is_chat
+
+    if not is_chat(settings):
+        say_loading()
+    from emailrl.agent import EmailAgent
+
+    return EmailAgent(model, config=settings)
+
+
+class _Session:
+    """Questions to one agent about one mailbox."""
+
+    def __init__(self, agent: EmailAgent, inbox: str, date: str | None) -> None:
+        self.agent, self.inbox, self.date = agent, inbox, date
+
+    def ask(self, question: str, results: Console) -> Answer:
+        """Answer one question: the answer goes to ``results``, each step to stderr as it ends."""
+        console = progress_console()
+        with Steps(console) as steps:
+            answer = self.agent.answer(question, self.inbox, query_date=self.date, report=steps.show)
+        if reason := why_not(answer, self.agent.settings.agent):
+            console.print(reason, style="yellow", soft_wrap=True)
+        results.print(render_answer(answer))
+        return answer
+
+
+def _converse(session: _Session) -> None:
+    """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    for question in _questions():
+        try:
+            session.ask(_checked(question), result_console())
+        except KeyboardInterrupt:
+            say("interrupted")
+        except EmailRLError as error:
+            say(f"error: {error}")
+
+
+def _questions() -> Iterator[str]:
+    """The lines of stdin that are not blank; on a terminal with a prompt, line editing and this session's history."""
+    on_terminal = sys.stdin.isatty()
+    if on_terminal:
+        with suppress(ImportError):  # Python without it: input() works, without editing
+            import readline  # noqa: F401
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    while True:
+        try:
+            line = input(PROMPT if on_terminal else "")
+        except EOFError:
+            if on_terminal:
+                print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line.strip():
+            yield line
+
+
+def _checked(question: str) -> str:
+    """The question without surrounding space; UsageError if nothing is left, or it is no text."""
+    question = question.strip()
+    if not question:
+        raise UsageError("The question is empty.", 'For example: emailrl ask "When does the lease end?"')
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise UsageError("The question is not valid UTF-8.", "Check the terminal's encoding.") from None
+    return question
+
+
+def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str]:
+    """The model that answers, or the folder of its adapter; and its name for people."""
+    from emailrl.checkpoints import find_runs
+    from emailrl.engines import is_chat
+    from emailrl.policy.adapter import find_adapter
+    from emailrl.policy.resolve import NANO
+    from emailrl.policy.smol_base import SMOL, find_local, has_adapter
+
+    if checkpoint is not None and model is not None:
+        raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
+    if checkpoint is not None and is_chat(settings):
+        raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+    if model is not None or is_chat(settings):
+        return settings.model.name, settings.model.name
+    if checkpoint is not None or find_runs(settings.output.output_dir):
+        adapter = find_adapter(checkpoint or "best", settings.output.output_dir)
+        return adapter.path, f"{adapter.path} on {adapter.base_model}"
+    if "name" in settings.model.model_fields_set:
+        return settings.model.name, settings.model.name
+    if has_adapter() and find_local(settings.model.smol_base):
+        return SMOL, SMOL
+    return NANO, f"{NANO} (it knows the demo mailbox only; for others see docs/ask.md)"
+
+
+def _record(answer: Answer) -> dict[str, object]:
+    trajectory = answer.trajectory
+    return {
+        "answer": answer.answer,
+        "sources": answer.sources,
+        "turns": len(trajectory.turns),
+        "seconds": trajectory.seconds,
+        "stop_reason": answer.stop_reason,
+        "inbox": trajectory.scenario.inbox_address,
+        "date": trajectory.scenario.query_date,
+    }

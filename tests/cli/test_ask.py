@@ -1,0 +1,271 @@
+"""``emailrl ask``: one question of a mailbox, its source emails, and a session of several."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.chat_server import StubServer, said
+from tiny import ANN, make_checkpoint, make_database, make_model
+
+from emailrl.remote.destination import tell
+from emailrl.scenarios.demo import questions_file, write_demo
+from emailrl.scenarios.load import load_scenario_set
+from emailrl.settings import StoreSettings, load_settings
+
+SEARCH = ("search_emails", '{"keywords": ["lease"], "from_addr": "bob@example.com"}')
+READ = ("read_email", '{"message_id": "<m0@x>"}')
+FINAL = ("return_final_answer", '{"answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"]}')
+UNKNOWN = ("return_final_answer", '{"answer": "I don\'t know", "sources": []}')
+
+
+def scripted(*calls: tuple[str, str]) -> Callable[[dict[str, Any]], tuple[int, Any]]:
+    """Reply with the call of each turn; every conversation begins at the first."""
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return 200, said(None, calls[turn])
+
+    return reply
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
+    """A chat server that finds the lease; commands use it as their model."""
+    stub = StubServer(scripted(SEARCH, READ, FINAL))
+    monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
+    monkeypatch.setenv("EMAILRL_ENGINE", "openai")
+    monkeypatch.setenv("MODEL_NAME", "m")
+    tell.cache_clear()
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return make_database(tmp_path / "mail.db")
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode("latin-1")), encoding="utf-8"))
+
+
+def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(emailrl, server, db: Path) -> None:
+    code, out, err = emailrl("ask", "When does the lease end?", "--db", db)
+    assert code == 0
+    assert out.splitlines() == [
+        "On 31 May 2002.",
+        "",
+        "Source: mail 0",
+        "bob@example.com, 2001-05-01",
+        "  > The lease ends on 31 May 2002.",
+        "",
+        "Source <gone@x>: not in this mailbox.",
+    ]
+    assert err.splitlines() == [
+        f"Mailbox: {ANN}; model: m",
+        f"mail goes to 127.0.0.1:{server.port}: policy",
+        'search  "lease" from bob@example.com: 1 hit',
+        "        The lease ends on 31 May 2002.",
+        "read    mail 0, bob@example.com, 2001-05-01",
+    ]
+    system = server.requests[0][1]["messages"][0]["content"]
+    assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
+
+
+def test_json_is_one_object(emailrl, server, db: Path) -> None:
+    code, out, _ = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
+    record = json.loads(out)
+    assert code == 0 and record.pop("seconds") > 0
+    assert record == {
+        "answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"], "turns": 3, "stop_reason": "answered",
+        "inbox": ANN, "date": "2001-05-02",
+    }  # fmt: skip
+
+
+def test_the_date_hides_emails_from_that_day_on(emailrl, server, db: Path) -> None:
+    _, out, err = emailrl("ask", "When?", "--db", db, "--date", "2001-05-01")
+    assert '"lease" from bob@example.com: 0 hits' in err and "failed  read_email: Email not found" in err
+    assert "Source <m0@x>: not in this mailbox." in out
+
+
+def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Path, monkeypatch) -> None:
+    server.reply = scripted(UNKNOWN)
+    code, out, err = emailrl("ask", "Who am I?", "--db", db)
+    assert (code, out) == (0, "I don't know.\n") and "The model" not in err
+    monkeypatch.setenv("MAX_TURNS", "2")
+    server.reply = scripted(SEARCH, SEARCH)
+    code, out, err = emailrl("ask", "Who am I?", "--db", db)
+    assert (code, out) == (0, "I don't know.\n")
+    assert err.splitlines()[-1] == "The model gave no answer within 2 turns (MAX_TURNS)."
+    server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
+    code, out, err = emailrl("ask", "Who am I?", "--db", db, "--json")
+    assert code == 0 and json.loads(out)["answer"] is None and json.loads(out)["stop_reason"] == "bad_tool_call_args"
+    assert "refused search_emails: search_emails: 'keywords' must be a list of strings." in err
+
+
+def test_email_text_cannot_steer_the_terminal(emailrl, server, db: Path) -> None:
+    server.reply = scripted(("return_final_answer", '{"answer": "\\u001b[2J[red]x[/red]", "sources": ["\\u202eid"]}'))
+    _, out, _ = emailrl("ask", "When?", "--db", db)
+    assert out.splitlines()[0] == "␛[2J[red]x[/red]" and "\u202e" not in out
+
+
+def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, server, db: Path, monkeypatch) -> None:
+    typed(monkeypatch, "When does the lease end?\n\n  \nAnd caf\xe9s?\n")  # not UTF-8
+    code, out, err = emailrl("ask", "--db", db)
+    assert code == 0
+    assert out.count("On 31 May 2002.\n\nSource") == 2 and "ask>" not in out
+    assert err.count("mail goes to") == 1
+    asked = [body["messages"][1]["content"] for _, body in server.requests if len(body["messages"]) == 2]
+    assert asked == ["When does the lease end?", "And caf�s?"]
+
+
+def test_a_failure_ends_one_question_of_a_session(emailrl, server, db: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_RETRIES", "0")
+    good, bad = server.reply, lambda body: (400, {"error": {"message": "too busy"}})
+    server.reply = lambda body: (bad if body["messages"][1]["content"] == "one" else good)(body)
+    typed(monkeypatch, "one\ntwo\n")
+    code, out, err = emailrl("ask", "--db", db)
+    assert code == 0 and "error: The rollout failed: " in err and "too busy" in err
+    assert out.startswith("On 31 May 2002.")
+
+
+def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, db: Path) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+    good = server.reply
+
+    def slow_first(body: dict[str, Any]) -> tuple[int, Any]:
+        if body["messages"][1]["content"] == "one":
+            asked.set()
+            may_answer.wait(30)
+        return good(body)
+
+    server.reply = slow_first
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "emailrl", "ask", "--db", str(db)]
+    child = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=db.parent
+    )
+    os.close(follower)
+    screen = Screen(leader)
+    screen.wait_for("ask> ")
+    os.write(leader, b"one\n")
+    assert asked.wait(60)
+    child.send_signal(signal.SIGINT)
+    screen.wait_for("interrupted")
+    may_answer.set()
+    screen.wait_for("ask> ")
+    os.write(leader, b"two\n")
+    screen.wait_for("not in this mailbox.")
+    screen.wait_for("ask> ")
+    os.write(leader, b"\x1b[A")  # the arrow up: the question before
+    screen.wait_for("two")
+    os.write(leader, b"\x15\x04")
+    assert child.wait(60) == 0
+    os.close(leader)
+
+
+class Screen:
+    """What a child has written to its terminal."""
+
+    def __init__(self, leader: int) -> None:
+        self._leader = leader
+        self._seen = ""
+        os.set_blocking(leader, False)
+
+    def wait_for(self, text: str) -> None:
+        """Read on until ``text`` has come; what comes before and with it is not seen again."""
+        until = time.monotonic() + 60
+        while text not in self._seen:
+            assert time.monotonic() < until, self._seen
+            try:
+                self._seen += os.read(self._leader, 65536).decode()
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:
+                raise AssertionError(f"it ended: {self._seen}") from None
+        self._seen = self._seen.partition(text)[2]
+
+
+def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(emailrl, tmp_path: Path, db: Path) -> None:
+    make_model(tmp_path / "model")
+    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
+    for arguments, expected in (
+        ((), "nano (it knows the demo mailbox only"),
+        (("--model", "model"), "model: model\n"),
+    ):
+        code, _, err = emailrl("ask", "When?", *arguments)
+        assert code == 0 and expected in err
+    best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")
+    for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
+        code, _, err = emailrl("ask", "When?", *arguments)
+        assert code == 0 and f"best_model on {tmp_path / 'model'}\n" in err
+    with (best.path / "adapter_model.safetensors").open("ab") as file:
+        file.write(b"!")
+    code, out, err = emailrl("ask", "When?")
+    assert (code, out) == (1, "") and "adapter_model.safetensors is damaged" in err
+
+
+def test_a_model_set_in_the_folder_comes_before_the_packaged_ones(emailrl, tmp_path: Path, db: Path) -> None:
+    make_model(tmp_path / "model")
+    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmodel_name = "model"\nmax_tokens = 6\nmax_turns = 1\n')
+    assert f"Mailbox: {ANN}; model: model\n" in emailrl("ask", "When?")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("",), 2, "The question is empty. For example: "),
+        (("\udcff",), 2, "The question is not valid UTF-8."),
+        (("When?", "--db", "none.db"), 1, "No such mail database: none.db."),
+        (("When?", "--db", "text"), 2, "text cannot be read as a mail database"),
+        (("When?", "--inbox", "an@example.com"), 2, f"Did you mean {ANN}?"),
+        (("When?", "--inbox", " "), 2, "Invalid inbox ' '"),
+        (("When?", "--date", "yesterday"), 2, "'yesterday' is not a date like 2001-05-14."),
+        (("When?", "--checkpoint", "best", "--model", "nano"), 2, "--model and --checkpoint are mutually exclusive."),
+        (("When?", "--checkpoint", "best"), 1, "No checkpoint under outputs/grpo*."),
+        (("When?", "--checkpoint", "empty"), 2, "empty has no metadata.json."),
+        (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot play a checkpoint."),
+        (("--json",), 2, "--json needs a question."),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_line(
+    emailrl, tmp_path: Path, db: Path, arguments: tuple[str, ...], code: int, error: str
+) -> None:
+    (tmp_path / "text").write_text("no database")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\n')
+    found, out, err = emailrl("ask", *arguments)
+    assert (found, out) == (code, "")
+    [line] = err.splitlines()
+    assert line.startswith("error: ") and error in line
+
+
+def test_of_several_mailboxes_one_is_to_be_chosen(emailrl, tmp_path: Path) -> None:
+    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    code, out, err = emailrl("ask", "When?", "--db", demo)
+    assert (code, out) == (2, "")
+    assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
+
+
+def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path) -> None:
+    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
+    asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
+    scenario = next(each for each in asked if each.kind == "room")
+    code, out, err = emailrl(
+        "ask", scenario.question, "--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date
+    )
+    assert code == 0 and "search  " in err and "read    " in err
+    assert out.startswith(scenario.answer) and "\nSource: " in out
