@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"facts"},
     {"store", "checkpoints"},
     {"recording"},
-    {"trajectory", "custom", "remote"},
+    {"trajectory", "custom", "remote", "ranks"},
     {"settings"},
     {"errors", "disk", "plain", "ending"},
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +22,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file; OSError, with ``path`` as its ``filename``, where that cannot be done."""
     with writing_tensors(path):
         save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
+    """The SHA-256 of the tensors' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager

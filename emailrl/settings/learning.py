@@ -37,7 +37,7 @@ class TrainingSettings(Section):
     per_device_train_batch_size: Annotated[
         Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP"), Flag("--batch-size")
     ] = 4
-    """Questions per step, before multiplication by GRADIENT_ACCUMULATION_STEPS."""
+    """Questions per step and rank, before multiplication by GRADIENT_ACCUMULATION_STEPS."""
     gradient_accumulation_steps: Positive = 1
     """Multiplier of the questions per step; MAX_TOKENS_PER_MICRO_BATCH sets the memory of updates instead."""
     num_generations: Annotated[Positive, Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
@@ -74,6 +74,10 @@ class TrainingSettings(Section):
     """Compute common prefixes in a micro-batch, such as a group's prompt, only once. Needs packing and no dropout."""
     fused_layers: bool = True
     """Train Llama, Mistral, Qwen2 and Qwen3 models on a GPU with emailrl's own LoRA layers; needs packing."""
+    rank_timeout: Annotated[float, Field(gt=0)] = 600
+    """Seconds that ranks wait for each other during training before the run ends with an error."""
+    rank_start_timeout: Annotated[float, Field(gt=0)] = 1800
+    """Seconds that ranks wait for each other until the model is loaded on all of them."""
     gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"
     """Recompute activations in the backward pass: on uses the least memory, off the least time, selective keeps only
     attention; auto recomputes what does not fit on the GPU, and nothing on a CPU. true and false mean on and off."""

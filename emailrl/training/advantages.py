@@ -75,13 +75,18 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     return advantages, advantages + values
 
 
-def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale ``(B, T)`` to mean 0 and variance 1 over the mask: (A - mean) * rsqrt(max(biased var, 1e-8))."""
+def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> Tensor:
+    """Shift and scale ``(B, T)`` to mean 0 and variance 1 over the mask: (A - mean) * rsqrt(max(biased var, 1e-8)).
+
+    ``over`` ``(P,)`` are the advantages that mean and variance are of, where these are part of them; None: the mask's.
+    """
     trainable = mask.bool()
-    count = trainable.sum().clamp(min=1)
     advantages = _masked(advantages, trainable)
-    centred = _masked(advantages - advantages.sum() / count, trainable)
-    variance = centred.square().sum() / count
+    whole = advantages if over is None else over
+    count = trainable.sum().clamp(min=1) if over is None else over.numel()
+    mean = whole.sum() / count
+    centred = _masked(advantages - mean, trainable)
+    variance = (centred if over is None else over - mean).square().sum() / count
     return centred * variance.clamp(min=1e-8).rsqrt()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from emailrl.policy.load import Policy, load_policy
+from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import load_settings
 from emailrl.training.mix import resolve
 from emailrl.training.step.samples import TrainingSample
@@ -32,7 +33,7 @@ def samples(*, sampler: float = -5.5) -> list[TrainingSample]:
     return made
 
 
-def make_updater(model: Path, *, moved: bool = True, **changes: Any) -> Updater:
+def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
     given = {
         "model_name": str(model), "lora_rank": 4, "temperature": TEMPERATURE, "learning_rate": 1e-2, "warmup_steps": 0,
@@ -40,7 +41,7 @@ def make_updater(model: Path, *, moved: bool = True, **changes: Any) -> Updater:
     }  # fmt: skip
     settings = load_settings(given | changes, environ={}, cwd=model)
     policy = load_policy(settings, trainable=True)
-    updater = Updater(policy, resolve(settings), settings)
+    updater = Updater(policy, resolve(settings), settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from emailrl.training.step.batches import MicroBatch
 from emailrl.training.step.samples import TrainingSample
+
+Part = TypeVar("Part", "Prepared", MicroBatch)
 
 
 @dataclass
@@ -31,6 +33,10 @@ class Prepared:
     returns: Tensor | None = None
     """What the critic learns to foresee; None without one."""
 
+    def on_cpu(self) -> Prepared:
+        """The same in the host's memory."""
+        return replace(_on_cpu(self), batch=_on_cpu(self.batch))
+
     def halves_like(self, failed: MicroBatch, size: Callable[[MicroBatch], int]) -> list[Prepared]:
         """Two micro-batches of half as many rows, where this is no smaller than one that did not fit; else itself."""
         if size(self.batch) < size(failed) or len(self.samples) == 1:
@@ -45,6 +51,13 @@ class Prepared:
             if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, batch=batch, samples=self.samples[rows], **cut)
+
+
+def _on_cpu(part: Part) -> Part:
+    tensors: dict[str, Any] = {
+        field.name: value.cpu() for field in fields(part) if isinstance(value := getattr(part, field.name), Tensor)
+    }
+    return replace(part, **tensors)
 
 
 def halves_of(batch: MicroBatch) -> list[MicroBatch]:

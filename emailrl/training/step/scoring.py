@@ -36,8 +36,13 @@ class LogprobScorer:
             pad_id=policy.tokenizer.pad_token_id or 0,
             device=policy.device,
             packing=takes_packed(policy.model),
-            share_prefixes=self.settings.training.prefix_sharing and shares_prefixes(policy.model),
+            share_prefixes=self.shares_prefixes,
         )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether tokens that samples of a micro-batch begin with alike are computed once."""
+        return self.settings.training.prefix_sharing and shares_prefixes(self.policy.model)
 
     def forward(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
         """Score by the policy as it is, with entropy; with its critic's values where it has one.

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from emailrl.errors import EmailRLError
+from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.advantages import ESTIMATORS, gae, rewards_to_go, whiten
 from emailrl.training.algorithms import Algorithm
@@ -48,11 +49,12 @@ def shape_advantages(
     wanted: AlgorithmSettings,
     *,
     kl_coef: float,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Fill in ``advantages``, and with a critic ``returns``, of a step's micro-batches; returns the critic's metrics.
 
-    ``items`` hold each of the step's samples once. What a trajectory is ``paid``, by its id, is cut to the range of
-    REWARD_CLIP_LOW and REWARD_CLIP_HIGH.
+    ``items`` hold each of the rank's samples once; whitening and metrics are over the samples of all ranks. What a
+    trajectory is ``paid``, by its id, is cut to the range of REWARD_CLIP_LOW and REWARD_CLIP_HIGH.
     """
     rows = _Trajectories(items)
     rewards = rows.pay_at_the_end([_clipped(paid[trajectory_id], wanted) for trajectory_id in rows.ids])
@@ -62,13 +64,14 @@ def shape_advantages(
     if algorithm.has_critic:
         values = rows.gather([_known(item.old_values) for item in items])
         advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
-        metrics = _critic_metrics(values[rows.mask], returns[rows.mask])
+        metrics = _critic_metrics(_of_all(ranks, values[rows.mask]), _of_all(ranks, returns[rows.mask]))
         for item, part in zip(items, rows.scatter(returns), strict=True):
             item.returns = part
     else:
         advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
     if algorithm.whiten:
-        advantages = whiten(advantages, rows.mask)
+        over = None if ranks.is_alone else _of_all(ranks, advantages[rows.mask])
+        advantages = whiten(advantages, rows.mask, over=over)
     for item, part in zip(items, rows.scatter(advantages), strict=True):
         item.advantages = part
     return metrics
@@ -91,7 +94,7 @@ class _Trajectories:
         """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 behind a row's end."""
         host = [tensor.cpu() for tensor in tensors]
         rows = [torch.cat([host[n][row][self._masks[n][row]] for n, row in pieces]) for pieces in self._pieces.values()]
-        return pad_sequence(rows, batch_first=True)
+        return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0)
 
     def scatter(self, trajectories: Tensor) -> list[Tensor]:
         """The inverse of ``gather``, on the micro-batches' device; 0 outside the loss mask."""
@@ -111,6 +114,11 @@ class _Trajectories:
         last = self.mask.sum(dim=1) - 1
         rewards[torch.arange(len(rewards)), last] = torch.tensor(paid, dtype=rewards.dtype)
         return rewards
+
+
+def _of_all(ranks: Ranks, values: Tensor) -> Tensor:
+    """The trained tokens of all ranks ``(P,)``."""
+    return torch.cat(ranks.gather(values))
 
 
 def _clipped(reward: float, wanted: AlgorithmSettings) -> float:

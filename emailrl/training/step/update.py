@@ -8,10 +8,8 @@ update each, whose micro-batches share one global denominator.
 from __future__ import annotations
 
 import copy
-import math
-from collections import defaultdict
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +18,43 @@ from torch import Tensor
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy
+from emailrl.policy.tensors import checksum
 from emailrl.policy.value_head import make_value_head
+from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.passes import needs_old_logprobs, needs_reference
 from emailrl.training.step.batches import MicroBatch, mini_batches
+from emailrl.training.step.gradients import Gradients
 from emailrl.training.step.meter import Meter, TokenNumbers, UpdateResult
-from emailrl.training.step.objective import Denominators, Objective
+from emailrl.training.step.objective import Objective
 from emailrl.training.step.prepared import Prepared, halves_of
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.schedule import learning_rate
 from emailrl.training.step.scoring import LogprobScorer
 from emailrl.training.step.shaping import shape_advantages
 from emailrl.training.step.skipped import save_skipped
+from emailrl.training.step.spread import Share, make_shares
 
 MAX_SKIPPED_IN_A_ROW = 3
 """So many updates whose loss or gradient is not finite end the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What a pass over a mini-batch found beside the gradients that it leaves behind."""
-
-    losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    meter: Meter = field(default_factory=Meter)
-    tokens: dict[int, Tensor] = field(default_factory=dict)
-    """By the sample's index: old and present log-probabilities and advantages, ``(3, T)``."""
-
-    def not_finite(self) -> dict[str, float]:
-        """The losses, and norms of gradients, that are no finite numbers."""
-        return {name: value for name, value in self.losses.items() if not math.isfinite(value)}
 
 
 class Updater:
     """Holds the optimizer and the KL weight of a trainable policy; the algorithm is data it follows."""
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm, settings: Settings, *, total_steps: int | None = None
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        settings: Settings,
+        *,
+        total_steps: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """``total_steps`` is where a linear or cosine schedule ends; None takes ``settings.training.max_steps``."""
-        self.policy, self.algorithm, self.settings = policy, algorithm, settings
+        self.policy, self.algorithm, self.settings, self.ranks = policy, algorithm, settings, ranks
         self.total_steps = total_steps or settings.training.max_steps
         named = policy.trainable_parameters()
         if not named:
@@ -85,6 +79,9 @@ class Updater:
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
         self.scorer = LogprobScorer(policy, settings)
         self.objective = Objective(algorithm, settings, self.kl)
+        self.gradients = Gradients(
+            self.parameters, self.critic, self.scorer, self.objective, self.loss_scale, settings, ranks
+        )
         self.skipped_in_a_row = 0
         self.skipped_dir: Path | None = None
         """Where batches go whose loss is not finite; None keeps none."""
@@ -99,27 +96,74 @@ class Updater:
         """
         if not samples:
             raise ValueError("a step without samples: skip it")
-        training, meter = self.settings.training, Meter()
+        training = self.settings.training
+        shares = make_shares(
+            samples,
+            paid,
+            list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}")),
+            self.ranks.world,
+            step=step,
+            share_prefixes=self.scorer.shares_prefixes,
+        )
+        with self.ranks.at_work():
+            metrics, tokens = self._train(self.ranks.scatter(shares))
+        metrics |= {
+            "trainable_tokens": sum(sample.num_trainable for sample in samples),
+            "total_tokens": sum(len(sample.token_ids) for sample in samples),
+        }
+        rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
+        return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
+
+    def follow(self) -> None:
+        """On another rank than the first: train what rank 0 deals out in its ``train``."""
+        self._train(self.ranks.scatter(None))
+
+    def _train(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor]]:
+        """Make the step's updates; returns its metrics, the same on all ranks, and on rank 0 the tokens by sample."""
+        training, step, meter = self.settings.training, share.step, Meter()
         tokens: dict[int, Tensor] = {}
         rate = self._set_rates(step)
+        summing = self.ranks.seconds
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
-            torch.manual_seed(training.seed * 1_000_003 + step)
-            rounds, foreseen = self._prepare(samples, paid, step, meter)
+            torch.manual_seed((training.seed * 1_000_003 + step) + self.ranks.rank * 2**32)
+            rounds, metrics = self._prepare(share, meter)
             for epoch in range(training.update_epochs):
                 for prepared in rounds:
                     tokens |= self._update(prepared, meter, step, first_pass=epoch == 0)
         self.policy.model.eval()
-        metrics = meter.means() | foreseen | {"learning_rate": rate, "kl_coef": self.kl.coef}
+        metrics = meter.means() | metrics | {"learning_rate": rate, "kl_coef": self.kl.coef}
         if self.kl.coef and "kl" in metrics and not self._critic_only(step):
-            self.kl.update(metrics["kl"], len({sample.trajectory_id for sample in samples}))
-        metrics |= {
-            "trainable_tokens": sum(sample.num_trainable for sample in samples),
-            "total_tokens": sum(len(sample.token_ids) for sample in samples),
-            "updates_skipped": meter.counts["updates_skipped"],
-            "micro_batches_halved": meter.counts["micro_batches_halved"],
-        }
-        rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
-        return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
+            self.kl.update(metrics["kl"], share.num_trajectories)
+        metrics |= {name: meter.counts[name] for name in ("updates_skipped", "micro_batches_halved")}
+        if not self.ranks.is_alone:
+            computed = self.ranks.gather(sum(item.batch.num_tokens for prepared in rounds for item in prepared))
+            metrics |= {
+                "rank_tokens_mean": sum(computed) / self.ranks.world,
+                "rank_tokens_max": max(computed),
+                "all_reduce_seconds": self.ranks.seconds - summing,
+            }
+        placed = {share.places[i]: columns for i, columns in tokens.items()}
+        every = self.ranks.collect({i: columns.cpu() for i, columns in placed.items()})
+        return metrics, {i: columns for each in every for i, columns in each.items()}
+
+    def synchronize(self) -> None:
+        """Give all ranks the weights and the state of rank 0; raises EmailRLError where one differs afterwards."""
+        if self.ranks.is_alone:
+            return
+        parameters = [*self.parameters, *self.critic]
+        mine = io.BytesIO()
+        if self.ranks.is_first:
+            torch.save({"weights": [p.detach() for p in parameters], "state": self.state_dict()}, mine)
+        saved = io.BytesIO(self.ranks.broadcast(mine.getvalue()))
+
+        def take() -> None:
+            theirs = torch.load(saved, map_location="cpu", weights_only=True)
+            self.load_state_dict(theirs["state"])
+            for parameter, value in zip(parameters, theirs["weights"], strict=True):
+                parameter.data.copy_(value)
+
+        self.ranks.agree(take)
+        self.ranks.check_same("The adapter", checksum(parameters))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, beside adapter and critic, as ``torch.save`` can write it."""
@@ -166,34 +210,38 @@ class Updater:
     def _critic_only(self, step: int) -> bool:
         return bool(self.critic) and step <= self.settings.algorithm.critic_warmup_steps
 
-    def _prepare(
-        self, samples: Sequence[TrainingSample], paid: Mapping[str, float], step: int, meter: Meter
-    ) -> tuple[list[list[Prepared]], dict[str, float]]:
+    def _prepare(self, share: Share, meter: Meter) -> tuple[list[list[Prepared]], dict[str, float]]:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
-        training = self.settings.training
-        minis = list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}"))
-        updates = len(minis) * training.update_epochs
-        score = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
         self.policy.model.eval()
-        rounds = []
-        for mini in minis:
+        rounds, halved = self.ranks.agree(lambda: self._score_all(share))
+        meter.counts["micro_batches_halved"] += sum(self.ranks.gather(halved))
+        items = [item for prepared in rounds for item in prepared]
+        metrics = shape_advantages(
+            items, share.paid, self.algorithm, self.settings.algorithm, kl_coef=self.kl.coef, ranks=self.ranks
+        )
+        self.policy.model.train()
+        return rounds, metrics
+
+    def _score_all(self, share: Share) -> tuple[list[list[Prepared]], int]:
+        """The micro-batches of each mini-batch, scored; and how often one was halved to fit into memory."""
+        updates = len(share.mini_batches) * self.settings.training.update_epochs
+        score = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
+        rounds, halved = [], 0
+        for mini in share.mini_batches:
             prepared: list[Prepared] = []
-            waiting = self.scorer.micro_batches(samples, mini)[::-1]
+            waiting = self.scorer.micro_batches(share.samples, mini)[::-1]
             while waiting:
                 batch = waiting.pop()
                 try:
-                    prepared.append(self._score(batch, [samples[i] for i in batch.indices], score=score))
+                    prepared.append(self._score(batch, [share.samples[i] for i in batch.indices], score=score))
                     continue
                 except torch.OutOfMemoryError:
                     pass  # handled below, where the traceback holds no tensors any more
                 self.scorer.ran_out(batch)
-                meter.counts["micro_batches_halved"] += 1
+                halved += 1
                 waiting += halves_of(batch)[::-1]
             rounds.append(prepared)
-        items = [item for prepared in rounds for item in prepared]
-        metrics = shape_advantages(items, paid, self.algorithm, self.settings.algorithm, kl_coef=self.kl.coef)
-        self.policy.model.train()
-        return rounds, metrics
+        return rounds, halved
 
     def _score(self, batch: MicroBatch, rows: list[TrainingSample], *, score: bool) -> Prepared:
         ref = self.scorer.reference(batch) if needs_reference(self.kl.coef) else None
@@ -211,7 +259,9 @@ class Updater:
 
         Returns what the tokens were.
         """
-        found = self._gradients(prepared, meter, step, first_pass=first_pass)
+        found = self.gradients.compute(
+            prepared, self.optimizer, meter, first_pass=first_pass, critic_only=self._critic_only(step)
+        )
         if broken := found.not_finite():
             self.loss_scale.update()
             self._skip(prepared, meter, step, broken)
@@ -224,28 +274,18 @@ class Updater:
             meter.add(name, value)
         return found.tokens
 
-    def _gradients(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> Pass:
-        """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed."""
-        limit = self.settings.training.max_grad_norm or math.inf
-        while True:
-            found = self._accumulate(prepared, meter, step, first_pass=first_pass)
-            self.loss_scale.unscale_(self.optimizer)
-            scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
-            retry = scaled_up and not found.not_finite()
-            found.losses["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-            if self.critic:
-                found.losses["critic_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.critic, limit))
-            if not (retry and found.not_finite()):
-                return found
-            self.loss_scale.update()
-
     def _skip(self, prepared: list[Prepared], meter: Meter, step: int, broken: dict[str, float]) -> None:
         """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped_in_a_row += 1
         meter.counts["updates_skipped"] += 1
+        every = self.ranks.collect([item if self.ranks.is_alone else item.on_cpu() for item in prepared])
         if self.skipped_dir is not None:
-            save_skipped(self.skipped_dir, f"step-{step:06d}-{meter.counts['updates_skipped']}", prepared, step, broken)
+            name = f"step-{step:06d}-{meter.counts['updates_skipped']}"
+            save_skipped(self.skipped_dir, name, [item for items in every for item in items], step, broken)
+        self.ranks.agree(lambda: self._check_skips(step, broken))
+
+    def _check_skips(self, step: int, broken: dict[str, float]) -> None:
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             name, value = next(iter(broken.items()))
             kept = f" Their batches are in {self.skipped_dir}." if self.skipped_dir is not None else ""
@@ -253,39 +293,3 @@ class Updater:
                 f"The {name} is {value} at step {step}, in the third update in a row; the weights are as before them.",
                 f"Lower LEARNING_RATE, or resume from an earlier checkpoint.{kept}",
             )
-
-    def _accumulate(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> Pass:
-        """Gradients of the whole mini-batch; begun anew with smaller micro-batches where memory runs out.
-
-        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
-        """
-        whole = self.objective.count(prepared)
-        critic_only = self._critic_only(step)
-        while True:
-            self.optimizer.zero_grad(set_to_none=True)
-            found, item = Pass(), prepared[0]
-            try:
-                for item in prepared:
-                    self._backward(item, whole, found, first_pass=first_pass, critic_only=critic_only)
-                return found
-            except torch.OutOfMemoryError:
-                pass  # handled below, where the traceback holds no tensors any more
-            self.scorer.ran_out(item.batch)
-            meter.counts["micro_batches_halved"] += 1
-            prepared[:] = [part for other in prepared for part in other.halves_like(item.batch, self.scorer.size)]
-
-    def _backward(
-        self, item: Prepared, whole: Denominators, found: Pass, *, first_pass: bool, critic_only: bool
-    ) -> None:
-        """Add one micro-batch's gradient, its share of the losses and its tokens."""
-        wants_entropy = self.settings.algorithm.entropy_coef > 0
-        scored = self.scorer.forward(item.batch, entropy_grad=wants_entropy, critic_only=critic_only)
-        loss, losses, old = self.objective.loss(
-            item, scored, whole, found.meter, first_pass=first_pass, critic_only=critic_only
-        )
-        for name, value in losses.items():
-            found.losses[name] += value
-        assert item.advantages is not None
-        columns = torch.stack((old, scored.logprobs.detach(), item.advantages), dim=1)
-        found.tokens.update(zip(item.batch.indices, columns, strict=True))
-        self.loss_scale.scale(loss).backward()

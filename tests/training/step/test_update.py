@@ -76,7 +76,7 @@ def test_fp16_gradients_do_not_vanish_under_many_tokens(make: Make, first_scale:
     """Divided by four million, gradients are below fp16's smallest number; a scale that overflows is halved."""
     options: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000, "lora_alpha": 4}
     wide, narrow = make(**options), make(**options, dtype="fp16")
-    narrow.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
+    narrow.loss_scale = narrow.gradients.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
     assert narrow.policy.model.get_input_embeddings().weight.dtype == torch.float16
     metrics = [updater.train(samples(), PAID, step=1).metrics for updater in (wide, narrow)]
     assert metrics[1]["updates_skipped"] == 0

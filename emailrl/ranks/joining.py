@@ -1,0 +1,93 @@
+"""From processes that torchrun started to ranks that know each other, and back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from emailrl.ending import bounded
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks.alone import ALONE, Ranks
+from emailrl.ranks.group import RankGroup
+from emailrl.ranks.place import Place
+from emailrl.settings import Settings
+
+
+@contextmanager
+def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
+    """Meet the other ranks, if torchrun started any, and leave them at the end; alone, `ALONE`.
+
+    Each rank of a host takes the GPU of its local number. Raises UsageError where a host has fewer GPUs than ranks,
+    EmailRLError where the ranks do not meet within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts
+    the block, and what leaves it is LostRank.
+    """
+    place = place or Place.here()
+    if place.world == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    ranks = _meet(settings, place)
+    ranks.on_stop = _interrupt
+    ranks.rest()
+    try:
+        yield ranks
+    except KeyboardInterrupt:
+        if ranks.lost is not None:
+            raise ranks.lost from None
+        raise
+    finally:
+        ranks.leave()
+        if ranks.lost is None:
+            with bounded():
+                dist.destroy_process_group()
+
+
+def _meet(settings: Settings, place: Place) -> RankGroup:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    on_gpu = settings.model.device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
+        _check_gpus(settings, place, torch.cuda.device_count())
+        torch.cuda.set_device(place.local_rank)
+    training = settings.training
+    start = timedelta(seconds=training.rank_start_timeout)
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=start))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world, timeout=start
+        )
+        ranks = RankGroup(place, store, start_seconds=training.rank_start_timeout, seconds=training.rank_timeout)
+        if on_gpu:
+            ranks.sum(torch.zeros(1, device="cuda"))  # NCCL connects on first use: better now than after a rollout
+    except (RuntimeError, ValueError) as error:
+        raise EmailRLError(
+            f"Rank {place.rank} of {place.world} failed to meet the others: {str(error).strip().partition(chr(10))[0]}",
+            "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
+        ) from error
+    return ranks
+
+
+def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:
+    if place.local_world > gpus:
+        raise UsageError(
+            f"{place.local_world} ranks on this host need as many GPUs, but it has {gpus}.",
+            "Start fewer ranks (--nproc), or set EMAILRL_DEVICE=cpu.",
+        )
+    if place.local_world > 1 and settings.model.device.startswith("cuda:"):
+        raise UsageError(
+            f"EMAILRL_DEVICE={settings.model.device} names one GPU for {place.local_world} ranks.",
+            "Unset it: each rank takes its own GPU.",
+        )
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread, wherever it is."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)

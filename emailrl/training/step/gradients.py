@@ -1,0 +1,167 @@
+"""Gradients of one mini-batch: micro-batch by micro-batch, summed over the ranks, clipped.
+
+Denominators are those of all ranks, so each rank adds its share of one loss, however the samples are split. Ranks may
+have any number of micro-batches, none included: they meet once per mini-batch, when each has its sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from emailrl.ranks import Ranks
+from emailrl.settings import Settings
+from emailrl.training.step.meter import Meter
+from emailrl.training.step.objective import Denominators, Objective
+from emailrl.training.step.prepared import Prepared
+from emailrl.training.step.scoring import LogprobScorer
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass over a mini-batch found, besides the gradients that it leaves behind."""
+
+    losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    meter: Meter = field(default_factory=Meter)
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    """By the sample's index on this rank: old and present log-probabilities and advantages, ``(3, T)``."""
+
+    def not_finite(self) -> dict[str, float]:
+        """The losses, and norms of gradients, that are no finite numbers."""
+        return {name: value for name, value in self.losses.items() if not math.isfinite(value)}
+
+
+class Gradients:
+    """Leaves the gradients of a mini-batch in the parameters, the same on every rank."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        critic: Sequence[nn.Parameter],
+        scorer: LogprobScorer,
+        objective: Objective,
+        loss_scale: torch.amp.GradScaler,
+        settings: Settings,
+        ranks: Ranks,
+    ) -> None:
+        self.parameters, self.critic, self.scorer, self.objective = parameters, critic, scorer, objective
+        self.loss_scale, self.settings, self.ranks = loss_scale, settings, ranks
+
+    def compute(
+        self,
+        prepared: list[Prepared],
+        optimizer: torch.optim.Optimizer,
+        meter: Meter,
+        *,
+        first_pass: bool,
+        critic_only: bool,
+    ) -> Pass:
+        """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed.
+
+        What it returns is of all ranks, but for the tokens. Halved micro-batches are counted in ``meter``.
+        """
+        limit = self.settings.training.max_grad_norm or math.inf
+        while True:
+            found = self._of_all_ranks(prepared, optimizer, meter, first_pass=first_pass, critic_only=critic_only)
+            self.loss_scale.unscale_(optimizer)
+            scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
+            retry = scaled_up and not found.not_finite()
+            found.losses["grad_norm"] = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            if self.critic:
+                found.losses["critic_grad_norm"] = float(nn.utils.clip_grad_norm_(self.critic, limit))
+            if not (retry and found.not_finite()):
+                return found
+            self.loss_scale.update()
+
+    def _of_all_ranks(
+        self,
+        prepared: list[Prepared],
+        optimizer: torch.optim.Optimizer,
+        meter: Meter,
+        *,
+        first_pass: bool,
+        critic_only: bool,
+    ) -> Pass:
+        """The mini-batch's gradients and losses, this rank's added to the others'."""
+        counts = self.ranks.gather(self.objective.count(prepared))
+        whole = Denominators(sum(each.policy for each in counts), sum(each.tokens for each in counts))
+        own, halved = self.ranks.agree(
+            lambda: self._accumulate(prepared, whole, optimizer, first_pass=first_pass, critic_only=critic_only)
+        )
+        found = Pass(tokens=own.tokens)
+        have = [parameter.grad is not None for parameter in (*self.parameters, *self.critic)]
+        cap = self.scorer.max_tokens
+        every = self.ranks.gather((dict(own.losses), own.meter, halved, have, cap))
+        for losses, measured, count, _, _ in every:
+            for name, value in losses.items():
+                found.losses[name] += value
+            found.meter.merge(measured)
+            meter.counts["micro_batches_halved"] += count
+        self.scorer.max_tokens = min(each[-1] for each in every)
+        self._sum([any(flags) for flags in zip(*(each[3] for each in every), strict=True)])
+        return found
+
+    def _sum(self, wanted: Sequence[bool]) -> None:
+        """Add up the ranks' gradients of the parameters that have one on any rank, as one flat float32 tensor."""
+        if self.ranks.is_alone:
+            return
+        parameters = [p for p, has in zip((*self.parameters, *self.critic), wanted, strict=True) if has]
+        if not parameters:
+            return
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])
+        self.ranks.sum(flat)
+        parts = flat.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+    def _accumulate(
+        self,
+        prepared: list[Prepared],
+        whole: Denominators,
+        optimizer: torch.optim.Optimizer,
+        *,
+        first_pass: bool,
+        critic_only: bool,
+    ) -> tuple[Pass, int]:
+        """This rank's gradients, begun anew with smaller micro-batches where memory runs out; how often it did.
+
+        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
+        """
+        halved = 0
+        if not prepared:  # a scaler that has never scaled has no scale to divide by
+            self.loss_scale.scale(torch.zeros((), device=self.parameters[0].device))
+        while True:
+            optimizer.zero_grad(set_to_none=True)
+            found, failed = Pass(), None
+            try:
+                for item in prepared:
+                    failed = item.batch
+                    self._backward(item, whole, found, first_pass=first_pass, critic_only=critic_only)
+                return found, halved
+            except torch.OutOfMemoryError:
+                pass  # handled below, where the traceback holds no tensors any more
+            assert failed is not None
+            self.scorer.ran_out(failed)
+            halved += 1
+            prepared[:] = [part for other in prepared for part in other.halves_like(failed, self.scorer.size)]
+
+    def _backward(
+        self, item: Prepared, whole: Denominators, found: Pass, *, first_pass: bool, critic_only: bool
+    ) -> None:
+        """Add one micro-batch's gradient, its share of the losses and its tokens."""
+        wants_entropy = self.settings.algorithm.entropy_coef > 0
+        scored = self.scorer.forward(item.batch, entropy_grad=wants_entropy, critic_only=critic_only)
+        loss, losses, old = self.objective.loss(
+            item, scored, whole, found.meter, first_pass=first_pass, critic_only=critic_only
+        )
+        for name, value in losses.items():
+            found.losses[name] += value
+        assert item.advantages is not None
+        columns = torch.stack((old, scored.logprobs.detach(), item.advantages), dim=1)
+        found.tokens.update(zip(item.batch.indices, columns, strict=True))
+        self.loss_scale.scale(loss).backward()

@@ -1,0 +1,165 @@
+"""What ranks tell each other, with real processes over gloo; and that one process alone needs none of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks.processes import begin, in_ranks, results
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
+from emailrl.settings import Settings, TrainingSettings
+
+
+def settings(seconds: float = 60) -> Settings:
+    return Settings(training=TrainingSettings(rank_timeout=seconds, rank_start_timeout=60))
+
+
+def ranked(work: Callable[[Ranks], Any], seconds: float = 60) -> Callable[[], Any]:
+    """``work`` of a rank that has met the others: rank 0 calls the rest to it."""
+
+    def run() -> Any:
+        with joined(settings(seconds)) as ranks:
+            ranks.started()
+            if ranks.is_first:
+                with ranks.at_work():
+                    return work(ranks)
+            found: list[Any] = []
+            ranks.follow(lambda: found.append(work(ranks)))
+            return found
+
+    return run
+
+
+def test_alone_every_method_gives_back_what_it_is_given() -> None:
+    tensor = torch.ones(2)
+    ALONE.sum(tensor)
+    ALONE.check_same("x", "y")
+    with ALONE.at_work(), joined(Settings(), Place()) as ranks:
+        assert ranks is ALONE and ranks.is_first and ranks.is_alone
+    assert tensor.tolist() == [1, 1]
+    assert (ALONE.broadcast(1), ALONE.scatter([2]), ALONE.gather(3), ALONE.collect(4)) == (1, 2, [3], [4])
+    assert ALONE.agree(lambda: 5) == 5
+
+
+def test_objects_and_sums_reach_every_rank(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> Any:
+        tensor = torch.full((3,), float(ranks.rank + 1))
+        ranks.sum(tensor)
+        ranks.check_same("The text", "same")
+        first = ranks.is_first
+        said = ranks.broadcast({"from": 0} if first else None)
+        return (
+            said,
+            ranks.scatter(["a", "b", "c"] if first else None),
+            ranks.gather(ranks.rank),
+            ranks.collect(10 * ranks.rank),
+            tensor.tolist(),
+            ranks.seconds > 0,
+        )
+
+    zero, *others = in_ranks(3, ranked(work), tmp_path)
+    assert zero == ({"from": 0}, "a", [0, 1, 2], [0, 10, 20], [6, 6, 6], True)
+    assert others == [[({"from": 0}, letter, [0, 1, 2], [], [6, 6, 6], True)] for letter in "bc"]
+
+
+def test_an_error_on_one_rank_is_raised_by_all_and_rank_0_says_whose_it_is(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail() -> None:
+            if ranks.rank == 1:
+                raise UsageError("No such thing.", "Try another.")
+
+        ranks.agree(fail)
+
+    zero, one, two = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, EmailRLError) and str(zero) == "Rank 1: No such thing. Try another."
+    assert one == [] and two == []  # they heard of the end from rank 0
+
+
+def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:
+    zero, *_ = in_ranks(2, ranked(lambda ranks: ranks.check_same("The adapter", str(ranks.rank))), tmp_path)
+    assert "The adapter of rank 1 differs from rank 0's." in str(zero)
+
+
+def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(tmp_path: Path) -> None:
+    def run() -> Any:
+        with joined(settings(8)) as ranks:
+            ranks.started()
+            if ranks.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if not ranks.is_first:
+                assert isinstance(ranks, RankGroup)
+                ranks.follow(lambda: None)
+            time.sleep(60)
+
+    begun = time.monotonic()
+    zero, one, two = in_ranks(3, run, tmp_path)
+    assert time.monotonic() - begun < 30
+    assert one is None and isinstance(zero, LostRank) and isinstance(two, LostRank)
+    assert "Rank 1 of 3 ended or did not answer within 8 s." in str(zero)
+
+
+@pytest.mark.parametrize("moment", ["waiting", "working"])
+def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_path: Path) -> None:
+    def run() -> Any:
+        with joined(settings(6)) as ranks:
+            ranks.started()
+            if ranks.is_first:
+                if moment == "waiting":
+                    time.sleep(60)
+                with ranks.at_work():
+                    return ranks.gather(1)
+            assert isinstance(ranks, RankGroup)
+            if ranks.rank == 2 and moment == "waiting":
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+            def work() -> None:
+                if ranks.rank == 2:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                ranks.gather(1)
+
+            ranks.follow(work)
+
+    children = begin(3, run, tmp_path)
+    try:
+        zero, one = results(children[:2], tmp_path, seconds=40)
+    finally:
+        os.kill(children[2], signal.SIGKILL)
+        os.waitpid(children[2], 0)
+    assert isinstance(zero, LostRank) and isinstance(one, LostRank)
+    assert "Rank 2 of 3 ended or did not answer within 6 s." in str(zero)
+
+
+def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
+    def run() -> Any:
+        heard: list[float] = []
+        with joined(settings(8)) as ranks:
+            ranks.started()
+            assert isinstance(ranks, RankGroup)
+            if not ranks.is_first:
+                ranks.stop()
+                return ranks.follow(lambda: None)
+            ranks.on_stop = lambda: heard.append(time.monotonic())
+            time.sleep(5)  # two pulses
+        return len(heard)
+
+    assert in_ranks(2, run, tmp_path) == [1, None]
+
+
+def test_ranks_that_do_not_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    short = Settings(training=TrainingSettings(rank_start_timeout=2))
+    with (
+        pytest.raises(EmailRLError, match="Rank 1 of 2 failed to meet the others") as raised,
+        joined(short, Place(1, 2)),
+    ):
+        pass
+    assert "RANK_START_TIMEOUT" in raised.value.hint

@@ -1,0 +1,143 @@
+"""An update by several ranks equals one process's: gradients, weights, metrics, tokens; and so do its decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks.processes import in_ranks
+from torch import Tensor
+from training.updaters import make_updater
+
+from emailrl.ranks import RankGroup, joined
+from emailrl.settings import Settings, TrainingSettings
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.update import Updater
+
+OF_RANKS = ("rank_tokens_mean", "rank_tokens_max", "all_reduce_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a rank came to."""
+
+    gradients: list[Tensor]
+    """After the first step."""
+    weights: list[Tensor]
+    metrics: list[dict[str, float]]
+    tokens: list[Any]
+    kl_coef: float
+    start: list[Tensor]
+
+
+def trajectories(count: int) -> list[TrainingSample]:
+    """Groups of three that begin alike; the second trajectory is in two samples."""
+    draw = torch.Generator().manual_seed(3)
+    made = []
+    for n in range(count):
+        ids = [n // 3 + 1] * 4 + torch.randint(1, 257, (5 + 3 * (n % 4),), generator=draw).tolist()
+        for part in range(1 + (n == 1)):
+            mask = [int(t > 3 and t % 4 != 0) for t in range(len(ids) - 1)] + [1]
+            logprobs = [-5.5 if trained else None for trained in mask]
+            made.append(TrainingSample(f"t{n}", f"g{n // 3}", ids[part:], mask[part:], logprobs[part:]))
+    return made
+
+
+def earned(count: int) -> dict[str, float]:
+    return {f"t{n}": math.sin(n + 1.0) for n in range(count)}
+
+
+def train(
+    make: Callable[..., Updater], count: int, steps: int, paid: Mapping[str, float], options: Mapping[str, Any]
+) -> Any:
+    """Train so many steps with the ranks that are there; each its result."""
+    with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
+        # Only rank 0 has the adapter that is to be trained; the others get it from it.
+        updater = make(ranks=ranks, moved=ranks.is_first, **options)
+        updater.synchronize()
+        if isinstance(ranks, RankGroup):
+            ranks.started()
+        start = [p.detach().clone() for p in (*updater.parameters, *updater.critic)]
+        gradients: list[list[Tensor]] = []
+        metrics, tokens = [], []
+
+        def note(_: object = None) -> None:
+            gradients.append([p.grad.clone() for p in (*updater.parameters, *updater.critic) if p.grad is not None])
+
+        if isinstance(ranks, RankGroup) and not ranks.is_first:
+            ranks.follow(lambda: note(updater.follow()))
+        else:
+            for step in range(1, steps + 1):
+                result = updater.train(trajectories(count), paid, step=step)
+                note()
+                metrics.append(result.metrics)
+                tokens = [(row.old_logprobs, row.logprobs, row.advantages) for row in result.tokens]
+        weights = [p.detach().clone() for p in (*updater.parameters, *updater.critic)]
+        return Trained(gradients[0], weights, metrics, tokens, updater.kl.coef, start)
+
+
+@pytest.fixture
+def compare(tiny_model: Path, tmp_path: Path) -> Callable[..., tuple[Trained, list[Trained]]]:
+    """Train with one process, and with ranks; settings by name."""
+
+    def run(world: int, count: int, paid: Mapping[str, float] | None = None, *, steps: int = 3, **options: Any) -> Any:
+        given = {"learning_rate": 1e-3, "warmup_steps": 0, "beta": 0.1, "max_tokens_per_micro_batch": 30} | options
+        work = partial(train, partial(make_updater, tiny_model), count, steps, paid or earned(count), given)
+        return work(), in_ranks(world, work, tmp_path)
+
+    return run
+
+
+def assert_equal(one: Trained, ranks: list[Trained]) -> None:
+    for rank in ranks:
+        for summed, whole in zip(rank.gradients, one.gradients, strict=True):
+            assert float((summed - whole).norm()) <= 1e-5 * float(whole.norm())
+        for mine, other in zip(rank.weights, one.weights, strict=True):
+            torch.testing.assert_close(mine, other, atol=5e-6, rtol=0)  # Adam divides rounding by its own size
+        assert all(map(torch.equal, rank.weights, ranks[0].weights))
+        assert rank.kl_coef == ranks[0].kl_coef == pytest.approx(one.kl_coef, rel=1e-5)
+    first = ranks[0]
+    for mine, other in zip(first.metrics, one.metrics, strict=True):
+        several = {name: mine.pop(name) for name in OF_RANKS}
+        assert several["rank_tokens_max"] >= several["rank_tokens_mean"] > 0 < several["all_reduce_seconds"]
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-5)
+    for row, other in zip(first.tokens, one.tokens, strict=True):
+        for values, wanted in zip(row, other, strict=True):
+            assert values == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("world", "count"), [(2, 4), (3, 7), (4, 3)])
+def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, compare: Callable[..., Any]) -> None:
+    one, ranks = compare(world, count)
+    moved = [(now - then).abs().max() for now, then in zip(one.weights, one.start, strict=True)]
+    assert min(moved) > 1e-3
+    assert_equal(one, ranks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2},
+        {"algorithm": "reinforce_pp", "kl_target": 0.05},
+        {"algorithm": "gspo", "num_mini_batches": 3},
+        {"max_grad_norm": 0.01, "reference": "start", "prefix_sharing": False, "packing": False},
+        {"algorithm": "ppo", "critic_warmup_steps": 3, "weight_decay": 0.1},
+    ],
+    ids=lambda options: "-".join(f"{value}" for value in options.values()),
+)
+def test_whatever_the_algorithm(options: dict[str, Any], compare: Callable[..., Any]) -> None:
+    one, ranks = compare(2, 5, **options)
+    assert_equal(one, ranks)
+
+
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(compare: Callable[..., Any]) -> None:
+    paid = earned(4) | {"t2": math.nan}
+    one, ranks = compare(2, 4, paid, steps=2)
+    assert all(map(torch.equal, one.start, ranks[1].weights))
+    assert ranks[0].metrics[0]["updates_skipped"] == one.metrics[0]["updates_skipped"] == 1

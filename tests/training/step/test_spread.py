@@ -1,0 +1,83 @@
+"""Dealing samples to ranks: whole trajectories, tokens balanced, groups together where that computes fewer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.spread import deal, make_shares
+
+
+def sample(trajectory: str, group: str, ids: list[int]) -> TrainingSample:
+    return TrainingSample(trajectory, group, ids, [0] * (len(ids) - 1) + [1], [None] * len(ids))
+
+
+def lengths_of(samples: list[TrainingSample], parts: list[list[int]]) -> list[int]:
+    return [sum(len(samples[i].token_ids) for i in part) for part in parts]
+
+
+def of_lengths(*lengths: int) -> list[TrainingSample]:
+    return [sample(f"t{n}", f"g{n}", [n] * length) for n, length in enumerate(lengths)]
+
+
+def test_the_longest_go_first_to_the_emptiest() -> None:
+    samples = of_lengths(7, 6, 5, 4, 3)  # 7 | 6, then 5 to the 6, 4 to the 7, 3 to the 11 or the 11: the first
+    assert deal(samples, range(5), 2, share_prefixes=False) == [[0, 3, 4], [1, 2]]
+
+
+def test_a_rank_may_get_nothing() -> None:
+    assert deal(of_lengths(5, 3, 4), range(3), 4, share_prefixes=False) == [[0], [2], [1], []]
+
+
+def test_only_the_chosen_are_dealt() -> None:
+    assert deal(of_lengths(9, 1, 8, 2), [1, 3], 2, share_prefixes=False) == [[3], [1]]
+
+
+def test_samples_of_one_trajectory_stay_together_in_their_order() -> None:
+    samples = [sample("a", "g", [1] * 4), sample("b", "g", [2] * 9), sample("a", "g", [3] * 4)]
+    assert deal(samples, range(3), 2, share_prefixes=False) == [[1], [0, 2]]
+
+
+def test_shared_prefixes_count_once_and_keep_groups_together() -> None:
+    """Two groups of two, 100 tokens alike and 10 of one's own: 120 a rank together, 220 torn apart."""
+    samples = [
+        sample(f"t{group}{member}", f"g{group}", [group] * 100 + [10 + member] * 10)
+        for member in (0, 1)
+        for group in (0, 1)
+    ]
+    assert deal(samples, range(4), 2, share_prefixes=True) == [[0, 2], [1, 3]]
+
+
+def test_a_group_is_torn_apart_where_its_rank_would_be_the_slowest() -> None:
+    samples = [sample(f"t{n}", "g", [0] * 10 + [n + 1] * 100) for n in range(4)]
+    parts = deal(samples, range(4), 2, share_prefixes=True)
+    assert sorted(map(len, parts)) == [2, 2]
+
+
+@pytest.mark.parametrize(("num_ranks", "least"), [(2, 0.99), (4, 0.98), (8, 0.95)])
+def test_48_trajectories_are_balanced(num_ranks: int, least: float) -> None:
+    draw = random.Random(1)
+    samples = of_lengths(*(draw.randrange(2400, 5500) for _ in range(48)))
+    loads = lengths_of(samples, deal(samples, range(48), num_ranks, share_prefixes=False))
+    assert sum(loads) / num_ranks / max(loads) >= least
+
+
+def test_each_sample_is_in_one_share_and_each_mini_batch_on_every_rank() -> None:
+    samples = of_lengths(*range(3, 10))
+    paid = {one.trajectory_id: float(n) for n, one in enumerate(samples)}
+    shares = make_shares(samples, paid, [[0, 2, 4, 6], [1, 3, 5]], 3, step=2, share_prefixes=False)
+    assert sorted(place for share in shares for place in share.places) == list(range(7))
+    for share in shares:
+        assert [samples[place] for place in share.places] == share.samples
+        assert share.paid == {one.trajectory_id: paid[one.trajectory_id] for one in share.samples}
+        assert sorted(i for mini in share.mini_batches for i in mini) == list(range(len(share.samples)))
+        assert (len(share.mini_batches), share.num_trajectories, share.step) == (2, 7, 2)
+        assert all(share.places[i] % 2 == 0 for i in share.mini_batches[0])
+
+
+def test_a_single_rank_gets_everything_as_it_is() -> None:
+    samples = of_lengths(3, 9, 4)
+    (share,) = make_shares(samples, {"t0": 1.0}, [[2, 0], [1]], 1, step=1, share_prefixes=True)
+    assert share.samples == samples and share.mini_batches == [[2, 0], [1]] and share.places == [0, 1, 2]
