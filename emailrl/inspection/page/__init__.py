@@ -1,0 +1,8 @@
+"""One HTML page of a run, a trajectory file or one trajectory: a single file that opens without network."""
+
+from emailrl.inspection.page.build import PageData, gather
+from emailrl.inspection.page.html import dump, page, served_page
+from emailrl.inspection.page.place import Place, place_of, run_record
+from emailrl.inspection.page.shapes import detail, row
+
+__all__ = ["PageData", "Place", "detail", "dump", "gather", "page", "place_of", "row", "run_record", "served_page"]

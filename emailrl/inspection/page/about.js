@@ -1,0 +1,19 @@
+// Settings, versions and files: what made what is shown.
+
+function about() {
+  const { run } = data;
+  const identity = { ...run.run, lora: run.run.lora && JSON.stringify(run.run.lora) };
+  const groups = Object.entries(run.settings).map(([name, values]) => el("div", { class: "card" }, outside(name, "h3"), pairTable(values)));
+  return el("div", { class: "overview" }, heading(), leftOut(),
+    el("div", { class: "two" },
+      section("Run", null, pairTable(identity)),
+      section("Versions", null, pairTable({ "page made by emailrl": run.made.emailrl, at: run.made.at, ...run.versions }))),
+    section("Files", null, fileTable()),
+    groups.length ? section("Settings", "Secrets are never recorded.", el("div", { class: "cards" }, groups)) : null);
+}
+
+function fileTable() {
+  const rows = data.run.files.map((file) => el("tr", {}, el("th", { scope: "row" }, file.left_out ? outside(file.name) : el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name }) }, outside(file.name))), outside(file.label, "td"), el("td", { class: "amount", text: file.left_out ? "left out" : file.count.toLocaleString("en") }), el("td", { class: "amount", text: `${(file.bytes / 1e6).toFixed(1)} MB` })));
+  const head = ["file", "what", "trajectories", "size"].map((name) => el("th", { scope: "col", text: name }));
+  return scroller("Files", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}

@@ -1,0 +1,108 @@
+"""Gathers what a page holds: the record of the run, a row per trajectory and the whole of each, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from emailrl.errors import UsageError
+from emailrl.inspection.locate import fitting_tokenizer, tokenizer_folders
+from emailrl.inspection.page.place import (
+    Place,
+    check_index,
+    file_record,
+    notes_of,
+    numbered_trajectories,
+    run_record,
+    source_of,
+)
+from emailrl.inspection.page.shapes import detail, row
+from emailrl.inspection.tokens import TokenTexts
+from emailrl.recording import Record
+from emailrl.trajectory import Trajectory
+
+MAX_TRAJECTORIES = 10_000
+MAX_TOKENS = 6_000_000
+"""What one page carries at most; it then weighs about 60 MB."""
+
+
+@dataclass(slots=True)
+class PageData:
+    """What a page holds; ``details`` yields one record for each of ``rows``, in their order."""
+
+    run: Record
+    rows: list[Record]
+    details: Callable[[], Iterator[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    file: Path
+    trajectories: list[tuple[int, Trajectory]]
+    notes: dict[str, Record]
+
+
+def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
+    """Read the files of a place; what exceeds the budget is left out and named in ``run["left_out"]``.
+
+    ``model_name`` is the model whose tokenizer is tried last. Raises ``UsageError`` if no trajectory is there.
+    """
+    kept, files, left_out = _read(place, max_trajectories)
+    rows = [
+        row(each, file=item.file.name, offset=offset, source=source_of(item.file), note=item.notes.get(each.id))
+        for item in kept
+        for offset, each in item.trajectories
+    ]
+    if not rows:
+        raise UsageError(f"{place.root} holds no complete trajectory yet.", "Wait for the run, or name another file.")
+    tokens = {item.file: _tokenizer(item, model_name) for item in kept}
+    run = run_record(place, files) | {"left_out": left_out}
+    if any(each is None for each in tokens.values()):
+        run["left_out"] = [*left_out, "texts of tokens where no tokenizer was found: ids are shown instead"]
+
+    def details() -> Iterator[Record]:
+        for item in kept:
+            for _, each in item.trajectories:
+                yield detail(each, note=item.notes.get(each.id), tokens=tokens[item.file])
+
+    return PageData(run, rows, details)
+
+
+def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record], list[str]]:
+    """The files' trajectories, in the order of the place, as far as the budget goes."""
+    kept: dict[Path, _Kept] = {}
+    records: dict[Path, Record] = {}
+    cut: list[str] = []
+    count = tokens = 0
+    for file in _by_importance(place.files):
+        if count >= max_trajectories or tokens >= MAX_TOKENS:
+            records[file] = file_record(file, None, 0) | {"left_out": True}
+            continue
+        found = list(numbered_trajectories(file))
+        if place.index is not None:
+            check_index(place, len(found))
+            total, found = len(found), [found[place.index]]
+            cut += [f"{total - 1} of the {total} trajectories in {file.name}"] if total > 1 else []
+        if count + len(found) > max_trajectories:
+            cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
+            found = found[: max_trajectories - count]
+        count += len(found)
+        tokens += sum(len(sample.token_ids) for _, each in found for sample in each.samples)
+        kept[file] = _Kept(file, found, notes_of(file))
+        records[file] = file_record(file, found[0][1] if found else None, len(found))
+    if skipped := [file.name for file in place.files if file not in kept]:
+        cut.append(f"{len(skipped)} of {len(place.files)} files ({skipped[0]} to {skipped[-1]})")
+    return [kept[file] for file in place.files if file in kept], [records[file] for file in place.files], cut
+
+
+def _by_importance(files: tuple[Path, ...]) -> list[Path]:
+    """The first evaluation and the last, then everything from the newest file back."""
+    evaluations = [file for file in files if source_of(file) == "eval"]
+    return list(dict.fromkeys([*evaluations[:1], *evaluations[-1:], *reversed(files)]))
+
+
+def _tokenizer(item: _Kept, model_name: str) -> TokenTexts | None:
+    """The tokenizer of a file's first trajectory that has tokens; None where none fits, or there are no tokens."""
+    first = next((each for _, each in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
+    return fitting_tokenizer(tokenizer_folders(item.file, model_name), first) if first else None

@@ -1,0 +1,177 @@
+// Small charts as inline SVG: a line with its interval, stacked bars. Values stand in a table beside them.
+
+const CHART = { width: 360, height: 150, left: 40, right: 8, top: 8, bottom: 20 };
+const MOST_POINTS = 300;
+
+// Means of neighbouring steps where there are more than a chart can show; the interval then spans theirs.
+function thinned(points) {
+  const size = Math.ceil(points.length / MOST_POINTS);
+  if (size <= 1) return points;
+  const buckets = [];
+  for (let at = 0; at < points.length; at += size) {
+    const part = points.slice(at, at + size);
+    buckets.push({
+      x: part[part.length - 1].x,
+      y: mean(part.map((each) => each.y)),
+      low: Math.min(...part.map((each) => each.low ?? each.y)),
+      high: Math.max(...part.map((each) => each.high ?? each.y)),
+    });
+  }
+  return buckets;
+}
+
+function scaleOf(low, high, from, to) {
+  const span = high - low || 1;
+  return (value) => from + ((value - low) / span) * (to - from);
+}
+
+function niceTicks(low, high, count = 3) {
+  const rough = (high - low || 1) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) ticks.push(Math.abs(tick) < step / 1e6 ? 0 : tick);
+  return ticks;
+}
+
+function tickText(value) {
+  if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e5)) return sign(value.toExponential(0));
+  return sign(String(Number(value.toPrecision(3))));
+}
+
+// lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: how values are written.
+function lineChart(title, lines, { show = number, note = "", zero = false } = {}) {
+  const drawn = lines.map((line) => ({ ...line, points: thinned(line.points.filter((point) => point.y !== null && point.y !== undefined)) }));
+  const points = drawn.flatMap((line) => line.points);
+  if (!points.length) return null;
+  const xs = points.map((point) => point.x);
+  const lows = points.map((point) => point.low ?? point.y);
+  const highs = points.map((point) => point.high ?? point.y);
+  const frame = makeFrame(Math.min(...xs), Math.max(...xs), Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
+  const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`);
+  drawn.forEach((line, index) => drawLine(picture, frame, line, index));
+  const readout = el("output", { class: "readout" }, latest(drawn, show));
+  const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
+  picture.append(cursor);
+  follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, (step) => {
+    readout.textContent = step === null ? latest(drawn, show) : `step ${step}: ${valuesAt(drawn, step, show)}`;
+  });
+  const keys = drawn.length > 1 ? el("p", { class: "keys" }, drawn.map((line, index) => el("span", { class: `key series-${index}` }, line.name))) : null;
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, note && el("p", { class: "note", text: note }));
+}
+
+function makeFrame(xLow, xHigh, yLow, yHigh) {
+  const pad = (yHigh - yLow) * 0.06 || Math.abs(yHigh) * 0.1 || 0.5;
+  const [low, high] = [yLow < 0 || yLow - pad > 0 ? yLow - pad : 0, yHigh + pad];
+  return {
+    low, high, xLow, xHigh,
+    x: scaleOf(xLow, xHigh, CHART.left, CHART.width - CHART.right),
+    y: scaleOf(low, high, CHART.height - CHART.bottom, CHART.top),
+  };
+}
+
+function framePicture(frame, label) {
+  const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": label });
+  for (const tick of niceTicks(frame.low, frame.high)) {
+    const y = frame.y(tick);
+    picture.append(svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
+    picture.append(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick) }));
+  }
+  const ends = frame.xLow === frame.xHigh ? [frame.xLow] : [frame.xLow, frame.xHigh];
+  ends.forEach((x, index) => {
+    const anchor = index ? "end" : "start";
+    const text = index ? String(x) : `step ${x}`;
+    picture.append(svg("text", { class: "tick", x: frame.x(x), y: CHART.height - 5, "text-anchor": anchor, text }));
+  });
+  return picture;
+}
+
+function drawLine(picture, frame, line, index) {
+  const at = (point, name = "y") => `${frame.x(point.x).toFixed(1)},${frame.y(point[name] ?? point.y).toFixed(1)}`;
+  const banded = line.points.filter((point) => point.low !== undefined && point.low !== null);
+  if (line.kind === "dots") {
+    for (const point of banded) {
+      picture.append(svg("line", { class: `whisker series-${index}`, x1: frame.x(point.x), x2: frame.x(point.x), y1: frame.y(point.low), y2: frame.y(point.high) }));
+    }
+  } else if (banded.length > 1) {
+    const outline = [...banded.map((point) => at(point, "high")), ...banded.toReversed().map((point) => at(point, "low"))];
+    picture.append(svg("polygon", { class: `band series-${index}`, points: outline.join(" ") }));
+  }
+  picture.append(svg("polyline", { class: `line series-${index}`, points: line.points.map((point) => at(point)).join(" ") }));
+  if (line.kind === "dots" || line.points.length === 1) {
+    for (const point of line.points) picture.append(svg("circle", { class: `dot series-${index}`, cx: frame.x(point.x), cy: frame.y(point.y), r: 3 }));
+  }
+}
+
+const withInterval = (point, show) => show(point.y) + (point.low !== undefined && point.low !== null ? ` (${show(point.low).replace("%", "")} to ${show(point.high).replace("%", "")})` : "");
+const named = (line, many) => (many ? `${line.name} ` : "");
+
+function latest(lines, show) {
+  return lines.filter((line) => line.points.length).map((line) => named(line, lines.length > 1) + withInterval(line.points.at(-1), show)).join(" · ");
+}
+
+function valuesAt(lines, step, show) {
+  const found = lines.map((line) => [line, line.points.find((point) => point.x === step)]).filter(([, point]) => point);
+  return found.map(([line, point]) => named(line, lines.length > 1) + withInterval(point, show)).join(" · ");
+}
+
+function summary(lines, show) {
+  return lines
+    .filter((line) => line.points.length)
+    .map((line) => `${line.name} from ${show(line.points[0].y)} at step ${line.points[0].x} to ${show(line.points.at(-1).y)} at step ${line.points.at(-1).x}`)
+    .join("; ");
+}
+
+// Moves a cursor along the steps; a click opens the trajectories of the step under it.
+function follow(picture, frame, steps, cursor, tell) {
+  const nearest = (event) => {
+    const box = picture.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * CHART.width;
+    return steps.reduce((best, step) => (Math.abs(frame.x(step) - x) < Math.abs(frame.x(best) - x) ? step : best));
+  };
+  picture.addEventListener("pointermove", (event) => {
+    const step = nearest(event);
+    cursor.setAttribute("x1", frame.x(step));
+    cursor.setAttribute("x2", frame.x(step));
+    cursor.setAttribute("visibility", "visible");
+    tell(step);
+  });
+  picture.addEventListener("pointerleave", () => {
+    cursor.setAttribute("visibility", "hidden");
+    tell(null);
+  });
+  picture.addEventListener("click", (event) => go({ ...noFilters(), view: "list", t: null, side: null, step: nearest(event) }));
+}
+
+// columns: [{x, parts: {name: value}}]
+function stackChart(title, columns, { show = number, note = "" } = {}) {
+  const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name])))];
+  if (!names.length) return null;
+  const totals = columns.map((column) => sum(names.map((name) => column.parts[name] || 0)));
+  const frame = makeFrame(columns[0].x - 0.5, columns.at(-1).x + 0.5, 0, Math.max(...totals));
+  const shown = { ...frame, xLow: columns[0].x, xHigh: columns.at(-1).x };
+  const picture = framePicture(shown, `${title}: ${names.map((name) => `${name} ${show(sum(columns.map((column) => column.parts[name] || 0)))} in all`).join("; ")}`);
+  const width = Math.max(0.5, (CHART.width - CHART.left - CHART.right) / (columns.at(-1).x - columns[0].x + 1) - 1);
+  for (const column of columns) {
+    let below = 0;
+    names.forEach((name, index) => {
+      const value = column.parts[name] || 0;
+      if (!value) return;
+      const top = frame.y(below + value);
+      picture.append(svg("rect", { class: `stack series-${index % 6}`, x: frame.x(column.x) - width / 2, y: top, width, height: Math.max(0, frame.y(below) - top) }));
+      below += value;
+    });
+  }
+  const readout = el("output", { class: "readout" });
+  const tell = (step) => {
+    const column = columns.find((each) => each.x === step) || columns.at(-1);
+    const parts = names.filter((name) => column.parts[name]).map((name) => `${name} ${show(column.parts[name])}`);
+    readout.textContent = `step ${column.x}: ${parts.join(" · ") || "none"}`;
+  };
+  tell(null);
+  const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
+  picture.append(cursor);
+  follow(picture, frame, columns.map((column) => column.x), cursor, tell);
+  const keys = el("p", { class: "keys" }, names.map((name, index) => el("span", { class: `key series-${index % 6}`, text: name })));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, note && el("p", { class: "note", text: note }));
+}

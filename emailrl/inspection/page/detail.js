@@ -1,0 +1,123 @@
+// One trajectory: outcome, evidence, its group, the same question elsewhere, conversation, reward, tokens.
+
+let asked = 0;
+
+// Draws into the pane what the address names; a later request wins over one still unpacking.
+async function showDetail(pane) {
+  const row = openRow();
+  const request = (asked += 1);
+  if (!row) {
+    pane.replaceChildren(el("div", { class: "empty" }, el("p", { text: "Choose a trajectory." }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
+    return;
+  }
+  const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
+  const found = await Promise.all((members || [row]).map(detailOf));
+  if (request !== asked) return;
+  const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
+  const same = pane.dataset.shown === `${state.t} ${state.side}`;
+  const top = same ? pane.scrollTop : 0;
+  pane.dataset.shown = `${state.t} ${state.side}`;
+  pane.replaceChildren(content);
+  pane.scrollTop = top;
+}
+
+// The evaluations of a question, and its other appearances, in the order of the steps.
+function sameQuestion(row) {
+  const all = data.questions.get(row.scenario) || [row];
+  const measured = all.filter((each) => each.source !== "step");
+  const chosen = measured.length > 1 && row.source !== "step" ? measured : all;
+  if (chosen.length <= MOST_COLUMNS) return chosen;
+  const near = chosen.indexOf(row);
+  return [...new Set([chosen[0], ...chosen.slice(Math.max(1, near - 2), near + 3), chosen.at(-1)])];
+}
+
+const MOST_COLUMNS = 8;
+
+function trajectory(row, detail) {
+  return el("article", { class: "trajectory", "aria-labelledby": "question" },
+    backLink(), outcome(row, detail), relatives(row), evidenceSection(detail),
+    section("Conversation", null, conversation(detail)), rewardSection(row, detail), tokenSection(detail), factSection(row, detail));
+}
+
+const backLink = () => el("a", { class: "back", href: address({ t: null, side: null }), text: "← All trajectories" });
+
+function outcome(row, detail) {
+  const verdict = el("span", { class: `badge ${row.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[row.verdict]} ${row.verdict}`);
+  const facts = [`reward ${number(row.reward)}`];
+  if (row.advantage !== null) facts.push(`advantage ${signed(row.advantage)}`);
+  if (row.dropped) facts.push(`not trained: ${row.dropped.replaceAll("_", " ")}`);
+  facts.push((row.stop || "no stop reason").replaceAll("_", " "), plural(row.turns, "turn"), plural(row.tokens, "token"), `${number(row.seconds, 1)} s`);
+  return el("div", { class: "outcome" },
+    el("p", { class: "crumbs" }, outside(fileOf(row).label), " · ", outside(row.id, "code")),
+    outside(detail.question, "h1", { id: "question" }),
+    el("p", { class: "facts" }, verdict, facts.map((fact) => outside(fact, "span"))),
+    row.failure ? outside(row.failure, "p", { class: "failure" }) : null,
+    el("dl", { class: "answers" }, el("div", {}, el("dt", { text: "Answer" }), detail.answer === null ? el("dd", { class: "none", text: "none given" }) : outside(detail.answer, "dd")), el("div", {}, el("dt", { text: "Expected" }), outside(detail.gold || "no answer in the mailbox", "dd"))),
+    detail.exception ? outside(detail.exception, "p", { class: "problem" }) : null);
+}
+
+function relatives(row) {
+  const parts = [];
+  const group = groupOf(row);
+  if (group.length > 1) parts.push(strip("Its group", group, row, "group", (each, index) => String(index + 1)));
+  const others = data.questions.get(row.scenario) || [];
+  const elsewhere = groupedBy(others, (each) => each.file);
+  if (elsewhere.size > 1) {
+    const picked = [...elsewhere.values()].map((rows) => rows.find((each) => each === row) || rows[0]);
+    parts.push(strip("The same question", picked, row, "question", (each) => shortLabel(each, fileOf(each))));
+  }
+  return parts.length ? el("div", { class: "relatives" }, parts) : null;
+}
+
+const MOST_IN_STRIP = 16;
+
+function strip(title, rows, current, side, nameOf) {
+  const place = rows.indexOf(current);
+  const from = Math.max(0, Math.min(place - MOST_IN_STRIP / 2, rows.length - MOST_IN_STRIP));
+  const shown = rows.slice(from, from + MOST_IN_STRIP);
+  const links = shown.map((row, index) => el("a", { class: "member", href: address({ t: keyOf(row), side: null }), "aria-current": row === current ? "true" : null }, verdictMark(row), el("span", { class: "under", text: nameOf(row, from + index) }), el("span", { class: "reward", text: number(row.reward, 2) })));
+  const rest = rows.length > shown.length ? el("span", { class: "note", text: `${shown.length} of ${rows.length}` }) : null;
+  return el("div", { class: "strip" }, el("span", { class: "who", text: title }), el("div", { class: "members" }, links), rest, el("a", { class: "side-link", href: address({ t: keyOf(current), side }), "aria-label": `${title}, side by side`, text: "Side by side" }));
+}
+
+function evidenceSection(detail) {
+  const { gold, others } = detail.evidence;
+  if (!gold.length && !others.length) return section("Evidence", "This question has no answer in the mailbox, and nothing was cited.");
+  const stage = (done, yes, no) => el("li", { class: done ? "yes" : "no" }, el("span", { class: "tick", "aria-hidden": "true", text: done ? "✓" : "✗" }), done ? yes : no);
+  const items = gold.map((each) => el("li", {}, messageId(each.id, new Set([each.id])), el("ol", { class: "stages" },
+    stage(each.found, `found in turn ${each.found}`, "never found"), stage(each.read, `read in turn ${each.read}`, "never read"), stage(each.cited, "cited", "not cited"))));
+  const rest = others.length ? el("p", { class: "note" }, "Also cited, without the answer: ", others.map((id) => messageId(id, new Set()))) : null;
+  return section("Evidence", null, gold.length ? el("ul", { class: "evidence" }, items) : null, rest);
+}
+
+function rewardSection(row, detail) {
+  const terms = Object.entries(detail.terms).filter(([name, value]) => value || name === "outcome");
+  if (!terms.length) return null;
+  const low = Math.min(0, ...terms.map(([, value]) => value));
+  const high = Math.max(0, ...terms.map(([, value]) => value));
+  const lines = terms.map(([name, value]) => el("tr", {}, outside(name.replaceAll("_", " "), "th", { scope: "row" }), el("td", {}, bar(value, low, high)), el("td", { class: "amount", text: signed(value) })));
+  lines.push(el("tr", { class: "total" }, el("th", { scope: "row", text: "reward" }), el("td"), el("td", { class: "amount", text: number(row.reward) })));
+  return section("Reward", null, el("table", { class: "terms" }, el("tbody", {}, lines)));
+}
+
+function factSection(row, detail) {
+  const pairs = { trajectory: row.id, group: row.group, question: row.scenario, inbox: detail.inbox, "as of": detail.date, ...detail.facts, file: row.file };
+  const box = fold("Rubric and identity", "", () => el("div", { class: "two" }, pairTable(detail.rubric), pairTable(pairs)));
+  return el("section", {}, box);
+}
+
+function pairTable(pairs) {
+  const shown = Object.entries(pairs).filter(([, value]) => value !== null && value !== "" && value !== undefined);
+  return el("table", { class: "pairs" }, el("tbody", {}, shown.map(([name, value]) => el("tr", {}, outside(name, "th", { scope: "row" }), outside(typeof value === "boolean" ? (value ? "yes" : "no") : textOf(value), "td")))));
+}
+
+function sideBySide(row, members, found) {
+  const many = state.side === "group";
+  const rewards = members.map((each) => each.reward);
+  const lead = many ? `${plural(members.length, "rollout")} of one question; rewards from ${number(Math.min(...rewards), 2)} to ${number(Math.max(...rewards), 2)}, mean ${number(mean(rewards), 2)}.` : `The same question in ${members.length} places, in the order they were recorded.`;
+  const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
+    el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : outside(fileOf(each).label))),
+    el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), each.advantage === null ? null : el("span", { text: `advantage ${signed(each.advantage, 2)}` })),
+    evidenceMarks(each), conversation(found[index], { compact: true })));
+  return el("article", { class: "trajectory wide" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }), outside(found[0].question, "h1"), el("p", { class: "lead" }, "Expected: ", outside(found[0].gold || "no answer in the mailbox"), `. ${lead}`), scroller("Side by side", el("div", { class: "columns" }, columns)));
+}

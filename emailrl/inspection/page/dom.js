@@ -1,0 +1,75 @@
+// Elements made without markup: every text of a mail or a model goes in as a text node.
+
+const SVG = "http://www.w3.org/2000/svg";
+// Shown by code point: controls, zero width and bidirectional marks, surrogates, separators, private use and tags.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\p{Cs}\p{Co}\u{e0000}-\u{e0fff}]/gu;
+
+function el(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+function svg(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "text") node.textContent = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// Text from outside: what would not show, or would reorder what is read, stands as a visible mark.
+function outside(text, name = "span", attributes = {}) {
+  const node = el(name, attributes);
+  const value = String(text ?? "");
+  let end = 0;
+  for (const match of value.matchAll(HIDDEN)) {
+    node.append(value.slice(end, match.index), mark(match[0]));
+    end = match.index + match[0].length;
+  }
+  node.append(value.slice(end));
+  return node;
+}
+
+function mark(character) {
+  const code = character.codePointAt(0);
+  const shown = code < 0x20 ? String.fromCodePoint(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+  return el("span", { class: "hidden-mark", text: shown });
+}
+
+const plain = (text) => outside(text).textContent;
+
+function number(value, digits = 3) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value)) return sign(value.toLocaleString("en"));
+  if (size < 0.001) return sign(value.toExponential(1));
+  return sign(size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits));
+}
+
+const sign = (text) => text.replace("-", "−").replace("e−", "e-");
+const signed = (value, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
+const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const mean = (values) => (values.length ? sum(values) / values.length : null);
+
+function announce(text) {
+  document.getElementById("announce").textContent = text;
+}
+
+// A bar between zero and a value, on a scale shared with its neighbours (low ≤ 0 ≤ high).
+function bar(value, low, high) {
+  const span = high - low || 1;
+  const fillBar = el("span", { class: value < 0 ? "fill negative" : "fill" });
+  fillBar.style.left = `${(100 * (Math.min(value, 0) - low)) / span}%`;
+  fillBar.style.width = `${(100 * Math.abs(value)) / span}%`;
+  const zero = el("span", { class: "zero" });
+  zero.style.left = `${(-100 * low) / span}%`;
+  return el("span", { class: "bar", "aria-hidden": "true" }, fillBar, zero);
+}

@@ -1,0 +1,75 @@
+"""The evidence of a trajectory: which email held the answer, and whether it was found, read and cited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from emailrl.evaluation import verdict
+from emailrl.recording import Record
+from emailrl.trajectory import Trajectory, Turn
+
+
+def evidence(trajectory: Trajectory) -> Record:
+    """Return ``gold``, a list of each gold email's ``id``, ``found``, ``read`` (turns from 1, or None) and ``cited``,
+    and ``others``, the cited emails that are not gold."""
+    found, read = _first_turns(trajectory.turns)
+    gold = trajectory.scenario.message_ids
+    cited = set(trajectory.final_sources)
+    return {
+        "gold": [
+            {"id": each, "found": found.get(each), "read": read.get(each), "cited": each in cited} for each in gold
+        ],
+        "others": [each for each in dict.fromkeys(trajectory.final_sources) if each not in gold],
+    }
+
+
+def failure(trajectory: Trajectory, proof: Record) -> str:
+    """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict.
+
+    A wrong answer, no answer and "I don't know" are split by how far the search for the gold emails came.
+    """
+    came_to = verdict(trajectory)
+    if came_to in ("correct", "not judged"):
+        return ""
+    stop = trajectory.stop_reason.value if trajectory.stop_reason else ""
+    if came_to == "crashed" or stop not in ("", "answered", "completed", "ran_out_of_turns"):
+        return "crashed" if came_to == "crashed" else stop.replace("_", " ")
+    if not trajectory.scenario.answerable:
+        return "answered a question without an answer"
+    return f"{came_to}, {_progress(proof)}" if proof["gold"] else came_to
+
+
+def _progress(proof: Record) -> str:
+    if any(each["read"] for each in proof["gold"]):
+        return "gold email read"
+    return "gold email found, not read" if any(each["found"] for each in proof["gold"]) else "gold email not found"
+
+
+def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:
+    """The turns (from 1) in which each message id was first in a search result, and first handed over to be read."""
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for number, turn in enumerate(turns, 1):
+        result = _parsed(turn.tool_result)
+        if turn.tool_name == "search_emails":
+            for message_id in _ids(result):
+                found.setdefault(message_id, number)
+        elif turn.tool_name == "read_email" and isinstance(result, dict) and isinstance(result.get("message_id"), str):
+            read.setdefault(result["message_id"], number)
+    return found, read
+
+
+def _ids(hits: Any) -> Iterator[str]:
+    for hit in hits if isinstance(hits, list) else ():
+        if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
+            yield hit["message_id"]
+
+
+def _parsed(result: str | None) -> Any:
+    """The tool's JSON; None for a result of another environment's tool that is not JSON."""
+    try:
+        return json.loads(result or "null")
+    except (ValueError, RecursionError):
+        return None

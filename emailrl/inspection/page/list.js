@@ -1,0 +1,191 @@
+// The list of trajectories: filters, a histogram of rewards that filters, and rows drawn only where they are seen.
+
+const ROW_HEIGHT = 66;
+const BINS = 14;
+const VERDICTS = { correct: "✓", wrong: "✗", "did not know": "?", "no answer": "–", crashed: "!", "not judged": "·" };
+const list = { rows: [], box: null, canvas: null, drawn: "" };
+
+function listPane() {
+  const pane = el("div", { class: "pane list-pane" }, filterBar(), el("div", { id: "rewards" }), el("p", { class: "counted", id: "counted" }));
+  list.box = el("div", { class: "rows", tabindex: "0", role: "listbox", "aria-label": "Trajectories", id: "rows" });
+  list.canvas = el("div", { class: "canvas", role: "presentation" });
+  list.box.append(list.canvas);
+  list.box.addEventListener("scroll", () => requestAnimationFrame(drawRows), { passive: true });
+  list.box.addEventListener("keydown", listKeys);
+  new ResizeObserver(() => drawRows(true)).observe(list.box);
+  pane.append(list.box);
+  return pane;
+}
+
+function updateList() {
+  list.rows = sorted(selected());
+  list.places = new Map(list.rows.map((row, place) => [keyOf(row), place]));
+  const total = data.rows.length;
+  const text = list.rows.length === total ? `${total.toLocaleString("en")} trajectories` : `${list.rows.length.toLocaleString("en")} of ${total.toLocaleString("en")} trajectories`;
+  const counted = document.getElementById("counted");
+  counted.textContent = text + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
+  if (counted.dataset.said !== text) announce(`${text} shown`);
+  counted.dataset.said = text;
+  const picked = state.rmin !== undefined ? [Number(state.rmin), Number(state.rmax)] : null;
+  document.getElementById("rewards").replaceChildren(histogram(selected(["rmin", "rmax"]), picked, (low, high) => go({ rmin: low, rmax: high }, { replace: true })));
+  list.canvas.style.height = `${list.rows.length * ROW_HEIGHT}px`;
+  showOpenRow();
+  drawRows(true);
+}
+
+const openPlace = () => (state.t && list.places ? list.places.get(state.t) ?? -1 : -1);
+
+function showOpenRow() {
+  const place = openPlace();
+  const { box } = list;
+  if (place < 0 || !box.clientHeight) return;
+  const top = place * ROW_HEIGHT;
+  if (top < box.scrollTop) box.scrollTop = top;
+  else if (top + ROW_HEIGHT > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW_HEIGHT - box.clientHeight;
+}
+
+function drawRows(anew = false) {
+  const { box, canvas, rows } = list;
+  const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - 6);
+  const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + 6);
+  const window = `${first} ${last}`;
+  if (anew !== true && window === list.drawn) return;
+  list.drawn = window;
+  canvas.replaceChildren(...rows.slice(first, last).map((row, index) => rowNode(row, first + index)));
+  const place = openPlace();
+  if (place >= first && place < last) box.setAttribute("aria-activedescendant", `row-${place}`);
+  else box.removeAttribute("aria-activedescendant");
+}
+
+function rowNode(row, place) {
+  const file = fileOf(row);
+  const node = el("div", { class: "row", role: "option", id: `row-${place}`, "aria-setsize": list.rows.length, "aria-posinset": place + 1, "aria-selected": String(keyOf(row) === state.t) },
+    verdictMark(row),
+    el("div", { class: "what" },
+      outside(row.question, "div", { class: "question" }),
+      el("div", { class: "under" }, outside(shortLabel(row, file)), outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" }))),
+    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row)));
+  node.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
+  node.addEventListener("click", () => open(row));
+  return node;
+}
+
+function shortLabel(row, file) {
+  if (row.source === "step") return `step ${row.step}`;
+  if (row.source === "eval") return `eval ${row.step}`;
+  if (row.source === "confirm") return `confirm ${row.step}`;
+  return plain(file.label);
+}
+
+function verdictMark(row) {
+  return el("span", { class: `verdict ${row.verdict.replaceAll(" ", "-")}`, title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
+}
+
+// F, R, C: was a gold email found, read, cited? A letter that is struck through says no.
+function evidenceMarks(row) {
+  if (row.found === null) return el("span", { class: "marks" });
+  const names = ["found", "read", "cited"];
+  const said = names.map((name) => (row[name] ? name : `not ${name}`)).join(", ");
+  return el("span", { class: "marks", role: "img", "aria-label": `gold email ${said}`, title: `gold email: ${said}` }, names.map((name) => el("span", { class: row[name] ? "yes" : "no", text: name[0].toUpperCase() })));
+}
+
+const open = (row) => go({ view: "list", t: keyOf(row) });
+
+function step(by) {
+  const place = openPlace();
+  const next = place < 0 ? 0 : Math.min(list.rows.length - 1, Math.max(0, place + by));
+  if (list.rows[next]) go({ view: "list", t: keyOf(list.rows[next]) }, { replace: place >= 0 });
+}
+
+function stepToFailure(by) {
+  for (let place = openPlace() + by; place >= 0 && place < list.rows.length; place += by) {
+    if (list.rows[place].failure) return go({ t: keyOf(list.rows[place]) }, { replace: true });
+  }
+  announce("No further failure in this direction");
+}
+
+function listKeys(event) {
+  const page = Math.max(1, Math.floor(list.box.clientHeight / ROW_HEIGHT) - 1);
+  const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+  if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  event.stopPropagation();
+  step(moves[event.key]);
+}
+
+function filterBar() {
+  const bar = el("form", { class: "filters", role: "search", "aria-label": "Filter trajectories" });
+  bar.addEventListener("submit", (event) => event.preventDefault());
+  const search = el("input", { type: "search", id: "search", placeholder: "Search questions, answers, ids", "aria-label": "Search questions, answers and ids", value: state.q || "" });
+  search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
+  bar.append(search, el("div", { class: "choices" },
+    choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),
+    choice("verdict", "Verdict", values("verdict")),
+    choice("failure", "Failure", values("failure")),
+    choice("stop", "Stop", values("stop")),
+    data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
+    choice("sort", "Order", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "as recorded")),
+    el("p", { class: "active", id: "active" }));
+  return bar;
+}
+
+const values = (name) => [...new Set(data.rows.map((row) => row[name]).filter(Boolean))].sort().map((value) => [value, plain(value).replaceAll("_", " ")]);
+
+function choice(name, label, options, none = "any") {
+  const select = el("select", { name, "aria-label": label }, el("option", { value: "", text: `${label}: ${none}` }), options.map(([value, text]) => el("option", { value, text })));
+  select.addEventListener("change", () => go({ [name]: select.value || (name === "sort" ? "order" : null) }, { replace: true }));
+  return select;
+}
+
+// Controls follow the address, which may have been changed by a link or the back button.
+function updateFilters() {
+  for (const select of document.querySelectorAll(".filters select")) {
+    const value = state[select.name];
+    select.value = value && value !== "order" ? value : "";
+    select.classList.toggle("set", Boolean(select.value));
+  }
+  const search = document.getElementById("search");
+  if (document.activeElement !== search) search.value = state.q || "";
+  const chips = [];
+  if (state.step !== undefined) chips.push(chip(`step ${state.step}`, { step: null, source: null }));
+  if (state.source !== undefined && state.step === undefined) chips.push(chip(state.source, { source: null }));
+  if (state.rmin !== undefined) chips.push(chip(`reward ${number(Number(state.rmin), 2)} to ${number(Number(state.rmax), 2)}`, { rmin: null, rmax: null }));
+  if (FILTERS.some((name) => state[name] !== undefined)) chips.push(el("button", { type: "button", class: "link", text: "Clear all", onclick: () => go(noFilters(), { replace: true }) }));
+  document.getElementById("active").replaceChildren(...chips);
+}
+
+function chip(text, changes) {
+  return el("button", { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: () => go(changes, { replace: true }) }, text, el("span", { "aria-hidden": "true", text: " ×" }));
+}
+
+function histogram(rows, picked, pick) {
+  if (rows.length < 2) return el("div");
+  const rewards = rows.map((row) => row.reward);
+  let low = Infinity;
+  let high = -Infinity;
+  for (const reward of rewards) {
+    low = Math.min(low, reward);
+    high = Math.max(high, reward);
+  }
+  if (low === high) return el("p", { class: "note", text: `Every reward is ${number(low, 2)}.` });
+  const width = (high - low) / BINS;
+  const bins = Array.from({ length: BINS }, () => ({ count: 0, right: 0 }));
+  for (const row of rows) {
+    const bin = bins[Math.min(BINS - 1, Math.floor((row.reward - low) / width))];
+    bin.count += 1;
+    if (row.verdict === "correct") bin.right += 1;
+  }
+  const most = Math.max(...bins.map((bin) => bin.count));
+  const edge = (index) => Number((low + index * width).toPrecision(9));
+  const buttons = bins.map((bin, index) => {
+    const [from, to] = [edge(index), edge(index + 1)];
+    const on = picked !== null && from >= picked[0] - width / 1e3 && to <= picked[1] + width / 1e3;
+    const label = `Reward ${number(from, 2)} to ${number(to, 2)}: ${bin.count}, of which correct ${bin.right}`;
+    const button = el("button", { type: "button", class: "bin", title: label, "aria-label": label, "aria-pressed": String(on), disabled: !bin.count }, el("span", { class: "wrong" }), el("span", { class: "right" }));
+    button.children[0].style.height = `${(100 * (bin.count - bin.right)) / most}%`;
+    button.children[1].style.height = `${(100 * bin.right) / most}%`;
+    button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
+    return button;
+  });
+  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins" }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: number(low, 2) }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
+}

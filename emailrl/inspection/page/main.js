@@ -1,0 +1,145 @@
+// The frame: header, views, keys, theme, and what is asked of a live run again.
+
+const VIEWS = { overview: "Overview", list: "Trajectories", about: "Settings" };
+const POLL_MILLISECONDS = 3000;
+let shownView = "";
+let singleKeys = true;
+
+function render() {
+  const view = state.view in VIEWS ? state.view : "overview";
+  for (const link of document.querySelectorAll("#top nav a")) {
+    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const main = document.getElementById("main");
+  if (view === "list") showList(main);
+  else if (shownView !== view) {
+    main.replaceChildren(view === "about" ? about() : overview());
+    main.scrollTop = 0;
+  }
+  document.body.dataset.view = view;
+  document.body.toggleAttribute("data-open", view === "list" && openRow() !== null);
+  shownView = view;
+}
+
+function showList(main) {
+  if (shownView !== "list") main.replaceChildren(el("div", { class: "split" }, listPane(), el("div", { class: "pane detail-pane", id: "detail", role: "region", "aria-label": "Trajectory", tabindex: "0" })));
+  document.body.dataset.view = "list";
+  document.body.toggleAttribute("data-open", openRow() !== null);
+  updateFilters();
+  updateList();
+  showDetail(document.getElementById("detail")).catch(failed);
+}
+
+function drawTop() {
+  const links = Object.entries(VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
+  const parts = [
+    el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
+    config.served ? el("span", { class: "live", id: "live", text: "live" }) : null,
+    el("nav", { "aria-label": "Views" }, links),
+    el("span", { class: "buttons" }, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
+  ];
+  document.getElementById("top").replaceChildren(...parts.filter(Boolean));
+}
+
+function switchTheme() {
+  const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+}
+
+const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
+
+function showHelp() {
+  const dialog = document.getElementById("help");
+  const toggle = el("input", { type: "checkbox", id: "single-keys" });
+  toggle.checked = singleKeys;
+  toggle.addEventListener("change", () => { singleKeys = toggle.checked; });
+  dialog.replaceChildren(el("h2", { id: "help-title", text: "Keys" }), el("table", { class: "pairs" }, el("tbody", {}, KEYS.map(([keys, what]) => el("tr", {}, el("th", { scope: "row" }, el("kbd", { text: keys })), el("td", { text: what }))))),
+    el("p", {}, toggle, el("label", { for: "single-keys", text: " Single-letter keys" })),
+    el("p", { class: "note", text: "The address after # keeps what you filter and open. F, R, C: a gold email was found, read, cited. ★ marks an email that holds the answer. Characters that would not show, or would reorder text, stand as boxed code points." }),
+    el("form", { method: "dialog" }, el("button", { text: "Close" })));
+  dialog.showModal();
+}
+
+function moveInGroup(by) {
+  const row = openRow();
+  if (!row) return;
+  const group = groupOf(row);
+  const next = group[group.indexOf(row) + by];
+  if (next) go({ t: keyOf(next) }, { replace: true });
+}
+
+function back() {
+  if (state.side) go({ side: null });
+  else if (state.t) go({ t: null });
+  else if (state.view === "list" && FILTERS.some((name) => state[name] !== undefined)) go(noFilters(), { replace: true });
+  else if (state.view !== "overview") go({ view: "overview" });
+}
+
+const COMMANDS = {
+  j: () => step(1), k: () => step(-1), n: () => stepToFailure(1), N: () => stepToFailure(-1),
+  "[": () => moveInGroup(-1), "]": () => moveInGroup(1),
+  g: () => openRow() && go({ side: state.side === "group" ? null : "group" }),
+  b: () => openRow() && go({ side: state.side === "question" ? null : "question" }),
+  "/": () => { if (state.view !== "list") go({ view: "list" }); document.getElementById("search").focus(); },
+  1: () => go({ view: "overview", t: null, side: null }), 2: () => go({ view: "list" }), 3: () => go({ view: "about", t: null, side: null }),
+  "?": showHelp,
+};
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.getElementById("help").open) return;
+  const typing = event.target.matches("input, select, textarea");
+  if (event.key === "Escape") return typing ? event.target.blur() : back();
+  if (typing) return;
+  if ((event.key === "ArrowDown" || event.key === "ArrowUp") && state.view === "list" && !event.target.closest("#detail, .scroller")) {
+    event.preventDefault();
+    return step(event.key === "ArrowDown" ? 1 : -1);
+  }
+  if (!singleKeys || !(event.key in COMMANDS)) return;
+  if ("jknN".includes(event.key) && state.view !== "list") go({ view: "list" });
+  event.preventDefault();
+  COMMANDS[event.key]();
+}
+
+function failed(error) {
+  document.getElementById("main").replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This page could not be read: ${error.message}`)));
+}
+
+// A live run: drawn again where something is new; what is being read stays where it is.
+async function poll() {
+  const live = document.getElementById("live");
+  try {
+    const isNew = await refresh();
+    live.textContent = "live";
+    if (isNew) {
+      if (state.view !== "list") shownView = "";
+      render();
+    }
+  } catch {
+    live.textContent = "not connected";
+  }
+  setTimeout(poll, POLL_MILLISECONDS);
+}
+
+async function start() {
+  await load();
+  readState();
+  drawTop();
+  addEventListener("popstate", () => { readState(); render(); });
+  addEventListener("keydown", onKey);
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#"]');
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    if (link.id === "skip") return document.getElementById("main").focus();
+    const target = link.getAttribute("href");
+    if (target !== location.hash) history.pushState(null, "", target);
+    readState();
+    render();
+  });
+  render();
+  document.documentElement.dataset.ready = "true";
+  if (config.served) setTimeout(poll, POLL_MILLISECONDS);
+}
+
+start().catch(failed);

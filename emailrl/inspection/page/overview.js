@@ -1,0 +1,198 @@
+// The run at a glance: headline numbers, curves, why it fails, what changed between two evaluations.
+
+function overview() {
+  const { run } = data;
+  const parts = [heading(), leftOut(), tiles()];
+  const charts = curves();
+  if (charts.length) parts.push(section("Curves", "Click a point to see the trajectories of its step.", el("div", { class: "charts" }, charts), stepTable()));
+  if (run.results.length) parts.push(section("Results", "Accuracy with its 95 % interval.", resultTable()));
+  parts.push(failures(), changes(), rewardOverview());
+  return el("div", { class: "overview" }, parts);
+}
+
+function section(title, lead, ...content) {
+  return el("section", {}, el("h2", { text: title }), lead ? el("p", { class: "lead", text: lead }) : null, content);
+}
+
+function heading() {
+  const { run } = data;
+  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), plural(data.rows.length, "trajectory").replace("trajectorys", "trajectories"), run.run.run_id];
+  return el("div", { class: "heading" }, outside(run.title, "h1"), outside(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
+}
+
+function leftOut() {
+  const { run } = data;
+  const notes = [];
+  if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), run.left_out.join("; "), "."));
+  if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));
+  return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;
+}
+
+const LAST_OF = (items) => items.at(-1);
+
+function tiles() {
+  const { run } = data;
+  const tile = (name, value, note) => el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? el("span", { class: "under", text: note }) : null));
+  const tilesOf = [];
+  if (run.evaluations.length) {
+    const [first, last] = [run.evaluations[0], LAST_OF(run.evaluations)];
+    const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+    tilesOf.push(tile("Held-out accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `95 % interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
+    tilesOf.push(tile("Best evaluation", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}`));
+    tilesOf.push(tile("Evaluation reward", first === last ? number(last.reward) : `${number(first.reward, 2)} → ${number(last.reward, 2)}`, "mean, first to last"));
+  } else {
+    const judged = data.rows.filter((row) => row.verdict !== "not judged");
+    const right = judged.filter((row) => row.verdict === "correct").length;
+    tilesOf.push(tile("Correct", judged.length ? percent(right / judged.length) : "–", `${right} of ${judged.length} judged`));
+    tilesOf.push(tile("Reward", number(mean(data.rows.map((row) => row.reward))), "mean"));
+  }
+  const tokens = sum(data.rows.map((row) => row.tokens));
+  const sampled = sum(data.rows.map((row) => row.trained));
+  tilesOf.push(tile("Sampled tokens", tokens ? percent(sampled / tokens) : "–", `of ${tokens.toLocaleString("en")} in this page`));
+  const crashed = data.rows.filter((row) => row.verdict === "crashed").length;
+  tilesOf.push(tile("Crashed", String(crashed), `of ${data.rows.length.toLocaleString("en")} trajectories`));
+  return el("dl", { class: "tiles" }, tilesOf);
+}
+
+// The mean over the groups of a step with its 95 % interval: rollouts of one question are not independent.
+function byStep(valueOf) {
+  const steps = groupedBy(data.rows.filter((row) => row.source === "step" && row.verdict !== "crashed"), (row) => row.step);
+  const found = new Map();
+  for (const [step, rows] of steps) {
+    const groups = [...groupedBy(rows, (row) => row.group).values()];
+    const means = groups.map((group) => mean(group.map(valueOf).filter((value) => value !== null))).filter((value) => value !== null);
+    if (means.length < 2) continue;
+    const middle = mean(means);
+    const error = Math.sqrt(sum(means.map((value) => (value - middle) ** 2)) / (means.length - 1) / means.length);
+    found.set(step, 1.96 * error);
+  }
+  return found;
+}
+
+function stepLine(name, field, half = null, limits = [-Infinity, Infinity]) {
+  const points = data.run.steps.map((step) => {
+    const y = step[field];
+    const error = half?.get(step.step);
+    if (y === null || y === undefined || error === undefined) return { x: step.step, y };
+    return { x: step.step, y, low: Math.max(limits[0], y - error), high: Math.min(limits[1], y + error) };
+  });
+  return { name, points };
+}
+
+function curves() {
+  const { steps, evaluations } = data.run;
+  const right = (row) => (row.verdict === "not judged" ? null : Number(row.verdict === "correct"));
+  const held = { name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
+  const charts = [
+    lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95 % intervals, clustered by question." }),
+    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Band: 95 % interval over the step's questions." }),
+    lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss")]),
+    lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
+    lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
+    lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
+    lineChart("Turns per trajectory", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { zero: true }),
+    lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
+    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s` }),
+    stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: String }),
+    lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
+    lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
+  ];
+  return charts.filter(Boolean);
+}
+
+function lengths(name, valueOf) {
+  const steps = groupedBy(data.rows.filter((row) => row.source === "step"), (row) => row.step);
+  return { name, points: [...steps].map(([x, rows]) => ({ x, y: mean(rows.map(valueOf)) })).sort((one, other) => one.x - other.x) };
+}
+
+const without = (parts, name) => Object.fromEntries(Object.entries(parts).filter(([each]) => each !== name));
+const renamed = (parts) => Object.fromEntries(Object.entries(parts).map(([name, value]) => [name.replaceAll("_", " "), value]));
+
+const STEP_COLUMNS = [
+  ["reward_mean", "reward", number], ["accuracy", "accuracy", percent], ["loss", "loss", number], ["kl", "KL", number], ["entropy", "entropy", number],
+  ["trainable_share", "trainable", percent], ["num_turns", "turns", number], ["groups_kept", "groups kept", number], ["exceptions", "exceptions", number], ["grad_norm", "grad norm", number],
+];
+const MOST_TABLE_ROWS = 500;
+
+function stepTable() {
+  const { steps } = data.run;
+  if (!steps.length) return null;
+  const shown = steps.slice(-MOST_TABLE_ROWS);
+  const note = shown.length < steps.length ? ` (the last ${MOST_TABLE_ROWS} of ${steps.length})` : "";
+  const box = el("details", { class: "fold" }, el("summary", { text: `All values by step${note}` }));
+  box.addEventListener("toggle", () => {
+    if (!box.open || box.children.length > 1) return;
+    const head = el("tr", {}, el("th", { scope: "col", text: "step" }), STEP_COLUMNS.map(([, name]) => el("th", { scope: "col", text: name })));
+    const body = shown.map((step) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: stepAddress(step.step), text: String(step.step) })), STEP_COLUMNS.map(([field, , show]) => el("td", { text: show(step[field]) }))));
+    box.append(scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))));
+  });
+  return box;
+}
+
+const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
+const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
+
+function resultTable() {
+  const rows = data.run.results.map((each) => {
+    const range = el("span", { class: "range", "aria-hidden": "true" }, el("span", { class: "span" }), el("span", { class: "point" }));
+    range.children[0].style.left = `${100 * each.accuracy_low}%`;
+    range.children[0].style.width = `${100 * (each.accuracy_high - each.accuracy_low)}%`;
+    range.children[1].style.left = `${100 * each.accuracy}%`;
+    return el("tr", {}, outside(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: `${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}` }), el("td", {}, range), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) }));
+  });
+  const head = ["model", "accuracy", "95 % interval", "0 to 100 %", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
+  return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
+// The files whose failures are compared: the first and last evaluation, else each benchmark, else everything.
+function compared() {
+  const held = (source) => data.run.files.filter((file) => file.source === source && file.count && !file.left_out);
+  const evaluations = held("eval");
+  if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], LAST_OF(evaluations)] : evaluations;
+  const benchmarks = held("benchmark");
+  return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
+}
+
+function failures() {
+  const columns = compared().map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
+  const classes = [...new Set(columns.flatMap(({ rows }) => rows.map((row) => row.failure)))].filter(Boolean);
+  if (!classes.length) return null;
+  const count = (rows, name) => rows.filter((row) => row.failure === name).length;
+  classes.sort((one, other) => sum(columns.map(({ rows }) => count(rows, other) - count(rows, one))));
+  const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length)));
+  const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
+    const found = count(rows, name);
+    const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory").replace("ys", "ies")}: ${name}, ${plain(file.label)}`, text: String(found) });
+    return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, most), el("span", { class: "under", text: percent(found / rows.length) })));
+  })));
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(file.label), el("span", { class: "under block", text: `${rows.length} trajectories` })))];
+  return section("Why answers fail", "How far the search for the email with the answer came. Each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+}
+
+const CHANGES = [["fixed", "Wrong before, correct after", (one, other) => !one && other], ["broken", "Correct before, wrong after", (one, other) => one && !other], ["same", "Wrong before and after", (one, other) => !one && !other]];
+const MOST_QUESTIONS = 8;
+
+// Questions of the first evaluation against the same ones of the last.
+function changes() {
+  const files = compared();
+  if (files.length !== 2) return null;
+  const [before, after] = files.map((file) => new Map(data.rows.filter((row) => row.file === file.name).map((row) => [row.scenario, row])));
+  const right = (row) => row.verdict === "correct";
+  const pairs = [...before].filter(([scenario]) => after.has(scenario)).map(([scenario, row]) => [row, after.get(scenario)]);
+  if (!pairs.length) return null;
+  const columns = CHANGES.map(([name, title, is]) => {
+    const found = pairs.filter(([one, other]) => is(right(one), right(other)));
+    const items = found.slice(0, MOST_QUESTIONS).map(([, other]) => el("li", {}, el("a", { href: address({ ...noFilters(), view: "list", t: keyOf(other), side: "question" }) }, outside(other.question))));
+    const rest = found.length - items.length;
+    return el("div", { class: `change ${name}` }, el("h3", {}, `${title} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, items), rest > 0 ? el("p", { class: "note", text: `and ${rest} more` }) : null);
+  });
+  return section("The same questions, before and after", `${pairs.length} questions: ${plain(files[0].label)} against ${plain(files[1].label)}. Each opens side by side.`, el("div", { class: "changes" }, columns));
+}
+
+function rewardOverview() {
+  const last = LAST_OF(data.run.files.filter((file) => file.source === "step" && file.count && !file.left_out));
+  if (!last) return null;
+  const rows = data.rows.filter((row) => row.file === last.name);
+  const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });
+  return section(`Rewards of step ${last.step}`, "Click a bar to see its trajectories.", histogram(rows, null, pick));
+}

@@ -1,0 +1,156 @@
+"""What a page is about: a run's folder, a benchmark's, one trajectory file or one line of it; and the record of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import emailrl
+from emailrl.checkpoints import list_checkpoints
+from emailrl.errors import UsageError
+from emailrl.inspection.locate import build, existing, find_file, origin
+from emailrl.recording import Record, numbered_records, read_records
+from emailrl.trajectory import Trajectory
+
+_NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
+_ORDER = {"step": 0, "eval": 1, "confirm": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The trajectory files a page shows, in their order, under ``root``; of one file, ``index`` may pick one line."""
+
+    root: Path
+    files: tuple[Path, ...]
+    index: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """``run``, ``file`` or ``trajectory``."""
+        if self.index is not None:
+            return "trajectory"
+        return "file" if self.files == (self.root,) else "run"
+
+    @property
+    def folder(self) -> Path:
+        """The run or benchmark that the files belong to, or the folder they lie in."""
+        parent = self.files[0].parent
+        return parent.parent if parent.name == "trajectories" else parent
+
+
+def place_of(path: Path, index: int | None = None) -> Place:
+    """Return what ``path`` means: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
+
+    A folder without ``trajectories/`` means the run of the newest file below it. ``UsageError`` if there is none.
+    """
+    if existing(path).is_file() or index is not None:
+        file = find_file(path)
+        return Place(file, (file,), index)
+    newest = find_file(path)
+    folder = newest.parent
+    if folder.name != "trajectories" and folder != path:
+        return Place(newest, (newest,))
+    files = sorted(folder.glob("*.jsonl"), key=_position)
+    return Place(folder.parent if folder.name == "trajectories" else folder, tuple(files))
+
+
+def _position(file: Path) -> tuple[int, int, str]:
+    """Training steps and evaluations by their step, a step before its evaluation; other files by name."""
+    match = _NUMBERED.fullmatch(file.name)
+    return (int(match[2]), _ORDER[match[1]], file.name) if match else (0, 0, file.name)
+
+
+def source_of(file: Path) -> str:
+    """Return what wrote a file: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
+    if match := _NUMBERED.fullmatch(file.name):
+        return match[1]
+    is_benchmark = file.parent.name == "trajectories" and (file.parent.parent / "results.json").is_file()
+    return "benchmark" if is_benchmark else "rollout"
+
+
+def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
+    """Return a file's entry in the page's list; ``first`` is its first trajectory, if it holds one."""
+    label = origin(file, first) if first else None
+    match = _NUMBERED.fullmatch(file.name)
+    return {
+        "name": file.name,
+        "source": source_of(file),
+        "step": int(match[2]) if match else None,
+        "label": label or (f"training step {int(match[2])}" if match else file.name),
+        "count": count,
+        "bytes": file.stat().st_size,
+    }
+
+
+def numbered_trajectories(file: Path) -> Iterator[tuple[int, Trajectory]]:
+    """Yield each trajectory of a file with the byte offset of its line."""
+    for number, offset, record in _offsets(file):
+        yield offset, build(file, number, record)
+
+
+def _offsets(file: Path) -> Iterator[tuple[int, int, Record]]:
+    starts = [0]
+    with file.open("rb") as stream:
+        for line in stream:
+            starts.append(starts[-1] + len(line))
+    for number, record in numbered_records(file):
+        yield number, starts[number - 1], record
+
+
+def notes_of(file: Path) -> dict[str, Record]:
+    """Return what training recorded of a file's trajectories, by id."""
+    record_file = file.parent.parent / "training" / file.name
+    return {record["id"]: record for record in read_records(record_file)} if record_file.is_file() else {}
+
+
+def run_record(place: Place, files: list[Record]) -> Record:
+    """Return what the page says of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
+    folder = place.folder
+    checkpoints = list_checkpoints(folder)
+    metadata = checkpoints[-1].metadata if checkpoints else None
+    names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
+             "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
+    return {
+        "title": folder.name if place.kind == "run" else f"{folder.name} / {place.files[0].name}",
+        "kind": place.kind,
+        "made": {"emailrl": emailrl.__version__, "at": datetime.now(UTC).isoformat(timespec="seconds")},
+        "run": {name: getattr(metadata, name) for name in names} if metadata else {},
+        "checkpoints": [
+            {"name": each.path.name, "kind": each.metadata.kind, "step": each.metadata.step} for each in checkpoints
+        ],
+        "settings": metadata.settings if metadata else {},
+        "versions": metadata.versions if metadata else {},
+        "steps": _records(folder / "metrics.jsonl"),
+        "evaluations": _records(folder / "evaluations.jsonl"),
+        "results": _results(folder / "results.json"),
+        "files": files,
+        "total": sum(each["count"] for each in files),
+        "left_out": [],
+        "redacted": False,
+    }
+
+
+def _records(path: Path) -> list[Record]:
+    return list(read_records(path)) if path.is_file() else []
+
+
+def _results(path: Path) -> list[Any]:
+    """A benchmark's results; nothing where the file is another program's."""
+    try:
+        results = json.loads(path.read_bytes())["results"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return results if isinstance(results, list) else []
+
+
+def check_index(place: Place, count: int) -> None:
+    """Raise ``UsageError`` if the line that the place picks is not among ``count`` trajectories."""
+    if place.index is not None and not -count <= place.index < count:
+        raise UsageError(
+            f"{place.files[0]} holds {count} trajectories; there is no --index {place.index}.", "Count from 0."
+        )

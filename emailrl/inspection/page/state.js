@@ -1,0 +1,76 @@
+// What is looked at, kept in the address (#…), and which trajectories that selects.
+
+const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
+const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer"];
+let state = {};
+
+function readState() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  state = { view: "overview", sort: "order" };
+  for (const name of FIELDS) if (given.has(name)) state[name] = given.get(name);
+}
+
+function address(changes) {
+  const next = { ...state, ...changes };
+  const given = new URLSearchParams();
+  for (const name of FIELDS) if (next[name] !== undefined && next[name] !== null && next[name] !== "") given.set(name, next[name]);
+  return `#${given}`;
+}
+
+// A change of filter replaces the address; opening something else adds to the history.
+function go(changes, { replace = false } = {}) {
+  const target = address(changes);
+  if (target === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", target);
+  readState();
+  render();
+}
+
+const noFilters = () => Object.fromEntries(FILTERS.map((name) => [name, null]));
+
+const MATCHES = {
+  source: (row, value) => row.source === value,
+  step: (row, value) => row.step === Number(value),
+  file: (row, value) => row.file === value,
+  verdict: (row, value) => row.verdict === value,
+  failure: (row, value) => row.failure === value,
+  stop: (row, value) => row.stop === value,
+  trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && row.advantage !== null),
+  q: (row, value) => searchable(row).includes(value.toLowerCase()),
+  rmin: (row, value) => row.reward >= Number(value),
+  rmax: (row, value) => row.reward <= Number(value),
+};
+
+function searchable(row) {
+  row.text ??= [row.question, row.answer, row.gold, row.id, row.scenario, row.group].join("\n").toLowerCase();
+  return row.text;
+}
+
+function selected(but = []) {
+  const wanted = FILTERS.filter((name) => state[name] && !but.includes(name));
+  return data.rows.filter((row) => wanted.every((name) => MATCHES[name](row, state[name])));
+}
+
+const ORDERS = {
+  order: null,
+  "reward, low first": (one, other) => one.reward - other.reward,
+  "reward, high first": (one, other) => other.reward - one.reward,
+  "tokens, most first": (one, other) => other.tokens - one.tokens,
+  "turns, most first": (one, other) => other.turns - one.turns,
+  "spread of its group, widest first": (one, other) => spread(other) - spread(one),
+};
+
+function sorted(rows) {
+  const order = ORDERS[state.sort];
+  return order ? [...rows].sort(order) : rows;
+}
+
+const groupOf = (row) => data.groups.get(`${row.file} ${row.group}`) || [row];
+
+function spread(row) {
+  const rewards = groupOf(row).map((each) => each.reward);
+  return Math.max(...rewards) - Math.min(...rewards);
+}
+
+const fileOf = (row) => data.run.files.find((file) => file.name === row.file) || { label: row.file };
+const openRow = () => (state.t && data.index.has(state.t) ? data.rows[data.index.get(state.t)] : null);

@@ -1,0 +1,112 @@
+"""The page as a file: what it is about, what it holds, what it may load."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from two_turns import tokenizer_folder, trajectory
+
+from emailrl.errors import UsageError
+from emailrl.inspection.page import gather, page, place_of, served_page
+from emailrl.recording import write_records, write_trajectories
+from emailrl.trajectory import Trajectory
+
+__all__ = ["tokenizer_folder", "trajectory"]
+
+
+def block(text: str, name: str) -> Any:
+    """What a data block of the page holds."""
+    packed = re.search(rf'id="{name}">"([^"]*)"</script>', text)
+    assert packed
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
+    folder = tmp_path / "outputs" / "grpo_masked"
+    for name, count in (("step-000001", 3), ("eval-000000", 2), ("step-000010", 1), ("eval-000010", 2)):
+        made = [replace(trajectory, id=f"{name}-{number}", step=int(name[5:])) for number in range(count)]
+        write_trajectories(folder / "trajectories" / f"{name}.jsonl", made)
+    write_records(folder / "training" / "step-000001.jsonl", [{"id": "step-000001-1", "advantage": -0.75}])
+    write_records(folder / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 10, "loss": 0.25}])
+    return folder
+
+
+def test_a_run_holds_its_files_in_the_order_of_the_steps(run_dir: Path) -> None:
+    data = gather(place_of(run_dir), model_name="nano")
+    assert [file["name"][:-6] for file in data.run["files"]] == [
+        "eval-000000", "step-000001", "step-000010", "eval-000010"
+    ]  # fmt: skip
+    assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
+    assert [row["advantage"] for row in data.rows] == [None, None, None, -0.75, None, None, None, None]
+    assert [each["id"] for each in data.details()] == [row["id"] for row in data.rows]
+    labels = [file["label"] for file in data.run["files"]]
+    assert labels[1] == "training step 1" and labels[3] == "evaluation at step 10"
+
+
+def test_a_row_names_the_byte_where_its_line_begins(run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000001.jsonl"
+    data = gather(place_of(file), model_name="nano")
+    assert data.run["kind"] == "file"
+    for row in data.rows:
+        assert json.loads(file.read_bytes()[row["offset"] :].splitlines()[0])["id"] == row["id"]
+
+
+def test_one_trajectory_says_that_the_others_are_left_out(run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000001.jsonl"
+    data = gather(place_of(file, -2), model_name="nano")
+    assert [row["id"] for row in data.rows] == ["step-000001-1"]
+    assert "2 of the 3 trajectories in step-000001.jsonl" in data.run["left_out"]
+    with pytest.raises(UsageError, match="holds 3 trajectories; there is no --index 3"):
+        gather(place_of(file, 3), model_name="nano")
+
+
+def test_over_the_budget_the_evaluations_stay_and_the_page_says_what_is_missing(run_dir: Path) -> None:
+    data = gather(place_of(run_dir), model_name="nano", max_trajectories=5)
+    assert [row["file"][:-6] for row in data.rows] == ["eval-000000"] * 2 + ["step-000010"] + ["eval-000010"] * 2
+    assert "1 of 4 files (step-000001.jsonl to step-000001.jsonl)" in data.run["left_out"]
+    cut = gather(place_of(run_dir / "trajectories" / "step-000001.jsonl"), model_name="nano", max_trajectories=2)
+    assert len(cut.rows) == 2 and "1 of the 3 trajectories in step-000001.jsonl" in cut.run["left_out"]
+
+
+def test_the_file_holds_everything_and_names_no_host(run_dir: Path) -> None:
+    text = page(gather(place_of(run_dir), model_name="nano"))
+    assert [row["id"] for row in block(text, "rows")][:3] == ["eval-000000-0", "eval-000000-1", "step-000001-0"]
+    assert block(text, "chunk-0")[2]["question"] == "Who paid?"
+    assert not re.search(r"""\b(?:src|href)\s*=\s*["']?(?:[a-z]+:)?//""", text)
+    assert "@import" not in text and "url(" not in text
+    assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]  # a namespace, never loaded
+
+
+def test_the_policy_allows_the_page_its_own_script_and_style_alone(run_dir: Path) -> None:
+    text = page(gather(place_of(run_dir), model_name="nano"))
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+
+    def allowed(source: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+    assert rules == {
+        "default-src": "'none'", "script-src": allowed(script), "style-src": allowed(style), "connect-src": "'none'",
+        "base-uri": "'none'", "form-action": "'none'",
+    }  # fmt: skip
+    assert len((script + style).encode()) < 100_000
+    assert "connect-src 'self'" in served_page("x") and "&lt;b&gt;" in served_page("<b>")
+
+
+def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -> None:
+    assert place_of(tmp_path).root == run_dir
+    assert place_of(run_dir / "trajectories").root == run_dir
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="No trajectory file under"):
+        place_of(tmp_path / "empty")
