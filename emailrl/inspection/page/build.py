@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.errors import UsageError
-from emailrl.inspection.locate import fitting_tokenizer, tokenizer_folders
+from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page.place import (
     Place,
-    check_index,
     file_record,
     notes_of,
-    numbered_trajectories,
     run_record,
     source_of,
+    trajectories_of,
 )
 from emailrl.inspection.page.shapes import detail, row
 from emailrl.inspection.tokens import TokenTexts
@@ -79,11 +78,9 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
         if count >= max_trajectories or tokens >= MAX_TOKENS:
             records[file] = file_record(file, None, 0) | {"left_out": True}
             continue
-        found = list(numbered_trajectories(file))
-        if place.index is not None:
-            check_index(place, len(found))
-            total, found = len(found), [found[place.index]]
-            cut += [f"{total - 1} of the {total} trajectories in {file.name}"] if total > 1 else []
+        found, total = trajectories_of(file, place.index)
+        if place.index is not None and total > 1:
+            cut.append(f"{total - 1} of the {total} trajectories in {file.name}")
         if count + len(found) > max_trajectories:
             cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
             found = found[: max_trajectories - count]

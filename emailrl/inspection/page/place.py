@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 import emailrl
 from emailrl.checkpoints import list_checkpoints
-from emailrl.errors import UsageError
-from emailrl.inspection.locate import build, existing, find_file, origin
-from emailrl.recording import Record, numbered_records, read_records
+from emailrl.inspection.locate import build, existing, find_file, position_in
+from emailrl.inspection.makers import origin
+from emailrl.recording import Record, TrajectoryIndex, read_records
 from emailrl.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
@@ -87,19 +86,11 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
     }
 
 
-def numbered_trajectories(file: Path) -> Iterator[tuple[int, Trajectory]]:
-    """Yield each trajectory of a file with the byte offset of its line."""
-    for number, offset, record in _offsets(file):
-        yield offset, build(file, number, record)
-
-
-def _offsets(file: Path) -> Iterator[tuple[int, int, Record]]:
-    starts = [0]
-    with file.open("rb") as stream:
-        for line in stream:
-            starts.append(starts[-1] + len(line))
-    for number, record in numbered_records(file):
-        yield number, starts[number - 1], record
+def trajectories_of(file: Path, index: int | None) -> tuple[list[tuple[int, Trajectory]], int]:
+    """Return a file's trajectories, or the one at ``index``, each with the byte offset of its line; and their number."""
+    entries = TrajectoryIndex(file)
+    positions = range(len(entries)) if index is None else [position_in(entries, index)]
+    return [(entries[each].offset, build(file, *entries.record(each))) for each in positions], len(entries)
 
 
 def notes_of(file: Path) -> dict[str, Record]:
@@ -146,11 +137,3 @@ def _results(path: Path) -> list[Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return results if isinstance(results, list) else []
-
-
-def check_index(place: Place, count: int) -> None:
-    """Raise ``UsageError`` if the line that the place picks is not among ``count`` trajectories."""
-    if place.index is not None and not -count <= place.index < count:
-        raise UsageError(
-            f"{place.files[0]} holds {count} trajectories; there is no --index {place.index}.", "Count from 0."
-        )
