@@ -87,7 +87,7 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
 
 
 def trajectories_of(file: Path, index: int | None) -> tuple[list[tuple[int, Trajectory]], int]:
-    """Return a file's trajectories, or the one at ``index``, each with the byte offset of its line; and their number."""
+    """Return a file's trajectories (or the one at ``index``) with the byte offsets of their lines, and their number."""
     entries = TrajectoryIndex(file)
     positions = range(len(entries)) if index is None else [position_in(entries, index)]
     return [(entries[each].offset, build(file, *entries.record(each))) for each in positions], len(entries)
