@@ -1,6 +1,7 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
 Reads the same settings as train. Of the model it reads only config.json, and not even that for common Qwen models.
+With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates tokens per second.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
 start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
 and emailrl.toml, as in train.
@@ -10,6 +11,7 @@ Examples:
 \b
   emailrl plan --gpu H200 --price 3.5
   emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
+  emailrl plan --gpu H100 --num-gpus 8 --nodes 16 --network 400
   MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --model Qwen/Qwen3-4B
   emailrl plan --run outputs/grpo_masked --max-steps 400
   emailrl plan --model nano --gpu CPU --json
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from emailrl.plan import Plan
+    from emailrl.plan.cluster import Split
 
 Gpu = Annotated[
     str | None,
@@ -57,7 +60,9 @@ def plan(
     *,
     preset: Preset = None,
     gpu: Gpu = None,
-    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs to pay for; one of them trains.")] = 1,
+    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs per host: trainers, and vLLM servers on the others.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Hosts.")] = 1,
+    network: Annotated[float, typer.Option(min=0.1, help="Gbit/s between hosts.")] = 100,
     price: Annotated[float | None, typer.Option(min=0, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: PerTrajectory = None,
     trainable_share: Share = None,
@@ -76,9 +81,9 @@ def plan(
         settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     planned = make_plan(
-        settings, this_machine() if name is None else find_device(name), num_gpus=num_gpus, price=price,
-        tokens_per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, utilization=mfu,
-        measured=measured, here=gpu is None,
+        settings, this_machine() if name is None else find_device(name), num_gpus=num_gpus, nodes=nodes,
+        network=network, price=price, tokens_per_trajectory=tokens_per_trajectory, trainable_share=trainable_share,
+        utilization=mfu, measured=measured, here=gpu is None,
     )  # fmt: skip
     if json:
         print_json(plan_json(planned))
@@ -115,7 +120,7 @@ def _table(planned: Plan) -> Table:
     table.add_column(justify="right")
     table.add_column(overflow="fold")
     sections = [("Memory, GiB", _memory(planned)), ("Tokens", _tokens(planned))]
-    if planned.memory.fits:
+    if planned.fits:
         sections.append(("Time and cost", _time(planned)))
     for title, rows in sections:
         table.add_row(Text(title, style="bold"))
@@ -133,6 +138,7 @@ def _memory(planned: Plan) -> list[Row]:
         "weights": f"{planned.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
         "activations": f"{memory.micro_batch_tokens:,} tokens; {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
+        "gathered": "the layer at work and the next one; the embeddings",
         "backward pass": "temporary tensors of one layer or of the vocabulary projection",
         "heap": "freed blocks held by glibc; MALLOC_MMAP_THRESHOLD_=65536 returns them",
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes per token",
@@ -164,8 +170,8 @@ def _tokens(planned: Plan) -> list[Row]:
 
 
 def _time(planned: Plan) -> list[Row]:
-    from emailrl.plan import duration
-
+    if planned.split is not None:
+        return [*_shared_out(planned.split), *_ending(planned, "")]
     seconds, tokens = planned.seconds, planned.tokens
     engine = planned.settings.agent.engine.replace("auto", "transformers")
     at_once = min(planned.memory.at_once, tokens.trajectories)
@@ -186,9 +192,36 @@ def _time(planned: Plan) -> list[Row]:
         phases = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
         rows.append(("measured per step", f"{measured['total']:,.1f} s", phases))
         basis = "as measured"
-    rows.append(("whole run", duration(planned.run_seconds), basis))
+    return [*rows, *_ending(planned, basis)]
+
+
+def _shared_out(split: Split) -> list[Row]:
+    """A step on several GPUs."""
+    each = "" if split.tensor_parallel == 1 else f" of {split.tensor_parallel} GPUs each"
+    sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
+    order = "while the step before is trained" if split.overlaps else "then training"
+    reduced = f"adapter gradients of {split.trainers} ranks"
+    rows = [
+        ("trainers", f"{split.trainers}", f"ranks of emailrl train{sharded}"),
+        ("servers", f"{split.servers}", f"vLLM replicas{each}"),
+        ("sampling per step", f"{split.sampler:,.1f} s", f"the new adapter's loading included; {order}"),
+        ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),
+        ("training per step", f"{split.train:,.1f} s", ""),
+        ("all-reduce per step", f"{split.reduce:,.2f} s", reduced),
+        ("step", f"{split.step:,.1f} s", f"{split.tokens_per_second:,.0f} tokens/s"),
+        ("per evaluation", f"{split.evaluation:,.1f} s", f"{split.tokens.evaluations} evaluations"),
+    ]
+    if split.gather:
+        rows.insert(5, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, beyond what is hidden"))
+    return rows
+
+
+def _ending(planned: Plan, basis: str) -> list[Row]:
+    from emailrl.plan import duration
+
+    rows = [("whole run", duration(planned.run_seconds), basis)]
     if planned.cost is not None:
-        gpus = f"{planned.num_gpus} GPU{'s' if planned.num_gpus > 1 else ''}"
+        gpus = f"{planned.fabric.gpus} GPU{'s' if planned.fabric.gpus > 1 else ''}"
         rows.append(("cost", f"{planned.cost:,.2f}", f"{gpus} at {planned.price:g} per GPU-hour"))
     return rows
 

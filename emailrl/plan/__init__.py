@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
 
 from emailrl.errors import UsageError
+from emailrl.plan.cluster import Cluster, Fabric, Split
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
 from emailrl.plan.obstacles import Obstacle, find_obstacles
@@ -22,6 +25,9 @@ from emailrl.training.run.tracking import duration
 
 __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
+NETWORK: Final = 100.0
+"""Gbit/s between hosts, if nothing is said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -30,16 +36,21 @@ class Plan:
     settings: Settings
     shape: Shape
     device: Device
-    num_gpus: int
+    fabric: Fabric
+    """The GPUs there are."""
     tokens: Tokens
     memory: Memory
+    """Of one trainer."""
     worst: Memory
     """With trajectories as long as the settings allow."""
     seconds: Seconds
+    """Of one GPU with its own trajectories."""
+    split: Split | None
+    """Of several GPUs that fit the run: which train and which serve."""
     price: float | None
     """Of one GPU for an hour."""
     ways: list[Way]
-    """What makes the run fit, where it does not."""
+    """What makes the run fit on one GPU, where it does not."""
     faster: list[Way]
     """Engines that make a run that fits clearly faster."""
     obstacles: list[Obstacle] = field(default_factory=list)
@@ -52,11 +63,18 @@ class Plan:
     @property
     def runs(self) -> bool:
         """Whether it fits, and nothing keeps it from starting."""
-        return self.memory.fits and not self.obstacles
+        return self.fits and not self.obstacles
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory of one GPU, or of the trainers and servers of several, is enough."""
+        return self.memory.fits and (self.split is not None or self.fabric.gpus == 1)
 
     @property
     def run_seconds(self) -> float:
         """Seconds of the run: as planned, or as many steps as planned by the seconds that a run's steps took."""
+        if self.split is not None:
+            return self.split.run
         if self.measured is None:
             return self.seconds.run
         return self.tokens.steps * self.measured.seconds["total"]
@@ -67,7 +85,7 @@ class Plan:
         return self._cost(self.run_seconds)
 
     def _cost(self, seconds: float) -> float | None:
-        return None if self.price is None else self.price * self.num_gpus * seconds / 3600
+        return None if self.price is None else self.price * self.fabric.gpus * seconds / 3600
 
     @property
     def verdict(self) -> str:
@@ -79,8 +97,10 @@ class Plan:
     def _memory_verdict(self) -> str:
         memory = self.memory
         amounts = f"{memory.peak / GIB:.1f} of {self.device.gib:.0f} GiB"
-        if memory.fits:
+        if self.fits:
             return f"fits: {amounts}"
+        if memory.fits:
+            return f"does not fit: {self.fabric.gpus} GPUs are too few for a trainer and a server; use more"
         if memory.peak <= memory.usable:
             whose = "vLLM's share" if vllm_in_process(self.settings) else "the KV cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
@@ -103,10 +123,15 @@ class Plan:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, the size of the KV cache")
+        if self.split is not None and self.split.trainers > 1:
+            notes.append(
+                f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
+                "lower it to keep the batch"
+            )
         return [*notes, *map(self._comparison, self.faster), "times exclude mailbox search, the judge and saving"]
 
     def _comparison(self, way: Way) -> str:
-        now = self.seconds.run
+        now = self.run_seconds
         costs = f", and cost {self._cost(way.run_seconds):,.2f} instead of {self._cost(now):,.2f}" if self.price else ""
         return f"with {way.text} the run would take {duration(way.run_seconds)} instead of {duration(now)}{costs}"
 
@@ -116,6 +141,8 @@ def make_plan(
     device: Device,
     *,
     num_gpus: int = 1,
+    nodes: int = 1,
+    network: float = NETWORK,
     price: float | None = None,
     tokens_per_trajectory: int | None = None,
     trainable_share: float | None = None,
@@ -125,8 +152,9 @@ def make_plan(
 ) -> Plan:
     """Plan the run of ``settings`` on ``device``; ``measured`` is what a run like it took.
 
-    ``here``: the device is this machine. What is not installed is then said, and the measured run's seconds count;
-    elsewhere only its tokens do.
+    With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
+    others are vLLM servers, whatever the engine set. ``here``: the device is this machine. What is not installed is
+    then said, and the measured run's seconds count; elsewhere, and with several GPUs, only its tokens do.
 
     Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
     """
@@ -135,29 +163,51 @@ def make_plan(
     if price is not None and not 0 <= price < math.inf:
         raise UsageError("--price is the price of one GPU per hour.", "Give a number.")
     shape = find_shape(settings.model.name)
-    tokens = count_tokens(
-        shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured
-    )
+    fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
+    if fabric.gpus > 1:
+        settings = _served(settings)
 
-    def estimate(changed: Settings, other: Device) -> tuple[Memory, Seconds]:
+    def counted(ranks: int) -> Tokens:
+        return count_tokens(
+            shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured,
+            ranks=ranks,
+        )  # fmt: skip
+
+    tokens = counted(1)
+
+    def estimate(changed: Settings, other: Device, share: Tokens = tokens, cards: int = 1) -> tuple[Memory, Seconds]:
         its = shape if changed.model.name == settings.model.name else find_shape(changed.model.name)
-        needed = plan_memory(its, changed, other, tokens)
-        return needed, plan_seconds(its, changed, other, tokens, needed, utilization=utilization, num_gpus=num_gpus)
+        needed = plan_memory(its, changed, other, share, cards=cards)
+        return needed, plan_seconds(its, changed, other, share, needed, utilization=utilization)
 
-    memory, seconds = estimate(settings, device)
+    memory, seconds = estimate(settings, device, cards=num_gpus)
+    split, counts = None, here and fabric.gpus == 1
+    if fabric.gpus > 1:
+        own = cache(lambda share, cards: estimate(settings, device, share, cards))
+        split = Cluster(shape, settings, device, fabric, counted, own).best()
+    if split is not None:
+        memory, tokens = split.memory, split.tokens
     return Plan(
         settings=settings,
         shape=shape,
         device=device,
-        num_gpus=num_gpus,
+        fabric=fabric,
         tokens=tokens,
         memory=memory,
-        worst=plan_memory(shape, settings, device, tokens.at_worst()),
+        worst=plan_memory(shape, settings, device, counted(1).at_worst(), cards=memory.cards),
         seconds=seconds,
+        split=split,
         price=price,
         ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
-        faster=faster_ways(settings, device, num_gpus, tokens.longest, estimate) if memory.fits else [],
+        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits else [],
         obstacles=find_obstacles(settings, shape, device, here=here),
-        measured=measured if here and measured and measured.is_of(settings.model.name) else None,
+        measured=measured if counts and measured and measured.is_of(settings.model.name) else None,
         remarks=measured.remarks_on(settings.model.name) if measured else [],
     )
+
+
+def _served(settings: Settings) -> Settings:
+    """The same run with vLLM servers on GPUs of their own."""
+    agent = settings.agent.model_copy(update={"engine": "vllm"})
+    vllm = settings.vllm.model_copy(update={"vllm_urls": settings.vllm.vllm_urls or "http://servers"})
+    return settings.model_copy(update={"agent": agent, "vllm": vllm})

@@ -32,6 +32,10 @@ class Device:
     note: str = ""
     is_gpu: bool = True
 
+    def times(self, count: int) -> Device:
+        """So many of them computing one model by tensor parallelism, for what passes through all: not their memory."""
+        return replace(self, tflops=count * self.tflops, bandwidth=count * self.bandwidth)
+
 
 def _gpu(name: str, gib: float, sheet_tflops: float, terabytes: float, note: str = "") -> Device:
     return Device(name, gib, PEAK_SHARE * sheet_tflops, terabytes * 1e12, note)

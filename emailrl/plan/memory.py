@@ -16,6 +16,7 @@ from emailrl.policy.layout import (
     micro_batch_cap,
     numbers_for,
     recomputes,
+    shards_base,
     wants_fused,
     why_not_packed,
 )
@@ -58,6 +59,8 @@ class Memory:
     """Tokens that it must have room for: vLLM's context window, or the longest trajectory of the in-process engine."""
     at_once: int = 1
     """Trajectories that are sampled together."""
+    cards: int = 1
+    """GPUs over which the base is spread."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -87,11 +90,14 @@ class Memory:
         return holds and self.peak <= self.usable
 
 
-def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> Memory:
-    """The memory of one process that samples and trains on ``device``."""
+def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens, *, cards: int = 1) -> Memory:
+    """The memory of one process that samples and trains on ``device``, one of ``cards`` ranks of its host."""
     total = int(device.gib * GIB)
     layout = layout_of(shape, settings, device)
-    resident = _resident(shape, settings, layout)
+    weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
+    if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
+        cards = 1
+    resident = _resident(shape, settings, layout, cards)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
     training = {"vLLM": _vllm_while_training(settings, total)} if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
@@ -109,6 +115,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         cache_tokens=room,
         cache_needs=needs,
         at_once=_slots(settings, tokens) if room is None else _together(settings, tokens, room),
+        cards=cards,
         notes=_notes(settings, layout),
     )
 
@@ -166,11 +173,9 @@ def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens:
     return {"activations": activations, "backward pass": max(work, head)} | heap
 
 
-def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int]:
-    four_bit = settings.model.load_in_4bit
+def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
     adapter = shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules)
-    weights = {
-        "weights": shape.weight_bytes(layout.itemsize, four_bit=four_bit),
+    weights = _weights(shape, settings, layout, cards) | {
         # float32 weights and gradients; fused layers multiply by copies in the base's type.
         "adapter": adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
         "optimizer": 8 * adapter,
@@ -182,6 +187,19 @@ def _resident(shape: Shape, settings: Settings, layout: Layout) -> dict[str, int
             shape.layers * matrices * layout.itemsize if samples_merged(shape, settings) else 4 * adapter
         )
     return weights
+
+
+def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
+    """The base: whole, or this card's part and what is gathered of it, as ``policy.shard`` does it."""
+    every = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
+    if cards == 1:
+        return {"weights": every}
+    embeddings = shape.embeddings * layout.itemsize
+    layer = (every - embeddings) // shape.layers
+    whole = embeddings if shape.tied else 0
+    part = 0 if settings.model.shard_offload else (every - whole) // cards
+    # A layer at work and the next one; input and output embeddings are gathered alone.
+    return {"weights": whole + part, "gathered": max(2 * layer, 0 if shape.tied else embeddings // 2)}
 
 
 def samples_merged(shape: Shape, settings: Settings) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from emailrl.plan import Plan
+from emailrl.plan.cluster import HANDOVER, Split
 from emailrl.plan.gpus import GIB
 from emailrl.plan.time import scoring_passes
 from emailrl.plan.ways import Way
@@ -15,7 +16,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     lora, shape = plan.settings.lora, plan.shape
     return {
         "runs": plan.runs,
-        "fits": plan.memory.fits,
+        "fits": plan.fits,
         "obstacles": [{"reason": one.reason, "remedy": one.remedy} for one in plan.obstacles],
         "verdict": plan.verdict,
         "model": {
@@ -23,10 +24,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "parameters": shape.parameters,
             "lora_parameters": shape.lora_parameters(lora.lora_rank, lora.target_modules),
         },
-        "device": {"name": plan.device.name, "gib": round(plan.device.gib, 1), "num_gpus": plan.num_gpus},
+        "device": {"name": plan.device.name, "gib": round(plan.device.gib, 1), "num_gpus": plan.fabric.gpus},
         "memory": _memory(plan),
         "tokens": _tokens(plan),
         "seconds": _seconds(plan),
+        "split": None if plan.split is None else _split(plan.split),
         "price_per_gpu_hour": plan.price,
         "cost": None if plan.cost is None else round(plan.cost, 2),
         "ways": [_way(way) for way in plan.ways],
@@ -92,6 +94,23 @@ def _seconds(plan: Plan) -> dict[str, Any]:
         "utilization": round(seconds.utilization, 3),
         "measured": plan.measured.seconds if plan.measured else None,
         "run": round(plan.run_seconds, 1),
+    }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {
+        "trainers": split.trainers,
+        "servers": split.servers,
+        "tensor_parallel": split.tensor_parallel,
+        "sharded_over": split.memory.cards,
+        "sampling": round(split.sampling, 2),
+        "handover": HANDOVER,
+        "score": round(split.score, 2),
+        "train": round(split.train, 2),
+        "gather": round(split.gather, 3),
+        "all_reduce": round(split.reduce, 3),
+        "step": round(split.step, 2),
+        "tokens_per_second": round(split.tokens_per_second, 1),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory, samples_merged
+from emailrl.plan.memory import Memory, samples_merged, vllm_in_process
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
@@ -69,9 +69,9 @@ class Seconds:
 
 def plan_seconds(
     shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, *,
-    utilization: float | None = None, num_gpus: int = 1,
+    utilization: float | None = None,
 ) -> Seconds:  # fmt: skip
-    """Seconds on ``device``; ``utilization`` takes the place of the measured share. Further GPUs can only sample."""
+    """Seconds on ``device``; ``utilization`` takes the place of the measured share."""
     layout = memory.layout
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
@@ -82,10 +82,10 @@ def plan_seconds(
         batches = math.ceil(tokens.trajectories / together)
         train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
-    samplers = samplers_of(settings, num_gpus)
-    sampling = Sampling(shape, settings, device, tokens, memory)
-    rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations) / samplers
-    evaluation = sampling.seconds(tokens.eval_trajectories, members=1) / samplers
+    samplers = settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
+    sampling = Sampling(shape, settings, device.times(samplers), tokens, memory)
+    rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
+    evaluation = sampling.seconds(tokens.eval_trajectories, members=1)
     train *= settings.training.update_epochs
     run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
     return Seconds(rollout, score, train, evaluation, run, share)
@@ -145,13 +145,6 @@ def scoring_passes(settings: Settings) -> int:
     beta = settings.algorithm.beta
     old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=updates_per_step(settings))
     return needs_reference(beta) + old
-
-
-def samplers_of(settings: Settings, num_gpus: int) -> int:
-    """GPUs that sample at the same time: those of vLLM's servers beside the trainer's own, or vLLM's own in process."""
-    if settings.agent.engine != "vllm":
-        return 1
-    return max(num_gpus - 1, 1) if settings.vllm.vllm_urls else settings.vllm.vllm_tensor_parallel_size
 
 
 TYPICAL_SAMPLED: Final = 0.25

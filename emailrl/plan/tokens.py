@@ -96,8 +96,9 @@ def count_tokens(
     per_trajectory: int | None = None,
     trainable_share: float | None = None,
     measured: Measured | None = None,
+    ranks: int = 1,
 ) -> Tokens:
-    """Tokens as given, else as measured, else typical of the mode; never more than the settings allow."""
+    """Tokens of a step of all ``ranks``: as given, as measured, or typical of the mode, as far as settings allow."""
     agent, training = settings.agent, settings.training
     turns = 1 if training.mode == "simple" else agent.max_turns
     window = min(settings.model.max_model_len or shape.context, shape.context)
@@ -113,7 +114,7 @@ def count_tokens(
             f"A trajectory of {per_trajectory} tokens is longer than the model's context of {window}.",
             "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
         )
-    per_step = questions_per_step(training)
+    per_step = questions_per_step(training) * ranks
     steps = count_steps(
         settings.data.train_dataset_size,
         per_step,

@@ -62,13 +62,10 @@ def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, 
     return found
 
 
-def faster_ways(settings: Settings, device: Device, num_gpus: int, longest: int, estimate: Estimate) -> list[Way]:
-    """Engines with which the run fits and is clearly faster: vLLM in this process, vLLM servers on the other GPUs."""
+def faster_ways(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
+    """Engines with which the run fits and is clearly faster: vLLM in this process."""
     found: list[Way] = []
     now, vllm = estimate(settings, device)[1].run, _with(settings, "engine", "vllm")
-    if num_gpus > 1 and not settings.vllm.vllm_urls:
-        served = _with(vllm, "vllm_urls", "http://other-gpus")
-        found += _first_that_fits([("vLLM servers on the other GPUs (VLLM_URLS)", served, device)], estimate)
     if device.is_gpu and samples_in_process(settings):
         vllm, text = _with(vllm, "vllm_urls", ""), "--engine vllm"
         if window := _window(estimate(vllm, device)[0], longest):

@@ -12,7 +12,7 @@ Checkpointing = Literal["auto", "off", "selective", "on"]
 """GRADIENT_CHECKPOINTING."""
 CHUNK_ELEMENTS: Final = 2**25
 """Most logits held at once: 128 MiB of float32, or 64 MiB in bf16 and as much for their gradient."""
-SHARE_FOR_BASE: Final = 0.8
+SHARE_FOR_BASE: Final = 0.7
 """Of a GPU's memory that the base's weights may take before SHARD=auto spreads them over the GPUs of a host."""
 SHARE_FOR_KEPT: Final = 0.9
 """Of the free memory that kept states may take; the rest is for fragmentation and the loss."""

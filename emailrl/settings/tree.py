@@ -53,7 +53,7 @@ class ModelSettings(Section):
     """Load the frozen base model in 4-bit (bitsandbytes, GPU only)."""
     shard: Literal["auto", "off", "host"] = "auto"
     """With several ranks, spread the frozen base model over the GPUs of each host (host), or keep it whole on every GPU
-    (off); auto shards it if its weights exceed 80 % of a GPU's memory. Needs vLLM servers for sampling."""
+    (off); auto shards it if its weights exceed 70 % of a GPU's memory. Needs vLLM servers for sampling."""
     shard_offload: bool = False
     """Keep the shards in host memory and copy each layer to the GPU when it runs: least GPU memory, slower."""
     chat_template: Path | None = None

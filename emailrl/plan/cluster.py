@@ -1,0 +1,193 @@
+"""Several GPUs, up to about a thousand: which of them train and which serve, and what a step takes.
+
+Every rank trains as many questions as are set, so a step grows with the ranks (weak scaling), or it stays as large as
+one rank's (strong scaling). ``docs/scaling.md`` lists what is assumed beside the figures of one GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from emailrl.plan.gpus import GIB, Device
+from emailrl.plan.memory import USABLE, VLLM_WORK, Memory
+from emailrl.plan.time import Sampling, Seconds, scoring_passes
+from emailrl.plan.tokens import Tokens
+from emailrl.policy.shape import Shape
+from emailrl.settings import Settings
+from emailrl.training.idle import updates_per_step
+
+BALANCE: Final = 0.98
+"""Mean over most tokens of the ranks: what dealing by tokens leaves of it in the worst of the simulated cases."""
+NVLINK: Final = 200e9
+"""Bytes a second that a collective reaches between the GPUs of a host with NVLink. Assumed."""
+PCIE: Final = 20e9
+"""The same without NVLink, and what a GPU reads from its host's memory. Assumed."""
+LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
+"""GPUs whose hosts usually have NVLink between all of them."""
+HOP: Final = 10e-6
+"""Seconds that each step of a ring takes at least. Assumed."""
+HANDOVER: Final = 1.7
+"""Seconds to write an adapter, load it into the servers and prove it: docs/gpu.md, 14B."""
+MOST_SEQUENCES: Final = 256
+"""Conversations that one server runs at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """How the GPUs are connected."""
+
+    per_host: int
+    hosts: int
+    inside: float
+    """Bytes a second between the GPUs of a host."""
+    between: float
+    """Bytes a second between two hosts."""
+
+    @classmethod
+    def of(cls, device: Device, *, per_host: int, hosts: int, gigabits: float) -> Fabric:
+        """The connections of ``hosts`` with ``per_host`` GPUs each and a network of ``gigabits`` a second."""
+        return cls(per_host, hosts, NVLINK if device.name in LINKED else PCIE, gigabits * 1e9 / 8)
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.per_host * self.hosts
+
+    def reduce_seconds(self, size: int, ranks: int) -> float:
+        """One ring all-reduce of ``size`` bytes: every link carries it twice, less one part; the slowest decides."""
+        if ranks == 1:
+            return 0.0
+        slowest = self.inside if ranks <= self.per_host else min(self.inside, self.between)
+        return 2 * (ranks - 1) / ranks * size / slowest + 2 * (ranks - 1) * HOP
+
+    def gather_seconds(self, size: int, cards: int, *, offload: bool) -> float:
+        """Gather a base of ``size`` bytes from the ``cards`` of a host; from the host's memory with ``offload``."""
+        return (cards - 1) / cards * size / self.inside + (size / cards / PCIE if offload else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Trainers and servers, and the seconds of a step."""
+
+    trainers: int
+    servers: int
+    tensor_parallel: int
+    """GPUs of one server."""
+    memory: Memory
+    """Of one trainer."""
+    tokens: Tokens
+    """Of a step of all ranks, and of the run."""
+    sampling: float
+    score: float
+    train: float
+    gather: float
+    """What gathering a sharded base takes beyond the work that it hides behind."""
+    reduce: float
+    overlaps: bool
+    """Whether the next step is sampled while this one is trained."""
+    evaluation: float
+    """Seconds of one evaluation."""
+
+    @property
+    def sampler(self) -> float:
+        """Seconds that the servers need for a step."""
+        return self.sampling + HANDOVER
+
+    @property
+    def trainer(self) -> float:
+        """Seconds that the trainers need for a step."""
+        return self.score + self.train + self.gather + self.reduce
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step: those of the slower side, or of both where they take turns."""
+        return max(self.sampler, self.trainer) if self.overlaps else self.sampler + self.trainer
+
+    @property
+    def run(self) -> float:
+        """Seconds of the run, its evaluations included."""
+        return self.tokens.steps * self.step + self.tokens.evaluations * self.evaluation
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of trajectories, prompts and tool results included."""
+        return self.tokens.per_step / self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The GPUs there are, and what one of them takes for its part of a step."""
+
+    shape: Shape
+    settings: Settings
+    device: Device
+    fabric: Fabric
+    tokens: Callable[[int], Tokens]
+    """By the number of ranks: tokens of a step."""
+    estimate: Callable[[Tokens, int], tuple[Memory, Seconds]]
+    """Of one rank that trains these tokens, its base spread over so many cards where SHARD says so."""
+
+    def best(self) -> Split | None:
+        """The split with most tokens a second; None where no trainer fits beside a server."""
+        splits = (self.split(trainers) for trainers in range(1, self.fabric.gpus - self.tensor_parallel() + 1))
+        return max((one for one in splits if one), key=lambda one: one.tokens_per_second, default=None)
+
+    def split(self, trainers: int, *, fixed: bool = False) -> Split | None:
+        """So many ranks, and servers on all other GPUs; None where the trainers do not fit.
+
+        ``fixed``: a step has one rank's trajectories for all ranks together.
+        """
+        own, cards = self.tokens(1), min(trainers, self.fabric.per_host)
+        tokens = own if fixed else self.tokens(trainers)
+        share = replace(own, trajectories=math.ceil(tokens.trajectories / trainers))
+        memory, seconds = self.estimate(share, cards)
+        if not memory.fits or (memory.cards > 1 and trainers % cards):
+            return None
+        score, train = seconds.score / BALANCE, seconds.train / BALANCE
+        servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
+        adapter = self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
+        return Split(
+            trainers=trainers,
+            servers=servers,
+            tensor_parallel=self.tensor_parallel(),
+            memory=memory,
+            tokens=tokens,
+            sampling=self._sampling(memory, tokens.trajectories, servers, self.settings.training.num_generations),
+            score=score,
+            train=train,
+            gather=self._exposed(memory, share, score, train),
+            reduce=updates_per_step(self.settings) * self.fabric.reduce_seconds(4 * adapter, trainers),
+            overlaps=True,
+            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, 1),
+        )
+
+    def tensor_parallel(self) -> int:
+        """GPUs of one server: as set, or as many of a host as leave half of their memory for its cache."""
+        each = self.settings.vllm.vllm_tensor_parallel_size
+        while each < self.fabric.per_host and self.shape.weight_bytes(2) > each * self.device.gib * GIB / 2:
+            each *= 2
+        return each
+
+    def _sampling(self, memory: Memory, trajectories: int, servers: int, members: int) -> float:
+        """Seconds of a server's share of the trajectories, all servers at the same time."""
+        each, tokens = self.tensor_parallel(), self.tokens(1)
+        room = each * USABLE * self.device.gib * GIB - self.shape.weight_bytes(2) - VLLM_WORK
+        held = int(room // (self.shape.cache_bytes(2) * tokens.per_trajectory))
+        memory = replace(memory, at_once=max(min(held, MOST_SEQUENCES), 1))
+        device = self.device.times(each)
+        share = math.ceil(trajectories / servers)
+        return Sampling(self.shape, self.settings, device, tokens, memory).seconds(share, members=members)
+
+    def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
+        """Gathering hides behind the work of the layer before, as long as that takes as long."""
+        if memory.cards == 1:
+            return 0.0
+        weights, offload = self.shape.weight_bytes(memory.layout.itemsize), self.settings.model.shard_offload
+        gather = self.fabric.gather_seconds(weights, memory.cards, offload=offload)
+        batches = math.ceil(share.per_step / memory.micro_batch_tokens)
+        in_training = 2 * batches * self.settings.training.update_epochs * gather
+        in_scoring = batches * scoring_passes(self.settings) * gather
+        return max(in_training - train, 0.0) + max(in_scoring - score, 0.0)

@@ -1,0 +1,118 @@
+"""Several GPUs, by hand: collectives, trainers and servers, a sharded base."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan.planned import H200, settings_with
+
+from emailrl.cli.app import app
+from emailrl.plan import Plan, find_device, make_plan
+from emailrl.plan.cluster import Fabric
+
+H100 = find_device("H100")
+A_TOKEN = 7_266_631_680 / 791.2e12
+"""Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
+
+
+def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, **values: Any) -> Plan:
+    settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B"} | values))
+    return make_plan(settings, H200, tokens_per_trajectory=4000, num_gpus=num_gpus, nodes=nodes)
+
+
+def test_collectives_by_hand() -> None:
+    """257 MB are the float32 gradients of a rank-16 adapter on 14B; 28 GB its base in 16 bits."""
+    fabric = Fabric.of(H200, per_host=8, hosts=2, gigabits=25)
+    assert fabric.reduce_seconds(257_000_000, 1) == 0
+    assert fabric.reduce_seconds(257_000_000, 2) == pytest.approx(257e6 / 200e9 + 20e-6)
+    assert fabric.reduce_seconds(257_000_000, 8) == pytest.approx(2 * 7 / 8 * 257e6 / 200e9 + 140e-6)
+    # Beyond a host the network's 3.125 GB/s decide.
+    assert fabric.reduce_seconds(257_000_000, 16) == pytest.approx(0.1542 + 0.0003)
+    assert fabric.gather_seconds(28 * 10**9, 8, offload=False) == pytest.approx(0.1225)
+    assert fabric.gather_seconds(28 * 10**9, 8, offload=True) == pytest.approx(0.1225 + 0.175)
+    assert Fabric.of(find_device("L40S"), per_host=2, hosts=1, gigabits=25).inside == 20e9
+
+
+def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
+    """Three GPUs: two ranks of 12 trajectories each, and one server that plays all 24."""
+    made, alone = plan_of(tmp_path, 3), plan_of(tmp_path, 1)
+    split = made.split
+    assert split is not None and (split.trainers, split.servers, split.tensor_parallel) == (2, 1, 1)
+    assert split.tokens.trajectories == made.tokens.trajectories == 24
+    # 24 read 3,000 tokens each, a fifth of them a prompt that three share; a thousand times 36 layers of 0.53 ms.
+    assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN + 1000 * 36 * 0.53e-3, rel=1e-5)
+    assert split.sampler == pytest.approx(split.sampling + 1.7)
+    assert split.train == pytest.approx(alone.seconds.train / 0.98)
+    assert split.score == pytest.approx(alone.seconds.score / 0.98)
+    # 33,030,144 float32 numbers.
+    assert split.reduce == pytest.approx(132_120_576 / 200e9 + 20e-6)
+    assert split.step == split.sampler > split.trainer > 0
+    assert split.tokens_per_second == pytest.approx(24 * 4000 / split.step)
+    assert split.run == pytest.approx(200 * split.step + 21 * split.evaluation)
+    assert made.run_seconds == split.run and alone.split is None
+
+
+def test_servers_share_the_trajectories(tmp_path: Path) -> None:
+    """More servers shorten the reading, not the longest conversation."""
+    made = plan_of(tmp_path, 2)
+    assert made.split is not None and made.split.servers == 1
+    assert made.split.sampling == pytest.approx(36_000 * (13 / 15) * A_TOKEN + 1000 * 36 * 0.53e-3, rel=1e-5)
+    many = plan_of(tmp_path, 8, 125)
+    assert many.split is not None and many.split.trainers + many.split.servers == 1000
+    assert many.split.sampling > 1000 * 36 * 0.53e-3
+    assert many.split.tokens_per_second > 300 * made.split.tokens_per_second
+
+
+def test_updates_reduce_as_often(tmp_path: Path) -> None:
+    once, often = plan_of(tmp_path, 3).split, plan_of(tmp_path, 3, num_mini_batches=2, update_epochs=2).split
+    assert once is not None and often is not None and often.reduce == pytest.approx(4 * once.reduce)
+
+
+def test_a_base_that_does_not_fit_is_sharded(tmp_path: Path) -> None:
+    """Qwen3-32B in 16 bits takes 65.5 of an H100's 84.9 GB: eight ranks hold an eighth each."""
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-32B", per_device_train_batch_size=8)
+    made = make_plan(settings, H100, num_gpus=8, nodes=2)
+    split = made.split
+    assert split is not None and made.runs and split.trainers % 8 == 0 and split.memory.cards == 8
+    assert split.tensor_parallel == 2  # half of one card would not hold the weights
+    parameters = 32_762_123_264
+    assert split.memory.resident["weights"] == 2 * parameters // 8
+    # Each embedding, 151,936 rows of 5,120, is larger than a layer; two layers are larger than one embedding.
+    layer = (2 * parameters - 4 * 151_936 * 5120) // 64
+    assert split.memory.resident["gathered"] == 2 * layer > 2 * 151_936 * 5120
+    offloaded = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-32B", shard_offload=True), H100, num_gpus=8)
+    assert offloaded.memory.resident["weights"] == 0
+    whole = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-32B", shard="off"), H100, num_gpus=8)
+    assert whole.memory.resident["weights"] == 2 * parameters and not whole.runs
+
+
+def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None:
+    """Over PCIe, and few tokens to compute: the rest of the gathering is on top."""
+    settings = settings_with(
+        tmp_path, model_name="Qwen/Qwen3-8B", shard="host", per_device_train_batch_size=1, num_generations=2, beta=0
+    )
+    made = make_plan(settings, find_device("L40S"), num_gpus=3, tokens_per_trajectory=400)
+    split = made.split
+    assert split is not None and split.memory.cards == 2
+    gathered = 2 * 16_381_470_720 / 2 / 20e9  # once forward, once backward, half of the base from the other card
+    assert split.gather == pytest.approx(gathered - split.train)
+
+
+def test_too_few_gpus(tmp_path: Path) -> None:
+    made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-32B"), H100, num_gpus=2)
+    assert made.split is None and not made.runs
+    assert made.verdict == "does not fit: 2 GPUs are too few for a trainer and a server; use more"
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    app(
+        ["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-14B", "--num-gpus", "8", "--nodes", "2", "--json"],
+        standalone_mode=False,
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"]["num_gpus"] == 16 and found["runs"]
+    assert found["split"]["trainers"] + found["split"]["servers"] == 16
+    assert found["split"]["tokens_per_second"] > 0
