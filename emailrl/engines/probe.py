@@ -50,7 +50,8 @@ class Probe:
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
-        self._expected: list[float] = []
+        self.expected: list[float] = []
+        """The trainer's log-probabilities of ``ids[1:]`` under the adapter last loaded."""
         self.adapter_sha256: str | None = None
         """Of the adapter last loaded; None is the bare base model."""
         self._before: list[float] = []
@@ -69,9 +70,9 @@ class Probe:
         self._weights.load(path)
         sha256 = None if path is None else adapter_sha256(path)
         # After a step without an update the adapter is the one before: the same answers are then the right ones.
-        self._before, self._answers_before = self._expected, {} if sha256 == self.adapter_sha256 else self._answers
+        self._before, self._answers_before = self.expected, {} if sha256 == self.adapter_sha256 else self._answers
         self.adapter_sha256 = sha256
-        self._expected, self._answers = self.score(self.ids), {}
+        self.expected, self._answers = self.score(self.ids), {}
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
         """The trainer's log-probabilities of ``ids[start:]``; at temperature 0 those of the untempered distribution."""
@@ -90,14 +91,9 @@ class Probe:
         ``prompt`` are those of ``ids[1:]``; ``sampled`` and ``logprobs`` what it drew next at ``temperature``. Raises
         ProbeError, naming ``who``.
         """
-        gap = mean_gap(prompt, self._expected)
-        if not gap <= self.tolerance:
-            raise ProbeError(
-                f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
-                f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
-            )
+        gap = self.compare(who, prompt, self.expected)
         before = self._answers_before.get(who)
-        moved = mean_gap(self._expected, self._before) if self._before else 0.0
+        moved = mean_gap(self.expected, self._before) if self._before else 0.0
         if before is not None and moved > self.tolerance / 100 and list(prompt) == before:
             raise ProbeError(
                 f"{who} did not load the new adapter: its output is bit-identical, "
@@ -106,6 +102,19 @@ class Probe:
             )
         self._check_sampled(who, sampled, logprobs)
         self._answers[who] = list(prompt)
+        return gap
+
+    def compare(self, who: str, prompt: Sequence[float], expected: Sequence[float]) -> float:
+        """Compare log-probabilities of ``ids[1:]`` with those of any version, without its model; returns the mean gap.
+
+        Raises ProbeError, naming ``who``.
+        """
+        gap = mean_gap(prompt, expected)
+        if not gap <= self.tolerance:
+            raise ProbeError(
+                f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
+                f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
+            )
         return gap
 
     def _check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:

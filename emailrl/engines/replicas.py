@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -27,6 +29,8 @@ class Replica:
     url: str
     """Without ``/v1``; its user and password, if it has them, are kept apart from it."""
     key: str = ""
+    most: int = 64
+    """Requests that it may have at once, from all threads."""
     alive: bool = False
     base: str = ""
     """The server's name for its base model."""
@@ -37,9 +41,23 @@ class Replica:
     """Requests under way, by adapter."""
 
     def __post_init__(self) -> None:
+        self._counting = Lock()
         self._secrets = [self.key, *secrets_in(self.url)]
         self._shown = without_credentials(self.url)
         self.url, self._credentials = split_credentials(self.url)  # httpx logs the address that it asks
+
+    def begin(self, name: str) -> bool:
+        """Count a request under way on ``name``; False where it has as many as it may have."""
+        with self._counting:
+            if self.in_flight.total() >= self.most:
+                return False
+            self.in_flight[name] += 1
+            return True
+
+    def end(self, name: str) -> None:
+        """Count a request as over."""
+        with self._counting:
+            self.in_flight[name] -= 1
 
     def __str__(self) -> str:
         return f"The vLLM server {self._shown}"
@@ -86,13 +104,26 @@ class Replica:
         await self._call(client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, refused=True)
         self.loaded.remove(name)
 
-    async def probe(self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any]) -> None:
-        """Compare what it thinks of the probe's text with the trainer's opinion; ProbeError where they differ."""
+    async def probe(
+        self,
+        client: httpx.AsyncClient,
+        name: str,
+        probe: Probe,
+        sampling: dict[str, Any],
+        expected: Sequence[float] | None = None,
+    ) -> None:
+        """Compare its log-probabilities of the probe's text with the trainer's; ProbeError where they differ.
+
+        With those ``expected`` of an earlier version the trainer's model is not asked.
+        """
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "prompt_logprobs": 0, "seed": 0}
         response = await self._call(client, "POST", "/v1/completions", body)
         choice = read_choice(str(self), response, name, probe.vocabulary)
         prompt = prompt_logprobs(str(self), probe.ids, choice)
-        probe.check(str(self), prompt, choice.token_ids, choice.logprobs.token_logprobs)
+        if expected is None:
+            probe.check(str(self), prompt, choice.token_ids, choice.logprobs.token_logprobs)
+        else:
+            probe.compare(str(self), prompt, expected)
 
     async def _call(
         self,

@@ -50,7 +50,8 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
             )
         if now - told > PROGRESS_SECONDS:
             told = now
-            say(f"{len(servers) - len(waiting)} of {len(servers)} servers are ready after {now - begun:.0f} s ...")
+            ready = sum(server.was_well for server in servers)
+            say(f"{ready} of {len(servers)} servers are ready after {now - begun:.0f} s.")
         time.sleep(PAUSE)
     return time.monotonic() - begun
 

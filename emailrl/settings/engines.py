@@ -41,6 +41,8 @@ class VllmSettings(Section):
     """Seconds to wait for one completion from a vLLM server."""
     vllm_retries: NonNegative = 3
     """Retries of a request, on another server if there is one."""
+    vllm_return_timeout: Annotated[float, Field(ge=0)] = 300
+    """Seconds to wait for a vLLM server to come back if none is left in mid-run; 0 ends the run at once."""
     max_staleness: NonNegative | None = None
     """Steps by which the sampling policy may lag behind the trained one: 0 alternates rollouts and updates, more
     overlaps them. The default is 1 with VLLM_URLS, else 0."""

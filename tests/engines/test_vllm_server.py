@@ -17,13 +17,16 @@ from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
-from emailrl.engines.vllm_server import KEPT_ADAPTERS, VllmServers
+from emailrl.engines.vllm_server import VllmServers
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.rollout.audit import audit
 from emailrl.rollout.collect import build_collector
 from emailrl.settings import Settings, load_settings
+
+KEPT_ADAPTERS = 3
+"""MAX_STALENESS + 2, with its default of 1 for servers."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,8 @@ def connect(policy: Policy, model: Path) -> Callable[..., VllmServers]:
 
 def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
     urls = ",".join(stub.url for stub in stubs)
-    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 2}
+    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 2,
+             "vllm_return_timeout": 0}  # fmt: skip
     return load_settings(given | overrides, environ={}, cwd=model)
 
 
@@ -310,7 +314,7 @@ def test_a_slow_replica_is_left_for_another(
     slow, quick = serve(), serve()
     engine = connect(slow, quick, vllm_timeout=2.0)
     engine.load_adapter(adapters[0], "v-1")
-    engine.timeout = 0.3
+    engine.fleet.timeout = 0.3
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2

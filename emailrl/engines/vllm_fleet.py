@@ -1,0 +1,187 @@
+"""The vLLM servers of one engine: which take part, what they have loaded, and how they are reached.
+
+Several threads use a fleet at once: rollouts and evaluations of different versions, each in an event loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx
+
+from emailrl.engines.probe import Probe
+from emailrl.engines.replicas import Replica, sampling_body
+from emailrl.engines.report import report
+from emailrl.engines.vllm_answers import ReplicaDown
+from emailrl.engines.vllm_arguments import read_urls
+from emailrl.errors import EmailRLError
+from emailrl.remote.destination import tell
+from emailrl.remote.reply import Client
+from emailrl.settings import Settings
+
+LOOK_AGAIN = 2.0
+"""Seconds between looks at servers that are all away."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """An adapter as the servers know it, or the bare base model (``served`` and ``path`` are None)."""
+
+    label: str
+    """What the trainer calls it."""
+    served: str | None = None
+    """Its name on the servers, never used for another adapter."""
+    path: str | None = None
+    """Its folder, as the servers see it."""
+    sha256: str | None = None
+    expected: Sequence[float] = ()
+    """The trainer's log-probabilities of the probe's text."""
+
+
+@dataclass
+class Fleet:
+    """The servers of VLLM_URLS. ``wait`` is how long all of them may be away before a rollout fails, in seconds."""
+
+    replicas: list[Replica]
+    probe: Probe
+    key: str
+    timeout: float
+    wait: float
+    sampling: dict[str, float | int | bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings, probe: Probe) -> Fleet:
+        """The servers that the settings name, none of them asked yet."""
+        vllm, agent = settings.vllm, settings.agent
+        key = vllm.vllm_api_key.get_secret_value() if vllm.vllm_api_key else ""
+        replicas = [Replica(url, key, most=agent.max_batch_trajectories) for url in read_urls(vllm.vllm_urls)]
+        for replica in replicas:
+            tell(replica.url, "policy", with_key=bool(key))
+        # The default of LITELLM_TIMEOUT suits chat servers that strangers share; it holds here if it was chosen.
+        given = "litellm_timeout" in settings.rewards.model_fields_set and "vllm_timeout" not in vllm.model_fields_set
+        timeout = settings.rewards.litellm_timeout if given else vllm.vllm_timeout
+        sampling = sampling_body(agent.temperature, agent.top_p, agent.top_k)
+        return cls(replicas, probe, key, timeout, vllm.vllm_return_timeout, sampling)
+
+    @property
+    def alive(self) -> list[Replica]:
+        """The replicas that take part."""
+        return [replica for replica in self.replicas if replica.alive]
+
+    async def admit(
+        self, client: httpx.AsyncClient, replicas: Collection[Replica], version: Version, *, again: bool
+    ) -> None:
+        """Bring replicas to a version and let them prove it, those that cannot are left out; waits if none is left.
+
+        ``again`` means they were in use before: their return is news, and all may be away for a while. Only in the
+        trainer's thread: the probe asks the trainer's model. Raises EmailRLError where a replica refuses or mistakes
+        the adapter (naming it), or none is left.
+        """
+        before = {replica for replica in replicas if replica.alive}
+        failures = await asyncio.gather(*(self._bring(client, replica, version) for replica in replicas))
+        for replica, failure in zip(replicas, failures, strict=True):
+            if failure is not None and (replica in before or not again):
+                report(f"{replica} is excluded: {failure.rstrip('.')}.")
+            elif failure is None and replica not in before and again:
+                report(f"{replica} is back in use.")
+        if not self.alive:
+            why = next(filter(None, failures), "no replica")
+            if not again:
+                raise self._nobody(why)
+            await self.wait_for_any(client, version, why)
+
+    async def wait_for_any(self, client: httpx.AsyncClient, version: Version, why: str) -> None:
+        """Wait until a replica that went away has come back, and give it the version; EmailRLError if none does."""
+        if self.wait:
+            report(f"No vLLM server is left ({why.rstrip('.')}); waiting up to {self.wait:g} s for one to come back.")
+        until = time.monotonic() + self.wait
+        while not self.alive:
+            if time.monotonic() >= until:
+                raise self._nobody(why)
+            await asyncio.sleep(min(LOOK_AGAIN, self.wait))
+            for replica in self.replicas:
+                if not replica.alive and await self.restore(client, replica, version) is None:
+                    report(f"{replica} is back in use.")
+
+    async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
+        """Bring a replica to a version that was proven before; returns why it is not well, None when it is.
+
+        In any thread: its log-probabilities are compared with those the trainer's model had then.
+        """
+        return await self._bring(client, replica, version, expected=version.expected)
+
+    async def _bring(
+        self, client: httpx.AsyncClient, replica: Replica, version: Version, expected: Sequence[float] | None = None
+    ) -> str | None:
+        try:
+            await replica.check_health(client)
+            await replica.models(client)
+            if version.served is not None and version.path is not None:
+                await replica.load(client, version.served, version.path)
+            await replica.probe(client, version.served or replica.base, self.probe, self.sampling, expected)
+        except ReplicaDown as error:
+            replica.alive = False
+            return str(error)
+        except EmailRLError:
+            replica.alive = False
+            raise
+        replica.alive = True
+        return None
+
+    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
+        """After a failed request: leave the replica out unless it says that it is well and lists its models.
+
+        A proxy may answer ``/health`` with a page of its own.
+        """
+        try:
+            await replica.check_health(client)
+            await replica.models(client)
+        except (ReplicaDown, EmailRLError):
+            self.leave_out(replica, failure)
+
+    def leave_out(self, replica: Replica, why: str) -> None:
+        """Send nothing more to a replica until it is admitted again."""
+        if replica.alive:
+            replica.alive = False
+            report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self.replicas)} remain.")
+
+    async def unload(self, client: httpx.AsyncClient, *, kept: int, held: Collection[str | None] = ()) -> None:
+        """Unload all but the last ``kept`` versions, and those ``held`` or with requests under way."""
+        for replica in self.replicas:
+            for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
+                if replica.alive and name not in held and not replica.in_flight[name]:
+                    try:
+                        await replica.unload(client, name)
+                    except ReplicaDown as error:
+                        self.leave_out(replica, str(error))
+
+    def _nobody(self, why: str) -> EmailRLError:
+        return EmailRLError(
+            f"No vLLM server available ({len(self.replicas)} configured): {why.rstrip('.') or 'all were excluded'}.",
+            "Start one and run the command again; emailrl train continues with --resume auto.",
+        )
+
+    def run(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+        """Run ``act(client)`` in an event loop of its own."""
+
+        async def acting() -> T:
+            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            timeout = httpx.Timeout(self.timeout, connect=10.0, pool=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            async with Client(headers=headers, timeout=timeout, limits=limits) as client:
+                return await act(client)
+
+        return asyncio.run(acting())
+
+
+def room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:
+    """Tokens that may follow a prompt."""
+    lengths = [length for length in (replica.max_model_len, max_model_len) if length is not None]
+    return min(lengths, default=sys.maxsize) - prompt_tokens

@@ -1,0 +1,137 @@
+"""vLLM servers used from several threads: versions side by side, requests in flight, servers that come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from engines.test_vllm_server import adapters, ask, connect, model, policy, serve  # noqa: F401
+from engines.vllm_stub import BASE, VllmStub
+from hang import must_end
+
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.vllm_server import VllmServers
+from emailrl.errors import EmailRLError
+
+# ruff: noqa: F811
+
+
+def test_a_conversation_ends_on_the_version_it_began_with(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub, begun, loaded = serve(), threading.Event(), threading.Event()
+    turns: list[str] = []
+
+    def advance(completion: Completion) -> Request | None:
+        turns.append(completion.policy_version)
+        begun.set()
+        assert loaded.wait(60)
+        return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if len(turns) < 3 else None
+
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        first = pool.submit(engine.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+        assert begun.wait(60)
+        engine.load_adapter(adapters[1], "v-2")
+        loaded.set()
+        assert {completion.policy_version for completion in first.result(60)} == {"v-1"}
+        assert [completion.policy_version for completion in ask(engine, 1)] == ["v-2"]
+    assert turns == ["v-1"] * 3 and len(set(stub.served)) == 2 and stub.served[:3] == stub.served[:1] * 3
+
+
+def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub, max_staleness=0)) as engine:
+        engine.load_adapter(adapters[0], "v-0")
+        pinned = engine.pin()
+        names = [list(stub.adapters)[-1]]
+        for number, adapter in enumerate(adapters[1:], start=1):
+            engine.load_adapter(adapter, f"v-{number}")
+            names.append(list(stub.adapters)[-1])
+        assert list(stub.adapters) == [BASE, names[0], *names[-2:]]  # MAX_STALENESS + 2, and the pinned one
+        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
+        assert completion.policy_version == "v-0" and stub.served[-1] == names[0]
+        pinned.close()
+        engine.load_adapter(adapters[0], "v-9")
+        assert names[0] not in stub.adapters
+
+
+def test_the_cap_in_flight_is_the_replicas_over_all_threads(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve(delay=0.1)
+    with closing(connect(stub, max_batch_trajectories=3)) as engine, ThreadPoolExecutor(2) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        calls = [pool.submit(ask, engine, 6, max_tokens=1) for _ in range(2)]
+        assert all(completion.error is None for call in calls for completion in call.result(60))
+    assert stub.http.busiest == 3
+
+
+def test_a_cancelled_call_ends_at_once(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub, begun = serve(delay=30), threading.Event()
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        stub.http.delay = 0
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+
+        def advance(completion: Completion) -> Request | None:
+            stub.http.delay = 30
+            begun.set()
+            return Request("a", SamplingParams(2, 1.0), [5, 6, 7])
+
+        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+        assert begun.wait(60)
+        with must_end(20):
+            pinned.cancel()
+            assert call.exception(20) is not None
+        stub.http.delay = 0
+
+
+def test_the_only_server_may_be_away_for_a_while(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
+    stub = serve()
+    with closing(connect(stub, vllm_return_timeout=60)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        before = ask(engine)
+        stub.served.clear()
+        stub.dies_after, stub.adapters = 2, {BASE: None}
+
+        def come_back() -> None:
+            stub.dies_after = None
+
+        timer = threading.Timer(1.5, come_back)
+        timer.start()
+        after = ask(engine)
+        timer.join()
+        assert [c.token_ids for c in after] == [c.token_ids for c in before]
+        assert not any(completion.error for completion in after)
+        told = capsys.readouterr().err
+        assert "No vLLM server is left" in told and "waiting up to 60 s" in told and "is back in use" in told
+        stub.dies_after = 0
+        threading.Timer(1.5, come_back).start()
+        engine.load_adapter(adapters[1], "v-2")  # the trainer waits for it as well
+        assert ask(engine, 1)[0].policy_version == "v-2"
+
+
+def test_servers_that_stay_away_end_the_call_in_bounded_time(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_return_timeout=0.5)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.dies_after = 0
+    with must_end(30), pytest.raises(EmailRLError, match=r"No vLLM server available \(1 configured\)"):
+        ask(engine)
