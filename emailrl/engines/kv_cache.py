@@ -52,6 +52,8 @@ class BlockCache(Cache):
         self.users = [0]
         """Of each block, how many tables it is in. Block 0 is in none: it takes what padding writes."""
         self._free: list[int] = []
+        self.moves = 0
+        """Raised whenever the tensors get new addresses."""
         self.fills = False
         """Nothing is wanted of this pass but its keys and values."""
         self.window = 0
@@ -65,6 +67,17 @@ class BlockCache(Cache):
     def is_empty(self) -> bool:
         """Whether no block is in a table or in memory."""
         return len(self.users) == 1
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there are tensors yet."""
+        return self._block_layers()[-1].is_initialized
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the keys of one block in one layer."""
+        keys = self._block_layers()[0].keys
+        return keys[0].numel() * keys.element_size()
 
     @property
     def taken(self) -> int:
@@ -107,24 +120,38 @@ class BlockCache(Cache):
 
         A row's table reaches its own tokens; what pads it beyond goes to block 0. Returns positions [rows, new].
         """
-        for layer in self._block_layers():
-            layer.grow()
+        self.grow()
         widths = [blocks_of(start + new) for start in starts]
         padded = np.zeros((len(tables), widths[-1]), dtype=np.int64)
         for row, table in enumerate(tables):
             padded[row, : len(table)] = table[: widths[-1]]
-        heads = torch.arange(self.kv_heads, device=device)[:, None]
-        blocks = torch.from_numpy(padded).to(device)[:, None] * self.kv_heads + heads  # [rows, kv_heads, width]
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
-        self.window = widths[-1] * BLOCK
-        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
-        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
+        blocks = self._write_at(torch.from_numpy(padded).to(device), positions)
         self.groups = [
             (rows.stop - rows.start, blocks[rows, :, : widths[rows.stop - 1]].flatten())
             for rows in groups_of(widths, on_cpu=device.type == "cpu")
         ]
         self.fills = fills
         return positions
+
+    def place_packed(self, table: Tensor, starts: Tensor) -> None:
+        """The same for rows of one new token and one common width: ``table`` [rows, width], ``starts`` [rows, 1]."""
+        self.groups = [(len(table), self._write_at(table, starts).flatten())]
+        self.fills = False
+
+    def _write_at(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Settle where tokens at ``positions`` [rows, new] go; returns heads of blocks [rows, kv_heads, width]."""
+        heads = torch.arange(self.kv_heads, device=table.device)[:, None]
+        blocks = table[:, None] * self.kv_heads + heads
+        self.window = table.shape[1] * BLOCK
+        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
+        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
+        return blocks
+
+    def grow(self) -> None:
+        """Let the tensors of all layers follow the number of blocks."""
+        for layer in self._block_layers():
+            layer.grow()
 
     def free(self) -> None:
         """Drop all tensors; every table is void afterwards."""
@@ -171,12 +198,14 @@ class BlockLayer(CacheLayerMixin):
             for states in (key_states, value_states)
         )
         self.is_initialized = True
+        self.cache.moves += 1
 
     def grow(self) -> None:
         """Follow the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
             self.keys = self.grown(self.keys)
             self.values = self.grown(self.values)
+            self.cache.moves += 1
 
     def grown(self, held: Tensor) -> Tensor:
         """A copy with room for all blocks of the cache."""
@@ -189,6 +218,7 @@ class BlockLayer(CacheLayerMixin):
         """Drop the tensors."""
         self.keys = self.values = torch.empty(0)
         self.is_initialized = False
+        self.cache.moves += 1
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

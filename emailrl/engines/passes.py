@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from emailrl.engines.attention import causal_mask
 from emailrl.engines.budget import PREFILL_TOKENS
+from emailrl.engines.decode_graphs import DecodeGraphs
 from emailrl.engines.kv_cache import BlockCache, Filled
 from emailrl.engines.sampling import sample
 from emailrl.engines.schedule import Conversation
@@ -21,36 +23,63 @@ from emailrl.engines.weights import Weights, device_of
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """So many tokens cost as much as one more pass: less padding is borne."""
+GATHERED_SHARE = 1 / 8
+PATIENCE = 8
+"""Beside captured decode steps a prefill pass is dear. New prompts wait for others: until they are so large a share of
+what runs, or for so many steps."""
 
 
 class Passes:
     """Runs the model of ``weights`` over conversations whose tables in ``cache`` reach their tokens.
 
     ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the tokens of prompts that one
-    pass reads.
+    pass reads. ``graphs`` decode where they can.
     """
 
     def __init__(
-        self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
+        self,
+        weights: Weights,
+        cache: BlockCache,
+        *,
+        max_model_len: int,
+        max_pass_tokens: int | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._weights = weights
         self._cache = cache
+        self.graphs = graphs
+        self._waited = 0
+        """Steps that prompts have waited for others."""
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
 
     def read(self, running: Sequence[Conversation]) -> None:
-        """Fill the cache with all tokens but the last, what conversations have in common before it is needed."""
+        """Fill the cache with all tokens but the last, what conversations have in common before it is needed.
+
+        With ``graphs`` nothing may be read yet.
+        """
+        if self._gathers(sum(not each.is_read for each in running), len(running)):
+            self._waited += 1
+            return
+        self._waited = 0
         unread = [each for each in running if each.unread]
         while unread:
-            ready = [each for each in unread if each.source is None or each.source.held >= each.held]
+            ready = [each for each in unread if each.is_shared_read]
             assert ready, "sources run, and come before those who share with them"
             waiting = [each for each in unread if each not in ready]
             while ready:
                 self.read_shortest(ready)
                 ready = [each for each in ready if each.unread]
             unread = waiting
+        for each in running:
+            each.source = None  # it may be over before the next read
+
+    def _gathers(self, unread: int, running: int) -> bool:
+        """Whether prompts wait for others."""
+        waits = self.graphs is not None and self._waited < PATIENCE
+        return waits and 0 < unread < running * GATHERED_SHARE
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
         """One pass over the shortest of what is unread."""
@@ -73,18 +102,28 @@ class Passes:
             row.held += len(piece)
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
-        """Sample one token for every running conversation; returns them, the shortest first."""
-        rows = sorted(running, key=lambda row: row.held)
+        """Sample one token for every conversation that has been read; returns them, the shortest first."""
+        rows = sorted((each for each in running if each.is_read), key=lambda row: row.held)
         if not rows:
             return []
-        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
-        logits = self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
+        logits = self._logits(rows)
         tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.held += 1
             row.tokens.append(token)
             row.logprobs.append(logprob)
         return rows
+
+    def _logits(self, rows: Sequence[Conversation]) -> Tensor:
+        """The model's logits after the last token of each row [rows, vocabulary]."""
+        if self.graphs is not None:
+            tables, starts, last = zip(*((row.blocks, row.held, row.tokens[-1]) for row in rows), strict=True)
+            logits = self.graphs.logits(tables, starts, last)
+            if logits is not None:
+                return logits
+        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
+        plain: Tensor = self._weights.model(**inputs, logits_to_keep=1).logits
+        return plain[:, -1]
 
     def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
         """The model's arguments for a pass over new tokens, the shortest conversation first; the cache is told."""

@@ -41,6 +41,16 @@ class Conversation:
         """Tokens that have yet to be read before the last one, which is read by the step that samples."""
         return len(self.tokens) - 1 - self.held
 
+    @property
+    def is_shared_read(self) -> bool:
+        """Whether ``source`` has read what this one begins with."""
+        return self.source is None or self.source.held >= self.held
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the next token can be sampled."""
+        return not self.unread and self.is_shared_read
+
     def rewind(self) -> None:
         """After a step that failed half-way: the next number drawn is again that of the next token."""
         self.uniforms = Uniforms(self.request.seed)

@@ -29,11 +29,12 @@ from emailrl.engines.budget import (
     kv_heads_of,
     token_bytes_of,
 )
+from emailrl.engines.decode_graphs import DecodeGraphs
 from emailrl.engines.kv_cache import BlockCache
 from emailrl.engines.passes import Passes
 from emailrl.engines.report import report
 from emailrl.engines.schedule import Conversation, Schedule
-from emailrl.engines.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
+from emailrl.engines.weights import MergedWeights, adapter_sha256, check_full_attention, device_of, sampling_weights
 from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class TransformersEngine:
 
     ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
     at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the
-    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache. The same
-    requests give the same completions.
+    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache.
+    ``cuda_graphs`` captures the decode steps of models with merged weights. The same requests give the same
+    completions.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TransformersEngine:
         max_model_len: int | None = None,
         max_pass_tokens: int | None = None,
         cache_bytes: int | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self.weights = sampling_weights(model)
         self._config = self.weights.model.config.get_text_config()
@@ -78,22 +81,42 @@ class TransformersEngine:
         """What the budget holds; the cache's own bound is lowered where memory runs out before."""
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
+        graphs = None
+        if cuda_graphs and self._takes_graphs():
+            limits = {"most_rows": max_rows, "most_tokens": self.max_model_len}
+            graphs = DecodeGraphs(self.weights.model, self.cache, **limits)
         self.passes = Passes(
-            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
+            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens, graphs=graphs
         )
+
+    def _takes_graphs(self) -> bool:
+        """Whether decode steps can be captured; reports why if they cannot."""
+        if device_of(self.weights.model).type != "cuda":
+            reason = "it needs a CUDA GPU"
+        elif not isinstance(self.weights, MergedWeights):
+            reason = "the model is quantized or too large for merged weights"
+        else:
+            return True
+        report(f"CUDA_GRAPHS has no effect: {reason}.")
+        return False
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten.
 
         What fails leaves the version before.
         """
-        self.schedule.clear()
+        self.release()
         self.weights.load(path)
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
-        """Free the cache."""
+        """Free the cache, and the graphs over it."""
         self.schedule.clear()
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        if self.passes.graphs is not None:
+            self.passes.graphs.forget()
 
     def resume(self) -> None:
         """Nothing to do: the cache grows with the next requests."""
@@ -193,6 +216,7 @@ class TransformersEngine:
             conversation.rewind()
         schedule.pause_all()
         cache.free()
+        self._forget_graphs()
         if device_of(self.weights.model).type == "cuda":
             torch.cuda.empty_cache()
         if ran == 1 and not unused:
