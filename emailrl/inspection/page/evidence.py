@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from emailrl.evaluation import verdict
-from emailrl.recording import Record
+from emailrl.recording import Entry, Record
 from emailrl.trajectory import Trajectory, Turn
 
 
@@ -25,26 +25,21 @@ def evidence(trajectory: Trajectory) -> Record:
     }
 
 
-def failure(trajectory: Trajectory, proof: Record) -> str:
+def failure(played: Trajectory | Entry, *, found: bool | None, read: bool | None) -> str:
     """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict.
 
-    A wrong answer, no answer and "I don't know" are split by how far the search for the gold emails came.
+    A wrong answer, no answer and "I don't know" are split by whether a gold email was found and read; None if there is
+    no gold email.
     """
-    came_to = verdict(trajectory)
+    came_to, stop = verdict(played), str(played.stop_reason or "")
     if came_to in ("correct", "not judged"):
         return ""
-    stop = trajectory.stop_reason.value if trajectory.stop_reason else ""
     if came_to == "crashed" or stop not in ("", "answered", "completed", "ran_out_of_turns"):
         return "crashed" if came_to == "crashed" else stop.replace("_", " ")
-    if not trajectory.scenario.answerable:
-        return "answered a question without an answer"
-    return f"{came_to}, {_progress(proof)}" if proof["gold"] else came_to
-
-
-def _progress(proof: Record) -> str:
-    if any(each["read"] for each in proof["gold"]):
-        return "gold email read"
-    return "gold email found, not read" if any(each["found"] for each in proof["gold"]) else "gold email not found"
+    if found is None:
+        return came_to
+    progress = "gold email read" if read else "gold email found, not read" if found else "gold email not found"
+    return f"{came_to}, {progress}"
 
 
 def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:

@@ -63,7 +63,7 @@ function rowNode(row, place) {
     verdictMark(row),
     el("div", { class: "what" },
       outside(row.question, "div", { class: "question" }),
-      el("div", { class: "under" }, outside(shortLabel(row, file)), outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" }))),
+      el("div", { class: "under" }, outside(shortLabel(row, file)), row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" }))),
     el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row)));
   node.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
   node.addEventListener("click", () => open(row));
@@ -83,7 +83,7 @@ function verdictMark(row) {
 
 // F, R, C: was a gold email found, read, cited? A letter that is struck through says no.
 function evidenceMarks(row) {
-  if (row.found === null) return el("span", { class: "marks" });
+  if (row.found === null || row.found === undefined) return el("span", { class: "marks" });
   const names = ["found", "read", "cited"];
   const said = names.map((name) => (row[name] ? name : `not ${name}`)).join(", ");
   return el("span", { class: "marks", role: "img", "aria-label": `gold email ${said}`, title: `gold email: ${said}` }, names.map((name) => el("span", { class: row[name] ? "yes" : "no", text: name[0].toUpperCase() })));

@@ -4,9 +4,9 @@ A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``sourc
 question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
 read, cited``.
 
-The whole of one (``/data/trajectory``): ``id, question, gold, answer, inbox, date, exception, conversation`` (items
-with a ``role``), ``evidence, terms, rubric, facts, samples`` (``pieces, ids, mask, logprobs`` and, of trained ones,
-``old, ratio, advantages``; lists of equal length, null where a token has no value).
+The whole of one (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
+conversation`` (items with a ``role``), ``evidence, terms, rubric, facts, samples`` (``pieces, ids, mask, logprobs``
+and, of trained ones, ``old, ratio, advantages``; lists of equal length, null where a token has no value).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from emailrl.evaluation import num_tokens, verdict
 from emailrl.inspection.page.evidence import evidence, failure
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Record
+from emailrl.recording import Entry, Record
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 _LONGEST = 200
@@ -26,8 +26,8 @@ _LONGEST = 200
 
 def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Record | None = None) -> Record:
     """Return a trajectory's row; ``note`` is what training recorded under its id, ``source`` the kind of its file."""
-    proof, note = evidence(trajectory), note or {}
-    gold = proof["gold"]
+    gold, note = evidence(trajectory)["gold"], note or {}
+    reached = {name: any(each[name] for each in gold) if gold else None for name in ("found", "read", "cited")}
     return {
         "id": trajectory.id,
         "file": file,
@@ -42,7 +42,7 @@ def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Re
         "answer": None if trajectory.final_answer is None else _cut(trajectory.final_answer),
         "reward": _short(trajectory.reward),
         "verdict": verdict(trajectory),
-        "failure": failure(trajectory, proof),
+        "failure": failure(trajectory, found=reached["found"], read=reached["read"]),
         "stop": trajectory.stop_reason.value if trajectory.stop_reason else None,
         "turns": len(trajectory.turns),
         "tokens": num_tokens(trajectory),
@@ -50,17 +50,44 @@ def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Re
         "seconds": _short(trajectory.seconds),
         "advantage": _short(_advantage(note)),
         "dropped": note.get("dropped"),
-        "found": any(each["found"] for each in gold) if gold else None,
-        "read": any(each["read"] for each in gold) if gold else None,
-        "cited": any(each["cited"] for each in gold) if gold else None,
+    } | reached
+
+
+def entry_row(entry: Entry, *, file: str, source: str) -> Record:
+    """Return the row that a file's index has for a trajectory, short of ``gold``, ``answer`` and training's notes."""
+    rubric = entry.rubric
+    found, read = rubric.get("ever_found_right_email"), rubric.get("ever_read_right_email")
+    return {
+        "id": entry.id,
+        "file": file,
+        "offset": entry.offset,
+        "source": source,
+        "step": entry.step,
+        "group": entry.group_id,
+        "scenario": entry.question_id,
+        "kind": entry.kind,
+        "question": entry.question,
+        "reward": _short(entry.reward),
+        "verdict": verdict(entry),
+        "failure": failure(entry, found=found, read=read),
+        "stop": entry.stop_reason,
+        "turns": entry.turns,
+        "tokens": entry.tokens,
+        "trained": entry.trained,
+        "seconds": _short(entry.seconds),
+        "found": found,
+        "read": read,
+        "cited": rubric.get("sources_correct"),
     }
 
 
 def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenTexts | None = None) -> Record:
     """Return all there is of a trajectory; without ``tokens`` its ids stand for the texts of its tokens."""
-    scenario = trajectory.scenario
+    scenario, note = trajectory.scenario, note or {}
     return {
         "id": trajectory.id,
+        "advantage": _short(_advantage(note)),
+        "dropped": note.get("dropped"),
         "question": scenario.question,
         "gold": scenario.answer,
         "answer": trajectory.final_answer,
@@ -81,7 +108,7 @@ def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenT
             "sources": trajectory.final_sources,
             "cost": sum(turn.cost for turn in trajectory.turns if turn.cost is not None) or None,
         },
-        "samples": _samples(trajectory, note or {}, tokens),
+        "samples": _samples(trajectory, note, tokens),
     }
 
 

@@ -35,7 +35,7 @@ const MATCHES = {
   verdict: (row, value) => row.verdict === value,
   failure: (row, value) => row.failure === value,
   stop: (row, value) => row.stop === value,
-  trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && row.advantage !== null),
+  trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && (row.advantage ?? null) !== null),
   q: (row, value) => searchable(row).includes(value.toLowerCase()),
   rmin: (row, value) => row.reward >= Number(value),
   rmax: (row, value) => row.reward <= Number(value),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from two_turns import tokenizer_folder, trajectory
 
-from emailrl.inspection.page import detail, row
+from emailrl.inspection.page import detail, entry_row, row
 from emailrl.inspection.page.evidence import evidence, failure
+from emailrl.recording import TrajectoryIndex, write_trajectories
 from emailrl.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["tokenizer_folder", "trajectory"]
@@ -48,16 +50,29 @@ def test_a_failure_says_how_far_the_search_came(
     trajectory: Trajectory, turns: tuple[tuple[str, object], ...], answer: str | None, named: str
 ) -> None:
     failed = played(trajectory, *turns, answer=answer, sources=[])
-    assert failure(failed, evidence(failed)) == named
+    assert row(failed, file="f", offset=0, source="step")["failure"] == named
 
 
 def test_other_failures_are_named_by_how_they_ended(trajectory: Trajectory) -> None:
     failed = played(trajectory, HIT, answer=None, sources=[])
     failed.stop_reason = StopReason.CANT_PARSE_TOOL_CALL
-    assert failure(failed, evidence(failed)) == "cant parse tool call"
+    assert failure(failed, found=True, read=False) == "cant parse tool call"
     failed.stop_reason, failed.exception = StopReason.EXCEPTION, "OSError: disk"
-    assert failure(failed, evidence(failed)) == "crashed"
-    assert failure(trajectory, evidence(trajectory)) == ""
+    assert failure(failed, found=True, read=False) == "crashed"
+    assert failure(trajectory, found=True, read=True) == ""
+
+
+def test_a_row_of_the_index_agrees_with_the_whole_trajectory(trajectory: Trajectory, tmp_path: Path) -> None:
+    failed = played(trajectory, HIT, answer="Bob", sources=[])
+    failed.rubric |= {"ever_found_right_email": True, "ever_read_right_email": False, "sources_correct": False}
+    file = tmp_path / "step-000003.jsonl"
+    write_trajectories(file, [trajectory, failed])
+    entry = TrajectoryIndex(file)[1]
+    whole = row(failed, file=file.name, offset=entry.offset, source="step")
+    short = entry_row(entry, file=file.name, source="step")
+    assert short == {name: whole[name] for name in short} and set(whole) - set(short) == {
+        "gold", "answer", "advantage", "dropped"
+    }  # fmt: skip
 
 
 def test_a_row_sums_up_the_trajectory_and_what_training_noted(trajectory: Trajectory) -> None:
