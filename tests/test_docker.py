@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -104,7 +105,7 @@ def test_the_docker_runs_of_the_page_set_settings_and_run_commands() -> None:
     runs = docker_runs()
     assert ["python", "train_grpo.py", "--mode", "masked"] in [words[-4:] for words in runs]
     for words in runs:
-        variables = {value.partition("=")[0] for flag, value in zip(words, words[1:], strict=False) if flag == "-e"}
+        variables = {value.partition("=")[0] for flag, value in itertools.pairwise(words) if flag == "-e"}
         assert variables <= SETTINGS, words
         image = next(at for at, word in enumerate(words) if word in ("emailrl", "email-agent-grpo"))
         command = words[image + 1 :]
