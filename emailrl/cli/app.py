@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "serve": "Start and supervise vLLM servers for training.",
     "benchmark": "Measure policies on the test questions.",
     "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
+    "report": "Write an HTML page of a run: curves, failures, trajectories.",
     "export": "Export a checkpoint as an adapter or merged weights.",
     "ask": "Ask a mailbox a question, and see the source emails.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",

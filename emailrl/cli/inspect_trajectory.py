@@ -3,7 +3,8 @@
 --verbose adds the prompt, the rubric and every token, coloured by the loss mask. Sampled tokens show their
 log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
 run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --page
-goes through the file.
+goes through the file. --html writes one page that opens in a browser without network: of the run if the path is its
+folder, else of the file, or with --index of that trajectory alone.
 
 Examples:
 
@@ -13,6 +14,7 @@ Examples:
   emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl --list
   emailrl inspect-trajectory outputs/rollouts/rollout-001.jsonl --page --index 0
   emailrl inspect-trajectory outputs/grpo_masked --follow
+  emailrl inspect-trajectory outputs/grpo_masked --html run.html
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.options import Overrides, setting_options
+from emailrl.cli.options import Overrides, Overwrite, setting_options
 from emailrl.cli.output import progress_console, result_console
+from emailrl.cli.page_file import HtmlFile, Redact, write_page
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ def inspect_trajectory(
     path: Annotated[
         Path | None, typer.Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
     ] = None,
-    index: Annotated[int, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last.")] = -1,
+    index: Annotated[
+        int | None, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
+    ] = None,
     overrides: Overrides,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
     listing: Annotated[
@@ -46,27 +51,36 @@ def inspect_trajectory(
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories to list.")] = 50,
     page: Annotated[bool, typer.Option("--page", help="Go through the file, one trajectory at a time.")] = False,
+    html: HtmlFile = None,
+    redact: Redact = False,
+    overwrite: Overwrite = False,
 ) -> None:
     from emailrl.inspection import locate
     from emailrl.recording import TrajectoryIndex
     from emailrl.settings import load_settings
 
-    if follow + listing + page > 1:
-        raise UsageError("--follow, --list and --page are mutually exclusive.", "Choose one.")
+    if follow + listing + page + (html is not None) > 1:
+        raise UsageError("--follow, --list, --page and --html are mutually exclusive.", "Choose one.")
+    if redact and html is None:
+        raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
         for file, position, trajectory in locate.follow(roots):
             _show(file, f"number {position + 1}", trajectory, settings)
         return
+    if html is not None:
+        write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
+        return
+    wanted = -1 if index is None else index
     found = TrajectoryIndex(_newest(settings) if path is None else locate.find_file(path))
     _note_torn_line(found)
     if listing:
-        _list(found, index, limit)
+        _list(found, wanted, limit)
     elif page:
-        _page(found, index, settings)
+        _page(found, wanted, settings)
     else:
-        _show_one(found, index, settings)
+        _show_one(found, wanted, settings)
 
 
 def _newest(settings: Settings) -> Path:

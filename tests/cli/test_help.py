@@ -16,7 +16,18 @@ from emailrl.cli.app import app
 
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "numpy", "pandas"}
 NAMES = (
-    *("gen-db", "gen-questions", "sft", "rollout", "train", "serve", "benchmark", "inspect-trajectory", "export"),
+    *(
+        "gen-db",
+        "gen-questions",
+        "sft",
+        "rollout",
+        "train",
+        "serve",
+        "benchmark",
+        "inspect-trajectory",
+        "report",
+        "export",
+    ),
     *("ask", "checkpoints", "doctor", "plan", "trust", "quickstart"),
 )
 

@@ -31,6 +31,7 @@ COMMANDS = {
 LOOKING = {
     "doctor": ["doctor"],
     "inspect-trajectory": ["inspect-trajectory"],
+    "report": ["report"],
     "checkpoints list": ["checkpoints", "list"],
 }
 KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "JUDGE_API_KEY", "GENERATOR_API_KEY", "VLLM_API_KEY", "REWARD_API_KEY")

@@ -3,6 +3,7 @@
 from emailrl.inspection.page.build import PageData, gather
 from emailrl.inspection.page.html import dump, page, served_page
 from emailrl.inspection.page.place import Place, place_of, run_record
+from emailrl.inspection.page.redact import redacted
 from emailrl.inspection.page.shapes import detail, entry_row, row
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "gather",
     "page",
     "place_of",
+    "redacted",
     "row",
     "run_record",
     "served_page",

@@ -1,0 +1,42 @@
+"""Writing the HTML page of a run, a trajectory file or one trajectory, and saying what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from emailrl.cli.options import path_option
+from emailrl.cli.output import out_file, say
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+
+HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
+Redact = Annotated[
+    bool, typer.Option("--redact", help="Replace people and addresses in the page with consistent pseudonyms.")
+]
+
+
+def write_page(
+    path: Path, target: Path, *, settings: Settings, index: int | None = None, redact: bool, overwrite: bool
+) -> dict[str, Any]:
+    """Write the page of what ``path`` means to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
+
+    Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
+    """
+    from emailrl.disk import replace_bytes
+    from emailrl.inspection.page import gather, page, place_of, redacted
+
+    target = out_file(target, may_exist=overwrite)
+    data = gather(place_of(path, index), model_name=settings.model.name)
+    content = page(redacted(data) if redact else data).encode("utf-8", "replace")
+    replace_bytes(target, content)
+    left_out = data.run["left_out"]
+    what = "redacted" if redact else "with email text"
+    count = f"{len(data.rows)} trajector{'y' if len(data.rows) == 1 else 'ies'}"
+    say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}")
+    for each in left_out:
+        say(f"Left out: {each}")
+    return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}

@@ -1,0 +1,53 @@
+"""Write one HTML page of a run or benchmark: curves, failures, every trajectory down to its tokens.
+
+The page is a single file that opens in a browser without network or server. It contains email text unless --redact is
+given. If the run is too large for one page, the evaluations and the newest steps are kept, and the page says what is
+left out.
+
+Examples:
+
+\b
+  emailrl report
+  emailrl report outputs/grpo_masked --html run.html
+  emailrl report outputs/benchmarks/test --html benchmark.html --redact
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emailrl.cli.options import Json, Overwrite, path_option
+from emailrl.cli.output import print_json
+from emailrl.cli.page_file import Redact, write_page
+from emailrl.errors import EmailRLError
+
+
+def report(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run or benchmark. Default: the newest run.")] = None,
+    html: Annotated[
+        Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
+    ] = None,
+    redact: Redact = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    from emailrl.settings import load_settings
+
+    settings = load_settings(looks_only=True)
+    folder = run or _newest_run(settings.output.output_dir)
+    target = html or Path(f"{folder.absolute().name}.html")
+    written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite)
+    if json:
+        print_json(written)
+
+
+def _newest_run(output_dir: Path) -> Path:
+    from emailrl.inspection.locate import newest_file
+
+    newest = newest_file(sorted(output_dir.parent.glob(f"{output_dir.name}*")))
+    if newest is None:
+        raise EmailRLError(f"No run with trajectories under {output_dir}*.", "Train one (emailrl train), or name one.")
+    return newest.parent.parent if newest.parent.name == "trajectories" else newest.parent

@@ -1,0 +1,62 @@
+"""``emailrl report`` and ``inspect-trajectory --html``: which page is written, where, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from emailrl.recording import write_trajectories
+from emailrl.trajectory import Trajectory
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
+    folder = tmp_path / "outputs" / "grpo_masked"
+    for name, count in (("eval-000000", 2), ("step-000001", 3)):
+        made = [replace(trajectory, id=f"{name}-{number}") for number in range(count)]
+        write_trajectories(folder / "trajectories" / f"{name}.jsonl", made)
+    return folder
+
+
+def test_report_writes_the_newest_run_into_this_folder(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    code, out, said = emailrl("report", "--json")
+    target = tmp_path / "grpo_masked.html"
+    assert code == 0 and json.loads(out)["html"] == str(target) and json.loads(out)["num_trajectories"] == 5
+    assert "5 trajectories" in said and "with email text" in said
+    assert "<title>grpo_masked · emailrl</title>" in target.read_text(encoding="utf-8")
+
+
+def test_a_page_is_overwritten_only_when_asked(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.html").write_text("mine")
+    code, _, error = emailrl("report", run_dir, "--html", "run.html")
+    assert code == 2 and "run.html already exists" in error and (tmp_path / "run.html").read_text() == "mine"
+    assert emailrl("report", run_dir, "--html", "run.html", "--overwrite")[0] == 0
+    assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_without_a_run_report_says_what_to_do(emailrl) -> None:
+    code, _, error = emailrl("report")
+    assert code == 1 and "Train one (emailrl train)" in error
+
+
+def test_inspect_writes_a_run_a_file_or_one_trajectory(emailrl, run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "eval-000000.jsonl"
+    for target, arguments, count in (
+        ("run.html", (run_dir,), "5 trajectories"),
+        ("file.html", (file,), "2 trajectories"),
+        ("one.html", (file, "--index", "0"), "1 trajectory"),
+    ):
+        code, out, said = emailrl("inspect-trajectory", *arguments, "--html", target)
+        assert (code, out) == (0, "") and count in said
+    assert "Left out: 1 of the 2 trajectories in eval-000000.jsonl" in said
+
+
+def test_redaction_is_off_unless_asked_for(emailrl, run_dir: Path) -> None:
+    assert "redacted" in emailrl("report", run_dir, "--html", "a.html", "--redact")[2]
+    code, _, error = emailrl("inspect-trajectory", run_dir, "--redact")
+    assert code == 2 and "Add --html FILE." in error
+    code, _, error = emailrl("inspect-trajectory", run_dir, "--html", "b.html", "--follow")
+    assert code == 2 and "mutually exclusive" in error

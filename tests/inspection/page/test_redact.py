@@ -1,0 +1,70 @@
+"""``--redact``: people and addresses have one pseudonym each, in texts, calls, results and tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from two_turns import trajectory
+
+from emailrl.inspection.page import gather, page, place_of
+from emailrl.inspection.page.redact import Redactor, redacted
+from emailrl.recording import write_trajectories
+from emailrl.trajectory import Message, Trajectory
+
+__all__ = ["trajectory"]
+
+
+def learned(*texts: str) -> Redactor:
+    redactor = Redactor()
+    redactor.learn(list(texts))
+    return redactor
+
+
+def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
+    redactor = learned("ann.lee@acme.com", "lee@other.org")
+    assert redactor.record("Lee (LEE, ann.lee@acme.com) wrote to lee@other.org") == (
+        "Name2 (Name2, name1.name2@org1.example) wrote to name2@org2.example"
+    )
+    assert redactor.record({"to": ["Annex", "Ann's"]}) == {"to": ["Annex", "Name1's"]}
+
+
+def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
+    redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com")
+    assert redactor.record("Jane Roe asked support; Will will call") == "Name1 Name2 asked support; Name3 will call"
+
+
+def test_a_line_break_inside_json_is_no_letter_of_the_name_after_it() -> None:
+    result = json.dumps({"body": "Hello,\nPemin called.\nFrom: Olga Hart\nann@x.com"})
+    redactor = learned(result, "pemin@x.com")
+    assert json.loads(redactor.record(result)) == {
+        "body": "Hello,\nName4 called.\nFrom: Name2 Name3\nname1@org1.example"
+    }
+
+
+def test_the_tokens_of_a_name_are_replaced_and_their_ids_withheld() -> None:
+    redactor = learned("grogali@x.com")
+    sample = {"pieces": ["Hi", " Gro", "gal", "i", ", bye", ""], "ids": [1, 2, 3, 4, 5, 6], "mask": [0] * 6}
+    assert redactor.sample(sample) == {
+        "pieces": ["Hi", " Name1", "", "", ", bye", ""], "ids": [1, None, None, None, 5, 6], "mask": [0] * 6
+    }  # fmt: skip
+    assert redactor.sample({"pieces": None, "ids": [1, 2], "mask": [0, 1]})["ids"] is None
+
+
+def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_path: Path) -> None:
+    mail = {
+        "message_id": "<m1@x>", "from_address": "olga.hartwig@secret.example", "to_addresses": ["bob@example.com"],
+        "subject": "Hartwig", "body": "Hi Bob,\nHartwig paid.\nOlga",
+    }  # fmt: skip
+    messages = [*trajectory.messages, Message("tool", json.dumps(mail), name="read_email")]
+    scenario = replace(trajectory.scenario, question="Did Olga Hartwig pay Bob?")
+    file = tmp_path / "mail.jsonl"
+    write_trajectories(file, [replace(trajectory, messages=messages, scenario=scenario, final_answer="Olga H.")])
+    data = redacted(gather(place_of(file), model_name="nano"))
+    everything = json.dumps([data.run, data.rows, list(data.details())]).lower()
+    assert not any(name in everything for name in ("olga", "hartwig", "bob@", "secret.example", "m1@x"))
+    assert data.rows[0]["cited"] and page(data)
+    [detail] = data.details()
+    gold, cited = detail["evidence"]["gold"][0]["id"], detail["conversation"][4]["calls"][0]["arguments"]["sources"]
+    assert cited == [gold]  # one pseudonym each: what was cited is still seen to be the gold email
