@@ -1,7 +1,7 @@
 """Memory, tokens, time and money of a run before it is launched, from the settings and a model's config alone.
 
 No torch, no weights and, for the shapes that are built in, no network. What the arithmetic was checked against is in
-``docs/gpu.md``.
+``docs/performance.md``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ LIMITS = {
     **{"SFT_STEPS": "2", "SFT_BATCH_SIZE": "4", "EMAILRL_JUDGE": "offline", "WANDB_MODE": "disabled"},
 }
 """The environment outranks a page's ``emailrl.toml``, so that its runs end in seconds."""
-STAND_INS = {r"Qwen/Qwen3-\w+(?:\.\w+)?": "nano", r"smol-base": "nano", r" --engine vllm": "", r"~/": "./"}
+STAND_INS = {
+    **{r"Qwen/Qwen3-\w+(?:\.\w+)?": "nano", r"smol-base": "nano"},
+    **{r" --engine vllm": "", r'engine = "vllm"': "", r"~/": "./"},
+}
 """What a scratch folder lacks, and what takes its place."""
 
 
@@ -59,10 +62,15 @@ def write_mbox(path: Path) -> None:
     path.write_text("".join(lines))
 
 
+def with_stand_ins(text: str) -> str:
+    for wanted, stand_in in STAND_INS.items():
+        text = re.sub(wanted, stand_in, text)
+    return text
+
+
 def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run a script in the folder; the caller judges how it ended."""
-    for wanted, stand_in in STAND_INS.items():
-        script = re.sub(wanted, stand_in, script)
+    script = with_stand_ins(script)
     environment = os.environ | LIMITS | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
     environment |= {
         "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -78,6 +86,20 @@ def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
         timeout=900,
         check=False,
     )
+
+
+def run_plainly(words: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """What ``emailrl`` prints in a folder, with nothing of the above but this environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", "emailrl", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_block(block: Block, home: Path) -> None:

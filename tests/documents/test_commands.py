@@ -15,7 +15,7 @@ import pytest
 import typer
 from documents.commands import check, commands
 from documents.pages import DOCUMENTS, ROOT, Block, blocks, prose
-from documents.scratch import make_home, run, run_block
+from documents.scratch import make_home, run, run_block, with_stand_ins
 
 from emailrl.errors import UsageError
 from emailrl.settings import load_settings
@@ -87,7 +87,7 @@ def run_page(page: str, folder: Path, *kinds: str) -> None:
         assert run("emailrl train", home).returncode == 0
     for block in blocks(page):
         if block.file:
-            (home / block.file).write_text(block.text)
+            (home / block.file).write_text(with_stand_ins(block.text))
         elif block.language in ("bash", "console") and block.how in kinds:
             run_block(block, home)
 

@@ -1,4 +1,4 @@
-"""The quickstart as a user runs it, and the packaged policy it rests on."""
+"""The quickstart as docs/quickstart.md has a user run it, and the packaged policy it rests on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,122 @@
+"""``docs/metrics.md`` explains every field that a run's files have, and no other: held against real files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents.pages import DOCS
+
+from emailrl.recording import read_records
+
+PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
+METRICS_OF_A_BENCHMARK = set(re.findall(r"`(\w+)`", (DOCS / "benchmark.md").read_text(encoding="utf-8")))
+Record = dict[str, Any]
+
+
+def section(title: str, level: str = "##") -> str:
+    """A section of the page, with those below it."""
+    [text] = re.findall(rf"^{level} {re.escape(title)}\n(.*?)(?=^{level} |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return text
+
+
+def fields(text: str) -> set[str]:
+    """The names in the first column of the tables."""
+    cells = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which PPO, a benchmark of several samples and SFT ran for a step, with every optional metric on."""
+    from emailrl.benchmark import Subject, run_benchmark
+    from emailrl.checkpoints import find_checkpoint
+    from emailrl.policy.adapter import Adapter
+    from emailrl.scenarios.demo import questions_file, write_demo
+    from emailrl.scenarios.load import load_scenario_set
+    from emailrl.settings import StoreSettings, load_settings
+    from emailrl.sft.assemble import sft
+    from emailrl.training.loop import train
+
+    folder = tmp_path_factory.mktemp("metrics")
+    write_demo(folder / "demo.db", seed=42, settings=StoreSettings())
+    settings = load_settings(
+        {
+            **{"model_name": "nano", "db": folder / "demo.db", "questions": questions_file(folder / "demo.db")},
+            **{"max_turns": 4, "max_tokens": 96, "judge": "offline", "wandb_mode": "disabled", "temperature": 1.0},
+            **{"max_steps": 1, "per_device_train_batch_size": 2, "num_generations": 2, "eval_dataset_size": 2},
+            **{"eval_steps": 1, "train_dataset_size": 10},
+            **{"algorithm": "ppo", "importance_correction": "tis", "sft_steps": 1, "sft_batch_size": 2},
+            **{"eval_temperature": 0.7, "bench_samples": 2, "output_dir": folder / "run"},
+        },
+        cwd=folder,
+        environ={},
+    )
+    train(settings)
+    best = find_checkpoint("best", settings.output.output_dir)
+    chosen = load_scenario_set(settings.data.questions, "test", limit=2, seed=1, data=settings.data)
+    subjects = [Subject("best", "nano", Adapter.of(best)), Subject("nano", "nano")]
+    run_benchmark(subjects, chosen.scenarios, settings, folder / "measured")
+    sft(settings, out=folder / "sft")
+    return folder
+
+
+def records(path: Path) -> list[Record]:
+    return list(read_records(path))
+
+
+def test_metrics_of_training(home: Path) -> None:
+    [step] = records(home / "run_masked" / "metrics.jsonl")
+    own = {name for name in step if not name.startswith("eval_")} - {"dropped", "seconds"}
+    assert own == fields(section("The update", "###")) | fields(section("The rollouts", "###"))
+    assert set(step["dropped"]) == fields(section("dropped", "###"))
+    assert set(step["seconds"]) == fields(section("seconds", "###").partition("\n## ")[0])
+    assert {name.removeprefix("eval_") for name in step if name.startswith("eval_")} <= METRICS_OF_A_BENCHMARK
+
+
+def test_evaluations(home: Path) -> None:
+    confirmed = json.loads((home / "run_masked" / "confirmed.json").read_text(encoding="utf-8"))
+    for evaluation in [*records(home / "run_masked" / "evaluations.jsonl"), confirmed]:
+        assert set(evaluation) - {"step"} <= METRICS_OF_A_BENCHMARK
+
+
+def test_trajectories(home: Path) -> None:
+    trajectory, *_ = records(home / "run_masked" / "trajectories" / "step-000001.jsonl")
+    own, turn = section("trajectories/").split("\nA turn:\n")
+    assert set(trajectory) == fields(own) - {"samples"}
+    assert set(trajectory["turns"][0]) == fields(turn)
+    described = set(re.findall(r"`(\w+)`", own))
+    assert {name for message in trajectory["messages"] for name in message} <= described
+    assert set(trajectory["rubric"]) - {"offline_correct"} <= METRICS_OF_A_BENCHMARK
+
+
+def test_what_training_adds(home: Path) -> None:
+    added = records(home / "run_masked" / "training" / "step-000001.jsonl")
+    text = section("training/")
+    assert {name for record in added for name in record} == fields(text)
+    described = set(re.findall(r"`(\w+)`", text))
+    assert {name for record in added for sample in record["samples"] for name in sample} <= described
+
+
+def test_results_of_a_benchmark(home: Path) -> None:
+    results = json.loads((home / "measured" / "results.json").read_text(encoding="utf-8"))
+    text = section("results.json")
+    described = set(re.findall(r"`(\w+)`", text))
+    assert set(results) <= described and set(results["comparisons"][0]) <= described
+    assert set(results["results"][0]) - METRICS_OF_A_BENCHMARK <= fields(text) <= set(results["results"][0])
+
+
+def test_metadata_of_a_checkpoint(home: Path) -> None:
+    metadata = json.loads((home / "run_masked" / "best_model" / "metadata.json").read_text(encoding="utf-8"))
+    assert set(metadata) == fields(section("metadata.json"))
+    assert "evaluated_step" in metadata["metrics"]
+
+
+def test_metrics_of_sft(home: Path) -> None:
+    [step] = records(home / "sft" / "metrics.jsonl")
+    text = section("metrics.jsonl of sft")
+    assert set(step) == fields(text)
+    assert set(step["seconds"]) <= set(re.findall(r"`(\w+)`", text))

@@ -1,0 +1,34 @@
+"""The planned figures of ``docs/one_gpu.md`` are those of ``emailrl plan`` with the page's settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from documents.pages import DOCS, blocks
+from documents.scratch import run_plainly
+
+PAGE = (DOCS / "one_gpu.md").read_text(encoding="utf-8")
+[SETTINGS] = [block.text for block in blocks("docs/one_gpu.md") if block.file == "emailrl.toml"]
+ROWS = re.findall(r"^\| (\S+) \| (\S+) \| (?:`(\S+)` )?\| ([\d.]+) \| (\d+) \| (\d+) \| (.+?) \|$", PAGE, re.MULTILINE)
+
+
+def test_the_table_has_both_models_on_a_small_and_a_large_card() -> None:
+    assert {(row[0], row[1]) for row in ROWS} >= {(model, gpu) for model in ("0.6B", "4B") for gpu in ("4090", "H100")}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:2]))
+def test_planned_figures(row: tuple[str, ...], tmp_path: Path) -> None:
+    size, gpu, setting, *figures = row
+    (tmp_path / "emailrl.toml").write_text(SETTINGS, encoding="utf-8")
+    environment = dict([setting.split("=")]) if setting else {}
+    line = ["plan", "--gpu", gpu, "--model", f"Qwen/Qwen3-{size}", "--json"]
+    planned = json.loads(run_plainly(line, tmp_path, environment).splitlines()[-1])
+    assert planned["fits"]
+    seconds = planned["seconds"]
+    hours = seconds["run"] / 3600
+    shown = f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"
+    peak, sampling, update = planned["memory"]["peak"], seconds["rollout"], seconds["score"] + seconds["train"]
+    assert figures == [f"{peak:.1f}", f"{sampling:.0f}", f"{update:.0f}", shown]
