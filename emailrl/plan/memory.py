@@ -35,7 +35,7 @@ HEAP: Final = 1.0
 """What glibc's heap keeps on a CPU of blocks freed between those that stay, over the activations; measured with nano.
 MALLOC_MMAP_THRESHOLD_=65536 gives them back."""
 ASLEEP: Final = int(1.5 * GIB)
-"""What a sleeping vLLM keeps on the card, its CUDA graphs for one. Assumed; 0.9 GiB on the 14B shape (docs/performance.md)."""
+"""What a sleeping vLLM keeps on the card, its CUDA graphs for one. Assumed; 0.9 GiB on 14B (docs/performance.md)."""
 VLLM_WORK: Final = 2 * GIB
 """What vLLM sets aside of its share for activations and CUDA graphs. Assumed."""
 
