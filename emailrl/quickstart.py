@@ -23,6 +23,7 @@ from emailrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
+    from emailrl.training.run.display import Display
 
 STEPS = 15
 NUM_TEST_QUESTIONS = 300
@@ -131,10 +132,11 @@ def quickstart(
     say: Callable[[str], None],
     begin: Begin = lambda subject, questions: None,
     progress: Progress | None = None,
+    display: Display | None = None,
 ) -> Outcome:
     """Run the cycle in ``out``; ``say`` gets every line for the console, ``progress`` each benchmarked trajectory.
 
-    ``begin`` hears of each benchmark as it begins.
+    ``begin`` hears of each benchmark as it begins, ``display`` of the training.
 
     An ``out`` whose quickstart was interrupted goes on where it was. Raises UsageError where ``out`` holds anything
     else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts, not the environment.
@@ -148,7 +150,7 @@ def quickstart(
 
     from emailrl.training.loop import train
 
-    run_dir = train(settings, resume="auto", progress=say).run_dir
+    run_dir = train(settings, resume="auto", progress=say, display=display).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
     after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)

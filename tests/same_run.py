@@ -27,7 +27,7 @@ def lines(path: Path) -> list[Any]:
 def everything(run: Path) -> dict[str, Any]:
     """All a run leaves that does not depend on the clock: every recorded line, and the final weights and state."""
     recorded = [run / "metrics.jsonl", run / "evaluations.jsonl"]
-    recorded += [*run.glob("trajectories/*"), *run.glob("training/*")]
+    recorded += [*run.glob("trajectories/*.jsonl"), *run.glob("training/*.jsonl")]
     left: dict[str, Any] = {str(path.relative_to(run)): lines(path) for path in sorted(recorded)}
     for checkpoint in list_checkpoints(run):
         weights = {name: sha for name, sha in checkpoint.metadata.files.items() if name.endswith(".safetensors")}
@@ -66,7 +66,7 @@ def assert_nothing_torn(run: Path) -> None:
     assert [path for path in incomplete_checkpoints(run) if path.exists()] == []  # others are being filled, hidden
     for checkpoint in list_checkpoints(run):
         verify(checkpoint)
-    for path in (*run.glob("trajectories/[!.]*"), *run.glob("training/[!.]*")):
+    for path in (*run.glob("trajectories/[!.]*.jsonl"), *run.glob("training/[!.]*.jsonl")):
         content = path.read_bytes()
         assert content.endswith(b"\n"), path
         assert all(isinstance(json.loads(line), dict) for line in content.splitlines()), path

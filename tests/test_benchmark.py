@@ -158,7 +158,7 @@ def test_a_crash_of_the_scorer_loses_nothing_and_resuming_plays_nothing_again(
     subjects = scripted(monkeypatch, Crashing(set()))
     with pytest.raises(MemoryError):
         run_benchmark(subjects, questions, settings, out)
-    [file] = (out / "trajectories").iterdir()
+    [file] = (out / "trajectories").glob("*.jsonl")
     assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q2", "q1", "q0"]
     assert is_unfinished(out)
     second = Scripted({"q1"})

@@ -36,11 +36,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console, say_loading
+from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
-from emailrl.cli.tables import results_table, title_of
+from emailrl.cli.tables import result_lines, results_table, title_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ INTERRUPTED = 130
 
 @setting_options(
     "engine environment reward test_set_size bench_sequential bench_samples eval_temperature",
-    "questions db allow_shared_inbox",
+    "questions db allow_shared_inbox verbose show_trajectory_details",
 )
 def benchmark(
     *,
@@ -132,6 +133,7 @@ def _play(
     from emailrl.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
+    say(f"Evaluating on {len(scenarios)} queries...")
     with Tally() as tally:
 
         def ended(subject: Subject, trajectory: Trajectory) -> None:
@@ -141,7 +143,7 @@ def _play(
 
         tally.begin(title_of(subjects[0]), total)
         try:
-            return run_benchmark(
+            report = run_benchmark(
                 subjects, scenarios, settings, folder, notes=notes, progress=ended, resume=resume, overwrite=overwrite
             )
         except Exception:
@@ -151,10 +153,16 @@ def _play(
         finally:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
+    for result in report.results:
+        show_trajectories(result.trajectories, result.evaluation.trajectories, settings, progress_console())
+    return report
 
 
 def _show(report: Report, folder: Path, console: Console) -> None:
     if report.results:
+        console.print("=== Benchmark Results ===", style="bold")
+        for line in result_lines(report):
+            console.print(line, soft_wrap=True)
         console.print(results_table(report))
         console.print(f"results: {folder}", soft_wrap=True)
     for line in _next_steps(report, folder):

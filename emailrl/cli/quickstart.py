@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, program, progress_console, result_console, say
 from emailrl.cli.progress import Tally
@@ -41,9 +42,10 @@ def quickstart(
 ) -> None:
     from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
     from emailrl.quickstart import quickstart as run
+    from emailrl.settings import Settings
 
     folder = out or free_folder(Path("quickstart"))
-    with Tally() as tally:
+    with Tally() as tally, LiveRun(Settings()) as live:
 
         def begin(subject: Subject, questions: int) -> None:
             tally.begin(f"benchmark of {subject.label}", questions)
@@ -52,7 +54,9 @@ def quickstart(
             tally.advance(f"benchmark of {subject.label}", NUM_TEST_QUESTIONS)
 
         try:
-            outcome = run(folder, steps=steps, overwrite=overwrite, say=say, begin=begin, progress=ended)
+            outcome = run(
+                folder, steps=steps, overwrite=overwrite, say=live.say, begin=begin, progress=ended, display=live
+            )
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise

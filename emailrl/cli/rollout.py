@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, progress_console, say_loading
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Scenario, Trajectory
 
 
-@setting_options("model_name engine reward environment questions db temperature seed")
+@setting_options("model_name engine reward environment questions db temperature seed verbose show_trajectory_details")
 def rollout(
     *,
     checkpoint: Checkpoint = None,
@@ -79,6 +80,7 @@ def rollout(
         seconds = _play(subject, settings, scenarios, group_size, split, journal)
     ended = list(journal.trajectories.values())
     result = Evaluation.of(ended)
+    show_trajectories(target, ended, settings, progress_console())
     progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")

@@ -71,6 +71,21 @@ def results_table(report: Report) -> RenderableType:
     return Group(Text(title, style="bold"), table, *map(Text, lines))
 
 
+def result_lines(report: Report) -> list[str]:
+    """Say in a line per model how accurate it is, what it earned and how often its sources were right."""
+    lines = []
+    titles = _titles(report)
+    for result in report.results:
+        evaluation = result.evaluation
+        low, high = evaluation.interval
+        facts = [f"accuracy {evaluation.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"]
+        facts.append(f"average reward {_number(evaluation.reward)}")
+        if (sources := evaluation.rubric.get("sources_correct")) is not None:
+            facts.append(f"correct sources {sources:.1%}")
+        lines.append(f"{titles[result.subject.label]}: {', '.join(facts)}")
+    return lines
+
+
 def _part_of(report: Report, count: int) -> str:
     """What a result says that covers only the questions that had ended."""
     part = f"interrupted after {count} of {report.num_asked} questions"

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from emailrl.cli.inputs import check_inputs
+from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     "max_steps num_train_epochs per_device_train_batch_size num_generations learning_rate beta",
     "temperature max_turns max_tokens train_dataset_size eval_dataset_size",
     "eval_steps save_steps target_accuracy patience",
-    "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
+    "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose show_trajectory_details",
 )
 def train(
     overrides: Overrides,
@@ -79,7 +80,8 @@ def train(
     say_loading()
     from emailrl.training.loop import train as run_training
 
-    result = run_training(settings, resume=resume, overwrite=overwrite, progress=say)
+    with LiveRun(settings) as live:
+        result = run_training(settings, resume=resume, overwrite=overwrite, progress=live.say, display=live)
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:

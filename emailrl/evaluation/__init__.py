@@ -40,14 +40,12 @@ class Collects(Protocol):
 
 
 class Ended(Protocol):
-    """A trajectory, or what is known of one: enough to tell right from wrong."""
+    """A trajectory, or enough of one to tell right from wrong."""
 
     @property
     def rubric(self) -> Mapping[str, Any]: ...
-
     @property
     def stop_reason(self) -> str | None: ...
-
     @property
     def exception(self) -> str | None: ...
 

@@ -21,7 +21,7 @@ from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure
 from emailrl.plan.ways import Way, faster_ways, ways_to_fit
 from emailrl.policy.shape import Shape, find_shape
 from emailrl.settings import Settings
-from emailrl.training.run.tracking import duration
+from emailrl.training.run.printing import duration
 
 __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 

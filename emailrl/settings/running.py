@@ -23,7 +23,9 @@ class OutputSettings(Section):
     export_format: Literal["adapter", "merged"] = "adapter"
     """Contents of EXPORT_DIR: the adapter, or merged weights that any program loads."""
     verbose: Annotated[bool, Env("VERBOSE"), Flag("--verbose", "-v")] = False
-    """Verbose output."""
+    """A line per rollout on the console, debug messages in training.log, tokens in inspect-trajectory."""
+    show_trajectory_details: Annotated[bool, Flag("--show-trajectory-details")] = False
+    """Print every trajectory turn by turn, after it is scored; with VERBOSE, token by token."""
 
 
 class TrackingSettings(Section):
@@ -48,5 +50,3 @@ class BenchmarkSettings(Section):
     """Samples per test question; more than 1 also measures pass@k and the majority answer."""
     bench_sequential: Annotated[bool, Flag("--sequential")] = False
     """One question at a time: latency unaffected by batching."""
-    show_trajectory_details: bool = False
-    """Print every benchmark trajectory."""

@@ -31,9 +31,10 @@ from emailrl.sft.run import Run, SftResult, State
 from emailrl.store import database_fingerprint
 from emailrl.training.run.directory import clear_run, held
 from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.printing import RULE
 from emailrl.training.run.resume import STATE_FILE, new_run_id, seed_generators
 from emailrl.training.run.start import check_resumed, find_start
-from emailrl.training.run.tracking import RULE, Say, Tracker, check_services
+from emailrl.training.run.tracking import Say, Tracker, check_services
 
 
 def sft(

@@ -24,9 +24,10 @@ from emailrl.sft.fit import Fitter
 from emailrl.sft.place import PRODUCT, Place
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import Clock, Pace
+from emailrl.training.run.printing import duration
 from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.resume import STATE_FILE
-from emailrl.training.run.tracking import Tracker, duration
+from emailrl.training.run.tracking import Tracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
+from emailrl.training.run.display import Display, NoDisplay
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
+from emailrl.training.run.printing import step_line
 from emailrl.training.run.run import Run
-from emailrl.training.run.tracking import step_line
 from emailrl.training.step.samples import make_samples
 from emailrl.training.step.shaping import terminal_rewards
 
@@ -37,8 +38,11 @@ def train(
     resume: str | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
+    display: Display | None = None,
 ) -> TrainResult:
-    """Train as the settings say and return what came of it; ``progress`` gets each line meant for the console.
+    """Train as the settings say and return what came of it.
+
+    ``progress`` gets each line meant for the console, ``display`` hears of rollouts, steps and evaluations as they end.
 
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
     directory, or with ``overwrite`` the place of the first. Going on from an earlier checkpoint than the latest takes
@@ -46,13 +50,19 @@ def train(
     leaves the last whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that
     cannot go on.
     """
-    with open_run(settings, resume=resume, overwrite=overwrite, say=progress) as run, run.interrupts.installed():
+    display = display or NoDisplay()
+    with (
+        open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display) as run,
+        run.interrupts.installed(),
+    ):
         try:
             loop(run)
             run.interrupts.check()  # one noted in the last step: what follows the run must not go on
         except (Exception, KeyboardInterrupt):
             run.rescue()
             raise
+        finally:
+            display.end()
         return TrainResult(
             run_dir=run.directory.absolute(),
             best_accuracy=run.state.best_accuracy or 0.0,
@@ -92,6 +102,7 @@ def loop(run: Run) -> None:
             | evaluation_metrics(evaluation)
             | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
         )
-        run.tracker.step(metrics, step_line(metrics, run.total_steps, pace.seconds_left(state.step, run.total_steps)))
+        seconds_left = pace.seconds_left(state.step, run.total_steps)
+        run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
         run.end_step(metrics)
     run.finish(reason)

@@ -94,7 +94,7 @@ def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailr
     assert {name: half[name] for name in plain if name not in changing} == {
         name: value for name, value in plain.items() if name not in changing
     }
-    (kept, _) = (list(read_trajectories(file)) for file in sorted((here / "out" / "trajectories").iterdir()))
+    (kept, _) = (list(read_trajectories(file)) for file in sorted((here / "out" / "trajectories").glob("*.jsonl")))
     assert not any(order_of(each.scenario).was_seen(each) for each in kept)
 
 

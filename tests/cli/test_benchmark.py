@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
     assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0
-    assert [file.name for file in (here / "bench" / "trajectories").iterdir()] == ["00-model.jsonl"]
+    assert [file.name for file in (here / "bench" / "trajectories").glob("*.jsonl")] == ["00-model.jsonl"]
     both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])
     assert [record["num_questions"] for record in both] == [4, 4]
 
@@ -93,11 +94,23 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     arguments = ("benchmark", "--limit", 1, "--checkpoint", first, "--checkpoint", second)
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
-    assert out.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
-    assert out.splitlines()[3].split() == ["best_model", "best_model"]
+    assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95 % interval ")
+    _, table = out.split("Test split", 1)
+    assert table.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
+    assert table.splitlines()[3].split() == ["best_model", "best_model"]
     assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first" in out
     records = json.loads(emailrl(*arguments, "--json")[1])
     assert [record["model"] for record in records] == [str(first), str(second)]
+
+
+def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path) -> None:
+    _, out, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--verbose", "--json")
+    assert error.startswith("Loading the model ...\nEvaluating on 2 queries...\n")
+    assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and out.count("\n") == 1
+    _, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--show-trajectory-details")
+    assert error.count("Verdict") == 2 and "trained (" not in error
+    _, _, error = emailrl("benchmark", "--model", "model", "--limit", 1, "--show-trajectory-details", "--verbose")
+    assert "trained (" in error and "token ids only" not in error
 
 
 def test_an_exported_adapter_is_measured(emailrl, here: Path) -> None:
@@ -259,7 +272,7 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
 )
 def test_bad_arguments_end_in_one_line(emailrl, here: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
     ended, out, error = emailrl("benchmark", *arguments)
-    error = error.removeprefix("Loading the model ...\n")
+    error = error.removeprefix("Loading the model ...\n").removeprefix("Evaluating on 4 queries...\n")
     assert (ended, out) == (code, "") and line in error and error.count("\n") == 1
 
 

@@ -155,6 +155,17 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     assert code == 2 and "Nothing to resume: no rollout in outputs/rollouts." in err
 
 
+def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "true")
+    monkeypatch.setenv("VERBOSE", "true")
+    _, out, error = emailrl("rollout", "--num-scenarios", 2, "--json")
+    assert json.loads(out)["num_trajectories"] == 2
+    assert error.count("Verdict") == 2 and error.count("trained (") == 2 and "token ids only" not in error
+    monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "false")
+    _, _, error = emailrl("rollout", "--num-scenarios", 2)
+    assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and "Verdict" not in error
+
+
 def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Path) -> None:
     folder = here / "outputs" / "rollouts"
     with Conditions(folder / "rollout-001.conditions.json", {}, resume=False):
@@ -163,4 +174,5 @@ def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Pat
         for more in ((), ("--overwrite",)):
             code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", folder / "rollout-001.jsonl", *more)
             assert code == 1 and "Another process is writing" in err
-    assert sorted(file.name for file in folder.iterdir()) == ["rollout-002.conditions.json", "rollout-002.jsonl"]
+    left = ["rollout-002.conditions.json", "rollout-002.jsonl", "rollout-002.jsonl.index"]
+    assert sorted(file.name for file in folder.iterdir()) == left

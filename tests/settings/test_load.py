@@ -49,7 +49,7 @@ SPECIFIED: list[tuple[tuple[str, ...], str, Any]] = [
     (("OPENROUTER_API_KEY",), "rewards.openrouter_api_key", None),
     (("TEST_SET_SIZE",), "data.test_set_size", 100),
     (("BENCH_SEQUENTIAL",), "benchmark.bench_sequential", False),
-    (("SHOW_TRAJECTORY_DETAILS",), "benchmark.show_trajectory_details", False),
+    (("SHOW_TRAJECTORY_DETAILS",), "output.show_trajectory_details", False),
     (("ROLLOUT_CONCURRENCY",), "agent.rollout_concurrency", 10),
     (("LITELLM_TIMEOUT",), "rewards.litellm_timeout", 60),
     (("EMAILRL_DB",), "store.db", Path("data/enron_emails.db")),

@@ -22,9 +22,11 @@ from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice, resolve
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
+from emailrl.training.run.display import Display
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
+from emailrl.training.run.printing import header
 from emailrl.training.run.questions import RunData, load_data
 from emailrl.training.run.resume import (
     Resumed,
@@ -39,12 +41,12 @@ from emailrl.training.run.resume import (
 from emailrl.training.run.run import Run
 from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
-from emailrl.training.run.tracking import Say, Tracker, check_services, header
+from emailrl.training.run.tracking import Say, Tracker, check_services
 from emailrl.training.step.update import Updater
 
 
 @contextmanager
-def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say) -> Iterator[Run]:
+def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say, display: Display) -> Iterator[Run]:
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
 
     A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
@@ -81,7 +83,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
-                updater.skipped_dir = directory / "skipped"
+                updater.skipped_dir, tracker.display = directory / "skipped", display
                 _announce(tracker, settings, directory, data, start=state.step, total=total)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
@@ -151,6 +153,7 @@ def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunDa
     sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": start, "total": total}
     tracker.say(header(settings, run_dir=directory, **sizes))
     tracker.say("\n".join(f"Note: {note}" for note in data.notes))
+    tracker.display.start(directory, start, total)
 
 
 def _check_alone() -> None:

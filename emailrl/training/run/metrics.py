@@ -18,8 +18,18 @@ from emailrl.training.step.meter import TokenNumbers
 from emailrl.training.step.samples import TrainingSample, is_truncated
 from emailrl.trajectory import Trajectory
 
-UPDATE_METRICS = ("loss", "policy_loss", "kl", "kl_coef", "clip_fraction", "entropy", "grad_norm", "learning_rate")
-"""Null in a step without an update."""
+UPDATE_METRICS = (
+    "loss",
+    "policy_loss",
+    "kl_loss",
+    "kl",
+    "kl_coef",
+    "clip_fraction",
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+)
+"""Null in a step without an update; ``kl_loss`` is what the KL adds to the loss, null where it is not in the loss."""
 
 RUBRIC_METRICS = (
     "answer_correct",

@@ -35,6 +35,8 @@ class Mode:
     """One way to train; the loop reads these fields and never the name."""
 
     name: str
+    summary: str
+    """What it is, for the header of a run."""
     loss_mask: LossMask
     make_environment: MakeEnvironment | None = None
     """What is played in place of the settings' environment; None plays theirs."""
@@ -52,8 +54,15 @@ def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> E
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode("masked", loss_mask="sampled"),
-        Mode("rollout", loss_mask="after_prompt", epochs_bound=True),
-        Mode("simple", loss_mask="completion", make_environment=static_prompt, reward="heuristic", epochs_bound=True),
+        Mode("masked", "real rollouts, training only the tokens the policy sampled", "sampled"),
+        Mode("rollout", "real rollouts, training everything after the prompt", "after_prompt", epochs_bound=True),
+        Mode(
+            "simple",
+            "static prompts and a heuristic reward, for smoke tests",
+            "completion",
+            make_environment=static_prompt,
+            reward="heuristic",
+            epochs_bound=True,
+        ),
     )
 }

@@ -29,9 +29,10 @@ from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import first_exception, training_records
 from emailrl.training.run.modes import Mode
+from emailrl.training.run.printing import evaluation_block, percent
 from emailrl.training.run.questions import RunData
 from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
-from emailrl.training.run.tracking import Tracker, evaluation_block, percent
+from emailrl.training.run.tracking import Tracker
 from emailrl.training.step.meter import TokenNumbers, UpdateResult
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
@@ -111,11 +112,14 @@ class Run:
             label = f"refill-{refill}" if refill else "train"
             if refill:
                 logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
+            self.tracker.display.phase(f"{label} rollouts of step {step}", len(scenarios) * training.num_generations)
             groups = self.collector.collect(
-                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label
-            )
-            played.extend(trajectory for group in groups for trajectory in group.trajectories)
-            self._record(f"step-{step:06d}.jsonl", played)
+                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label,
+                progress=self.tracker.display.played,
+            )  # fmt: skip
+            new = [trajectory for group in groups for trajectory in group.trajectories]
+            played.extend(new)
+            self._record(f"step-{step:06d}.jsonl", played, new)
             return groups
 
         collected = collect_groups(questions.take, play, self.filter, count=questions_per_step(training))
@@ -129,9 +133,9 @@ class Run:
         if not due or state.last_evaluated == state.step:
             return None
         self.refresh_engine()
-        self.tracker.say(f"Evaluating on {len(self.data.val)} questions ...")
+        self.tracker.say(f"--- Evaluating at step {state.step} ---")
         evaluation = self._evaluate(self.data.val, state.step, "val")
-        self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories)
+        self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, evaluation.trajectories)
         is_best = False
         if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
             state.last_evaluated = state.step
@@ -144,21 +148,26 @@ class Run:
 
     def _evaluate(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
         """Play the questions once with the weights that the engine holds, and let it rest."""
+        num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
+        self.tracker.say(f"Evaluating on {len(questions)} queries...")
+        display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
         evaluation = evaluate(
             self.evaluator,
             questions,
             step=step,
             seed=self.settings.training.seed,
             temperature=self.settings.agent.eval_temperature,
-            num_samples=self.settings.evaluation.eval_samples,
+            num_samples=num_samples,
             split_label=label,
+            progress=display.played,
         )
         self.engine.release()
         return evaluation
 
-    def _record(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+    def _record(self, name: str, trajectories: Sequence[Trajectory], new: Sequence[Trajectory]) -> None:
         path = self.directory / "trajectories" / name
         write_trajectories(path, trajectories)
+        self.tracker.display.recorded(path, new)
         if (reason := first_exception(trajectories)) is not None:
             raise EmailRLError(
                 f"Every rollout failed ({path.stem}). First error: {reason.rstrip('.')}.",
@@ -174,6 +183,7 @@ class Run:
         """
         self._half_done = True
         step = self.state.step + 1
+        self.tracker.display.phase(f"update of step {step}")
         if not samples:
             self.state.steps_without_update += 1
             self.tracker.say(
@@ -205,11 +215,14 @@ class Run:
         self.writer.take(self.state)
         self._half_done = False
         if self.state.best_step == self.state.step:
-            self.writer.write("best")
+            self._save("best")
         if self.state.step and self.state.step % self.settings.output.save_steps == 0:
-            self.writer.write("checkpoint")
+            self._save("checkpoint")
         if alarms:
             self._warn(alarms)
+
+    def _save(self, kind: str) -> None:
+        self.tracker.say(f"Model saved to: {self.writer.write(kind).path}")
 
     def _warn(self, alarms: Sequence[Alarm]) -> None:
         wanted, step = self.settings.evaluation, self.state.step
@@ -218,7 +231,7 @@ class Run:
             self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
         if wanted.on_collapse == "stop" and not ends:
             # A further checkpoint-N would push out the oldest, which may be the one to go back to.
-            self.writer.write("final")
+            self._save("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             raise EmailRLError(
                 f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
@@ -240,7 +253,7 @@ class Run:
 
     def finish(self, reason: str) -> None:
         """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
-        self.writer.write("final")
+        self._save("final")
         best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
         if best is None or interval is None:
             said = "No evaluation was complete, so there is no best_model"
@@ -259,7 +272,7 @@ class Run:
             self.engine.resume()
             self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
             confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
-        self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories)
+        self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, confirmed.trajectories)
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.say(

@@ -13,9 +13,8 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
-from emailrl.training.run.state import RunState, num_epochs, questions_per_step
+from emailrl.training.run.display import Display, NoDisplay
 
-RULE = "=" * 60
 Say = Callable[[str], None]
 
 
@@ -36,6 +35,8 @@ class Tracker:
 
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
         self._console = say
+        self.display: Display = NoDisplay()
+        """Shows the run while it trains."""
         self._logging_steps = settings.tracking.logging_steps
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
         self._sinks: list[Sink] = []
@@ -58,11 +59,13 @@ class Tracker:
     def evaluation(self, evaluation: Evaluation) -> None:
         """Record one evaluation's numbers."""
         self._evaluations.write({"step": evaluation.step} | evaluation.metrics())
+        self.display.evaluation(evaluation)
         self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
 
-    def step(self, metrics: Mapping[str, Any], line: str) -> None:
+    def step(self, metrics: Mapping[str, Any], line: str, seconds_left: float = 0.0) -> None:
         """Record one step's numbers, and tell of every LOGGING_STEPS-th step: ``line`` on the console."""
         self._metrics.write(dict(metrics))
+        self.display.step(metrics, seconds_left)
         if metrics["step"] % self._logging_steps:
             return
         self.say(line)
@@ -103,95 +106,6 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
         elif isinstance(value, (bool, int, float)) and math.isfinite(value):
             numbers[prefix + name] = float(value)
     return numbers
-
-
-# -- what is printed ------------------------------------------------------------------------------------------------
-
-
-def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int) -> str:
-    """The lines a run begins with."""
-    training = settings.training
-    per_step = questions_per_step(training)
-    begun = f"Resuming at step {start} of {total}" if start else f"Starting training: {total} steps"
-    return "\n".join(
-        (
-            RULE,
-            f"{begun} | mode {training.mode} | algorithm {training.algorithm} | model {settings.model.name}",
-            f"Questions: {num_train} for training, {num_eval} for evaluation",
-            f"Per step: {per_step} questions x {training.num_generations} rollouts;"
-            f" {total} steps are {num_epochs(total, per_step, num_train):.2g} epochs",
-            f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
-            f"Output: {run_dir}",
-            RULE,
-        )
-    )
-
-
-def duration(seconds: float) -> str:
-    """As people say it: 90 s, 12 min, 3.4 h, 5.1 days."""
-    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
-        if seconds < most:
-            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
-def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0) -> str:
-    """One step on one line, with what is left of the run; a number that the step does not have is a dash."""
-
-    def shown(name: str, form: str) -> str:
-        value = metrics.get(name)
-        return "-" if value is None else format(value, form)
-
-    parts = [
-        f"Step {metrics['step']}/{total}",
-        f"Loss {shown('loss', 'z.4f')}",
-        f"Policy {shown('policy_loss', 'z.4f')}",
-        f"KL {shown('kl', 'z.4f')}",
-        f"Reward {shown('reward_mean', 'z.3f')}",
-        f"Acc {shown('accuracy', '.1%')}",
-        f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
-        f" ({shown('trainable_share', '.1%')})",
-        f"{metrics['seconds']['total']:.1f} s",
-    ]
-    if seconds_left:
-        parts.append(f"about {duration(seconds_left)} left")
-    if dropped := {reason: count for reason, count in metrics["dropped"].items() if count}:
-        parts.append("Dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.items()))
-    return " | ".join(parts)
-
-
-def percent(accuracy: float, interval: tuple[float, float]) -> str:
-    """An accuracy with its 95 % interval."""
-    low, high = interval
-    return f"{accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"
-
-
-def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) -> str:
-    """What an evaluation showed, and how it stands to the best so far, which ``state`` already knows of."""
-    low, high = evaluation.interval
-    reward = "-" if evaluation.reward is None else f"{evaluation.reward:.3f}"
-    turns = evaluation.rubric.get("num_turns")
-    lines = [
-        f"--- Evaluation at step {evaluation.step} ---",
-        f"Eval reward: {reward} | turns: {'-' if turns is None else f'{turns:.1f}'}"
-        f" | exceptions: {evaluation.exceptions}",
-        f"Eval accuracy: {evaluation.accuracy:.1%}"
-        f" ({evaluation.num_correct} of {evaluation.num_judged}, 95 % interval {low:.1%} to {high:.1%})",
-    ]
-    if evaluation.unjudged:
-        void = "so this evaluation does not count for the best model, patience or target."
-        lines.append(
-            f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, "
-            + (void if evaluation.is_void else "and are excluded from the accuracy.")
-        )
-    if state.best_accuracy == 0:
-        lines.append(f"No correct answer yet; best_model stays at step {state.best_step} until there is one")
-    elif is_best:
-        lines.append(f"New best accuracy: {evaluation.accuracy:.1%}, saved to best_model")
-    elif state.best_accuracy is not None and state.best_interval is not None:
-        best = percent(state.best_accuracy, state.best_interval)
-        lines.append(f"Best accuracy so far: {best} at step {state.best_step}")
-    return "\n".join(lines)
 
 
 # -- services -------------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class Objective:
             kl = estimate(scored.logprobs, item.ref_logprobs, self.algorithm.kl_estimator)
             meter.add("kl", float(kl.detach().sum()) / weight, weight)
             if self.algorithm.kl_in == "loss":
-                loss = loss + self.kl.coef * self._aggregate(kl, item, denominators.policy)
+                penalty = self.kl.coef * self._aggregate(kl, item, denominators.policy)
+                losses["kl_loss"] = float(penalty.detach())
+                loss = loss + penalty
         if scored.entropy is not None:
             meter.add("entropy", float(scored.entropy.detach().sum()) / weight, weight)
             if self.wanted.entropy_coef:

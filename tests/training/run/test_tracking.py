@@ -1,4 +1,4 @@
-"""What a run prints, and what it sends where; no tracking service is ever reached from here."""
+"""What a run sends where; no tracking service is ever reached from here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from pydantic import SecretStr
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import read_records
-from emailrl.settings import RewardSettings, Settings, TrackingSettings, TrainingSettings
+from emailrl.settings import RewardSettings, Settings, TrackingSettings
 from emailrl.training.run import tracking
 from emailrl.training.run.metrics import Pace
-from emailrl.training.run.state import RunState
 from emailrl.training.run.tracking import (
     Tracker,
-    evaluation_block,
     flat_numbers,
-    header,
     start_wandb,
-    step_line,
 )
 from emailrl.trajectory import Scenario, Trajectory
 
@@ -38,65 +34,6 @@ def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
         )
 
     return Evaluation.of([trajectory(n) for n in range(total)], step)
-
-
-# -- what is printed
-
-
-def test_the_header_says_what_the_seeds_header_says() -> None:
-    settings = Settings(training=TrainingSettings(per_device_train_batch_size=8, num_generations=6))
-    text = header(settings, run_dir=Path("outputs/grpo_masked"), num_train=4000, num_eval=100, start=0, total=200)
-    rule = "=" * 60
-    assert text.splitlines() == [
-        rule,
-        "Starting training: 200 steps | mode masked | algorithm grpo | model OpenPipe/Qwen3-14B-Instruct",
-        "Questions: 4000 for training, 100 for evaluation",
-        "Per step: 8 questions x 6 rollouts; 200 steps are 0.4 epochs",
-        "Target accuracy: 95.0%",
-        "Output: outputs/grpo_masked",
-        rule,
-    ]
-    again = header(settings, run_dir=Path("o"), num_train=1, num_eval=1, start=10, total=200)
-    assert "Resuming at step 10 of 200" in again
-
-
-def test_the_step_line_is_the_seeds_step_line() -> None:
-    metrics = {
-        "step": 1, "loss": 0.12345, "policy_loss": 0.1, "kl": 0.02, "reward_mean": 0.25, "accuracy": 0.5,
-        "trainable_tokens": 1234, "total_tokens": 5678, "trainable_share": 1234 / 5678, "seconds": {"total": 12.34},
-        "dropped": {"groups_low_std": 0, "trajectories_exception": 0},
-    }  # fmt: skip
-    assert step_line(metrics, 200) == (
-        "Step 1/200 | Loss 0.1235 | Policy 0.1000 | KL 0.0200 | Reward 0.250 | Acc 50.0%"
-        " | Trainable tokens: 1234/5678 (21.7%) | 12.3 s"
-    )
-    assert step_line(metrics, 200, 2400.0).endswith("| 12.3 s | about 40 min left")
-    some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
-    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
-    assert "Loss 0.0000 | Policy -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
-    nothing = metrics | {"loss": None, "policy_loss": None, "kl": None, "trainable_tokens": 0, "total_tokens": 0}
-    line = step_line(nothing | {"trainable_share": None}, 200)
-    assert "Loss - | Policy - | KL - | Reward 0.250" in line and "Trainable tokens: 0/0 (-)" in line
-
-
-def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
-    state = RunState(best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
-    best = evaluation_block(evaluation(8, 10), state, is_best=True)
-    assert best.splitlines() == [
-        "--- Evaluation at step 30 ---",
-        "Eval reward: 0.500 | turns: 3.0 | exceptions: 0",
-        "Eval accuracy: 80.0% (8 of 10, 95 % interval 49.0% to 94.3%)",
-        "New best accuracy: 80.0%, saved to best_model",
-    ]
-    worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
-    assert worse[-1] == "Best accuracy so far: 80.0% (95 % interval 49.0% to 94.3%) at step 30"
-
-
-def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
-    state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
-    for is_best in (True, False):
-        lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
-        assert lines[-1] == "No correct answer yet; best_model stays at step 0 until there is one"
 
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:

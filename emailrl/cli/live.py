@@ -1,0 +1,192 @@
+"""A run while it trains: on a terminal a display that stays below the lines printed, elsewhere the lines alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from emailrl.cli.details import show_trajectories
+from emailrl.cli.output import progress_console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from emailrl.evaluation import Evaluation
+    from emailrl.settings import Settings
+    from emailrl.trajectory import Trajectory
+
+BARS = "▁▂▃▄▅▆▇█"
+REFRESH = 4
+"""Times a second that the display is drawn."""
+
+
+class LiveRun:
+    """Prints a run's lines and shows how it goes (``training.run.display.Display``); a context manager."""
+
+    def __init__(self, settings: Settings, console: Console | None = None) -> None:
+        self._settings = settings
+        self._console = console or progress_console()
+        self._live: Live | None = None
+        self._run = _Numbers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def say(self, line: str) -> None:
+        """Print a line, above the display where there is one."""
+        say(line, self._console)
+
+    def start(self, run_dir: Path, step: int, total: int) -> None:
+        """Begin to show a run; what it did before a resume is read from its files."""
+        from rich.live import Live
+
+        self._run = _Numbers(step=step, total=total)
+        self._run.recall(run_dir)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
+            self._live.start()
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """Show what the run does now."""
+        self._run.phase, self._run.phase_total, self._run.phase_done = name, total, 0
+
+    def played(self, trajectory: Trajectory) -> None:
+        """Count a rollout that has ended."""
+        self._run.phase_done += 1
+
+    def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
+        """Print the trajectories where the settings ask for them."""
+        show_trajectories(file, trajectories, self._settings, self._console)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Add an evaluation to the curve."""
+        if not evaluation.is_void:
+            self._run.evaluations.append(evaluation.accuracy)
+
+    def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
+        """Add a step to the curves."""
+        self._run.take(metrics, seconds_left)
+
+    def end(self) -> None:
+        """Leave the display as it is now."""
+        if self._live is not None:
+            self._run.phase, self._run.phase_total = "", 0
+            self._live.stop()
+            self._live = None
+
+    def __rich__(self) -> RenderableType:
+        return self._run.drawn(self._console.width)
+
+
+class _Numbers:
+    """What the display shows of a run."""
+
+    def __init__(self, step: int = 0, total: int = 1) -> None:
+        self.step, self.total = step, total
+        self.phase, self.phase_total, self.phase_done = "", 0, 0
+        self.rewards: list[float] = []
+        self.accuracies: list[float] = []
+        self.evaluations: list[float] = []
+        self._last: Mapping[str, Any] = {}
+        self._begun = time.monotonic()
+        self._ends: float | None = None
+
+    def recall(self, run_dir: Path) -> None:
+        """Take the curves of earlier steps from the run's files."""
+        from emailrl.recording import read_records
+
+        for name, take in (("metrics", self._take_curves), ("evaluations", self._take_evaluation)):
+            if (path := run_dir / f"{name}.jsonl").is_file():
+                for record in read_records(path):
+                    take(record)
+
+    def take(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
+        """Take a step's numbers."""
+        self._take_curves(metrics)
+        self._last, self.step = metrics, metrics["step"]
+        self._ends = time.monotonic() + seconds_left
+
+    def _take_curves(self, metrics: Mapping[str, Any]) -> None:
+        for values, name in ((self.rewards, "reward_mean"), (self.accuracies, "accuracy")):
+            if metrics.get(name) is not None:
+                values.append(metrics[name])
+
+    def _take_evaluation(self, record: Mapping[str, Any]) -> None:
+        self.evaluations.append(record["accuracy"])
+
+    def drawn(self, width: int) -> RenderableType:
+        """The display, at most ``width`` columns wide."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        space = max(width - 44, 8)
+        rows: list[tuple[str, RenderableType, str]] = [
+            (
+                f"Step {self.step}/{self.total}",
+                ProgressBar(total=self.total, completed=self.step, width=space),
+                self._time(),
+            ),
+            ("Now", Text(self.phase, no_wrap=True, overflow="ellipsis"), self._rollouts()),
+        ]
+        curves = (
+            ("Reward", self.rewards, None, "{:.3f}", "yellow"),
+            ("Accuracy", self.accuracies, 1.0, "{:.1%}", "cyan"),
+            ("Evaluation", self.evaluations, 1.0, "{:.1%}", "green"),
+        )
+        for name, values, top, form, style in curves:
+            if values:
+                low, high = (0.0, top) if top else (min(values), max(values))
+                numbers = f"{form.format(values[-1])}, best {form.format(max(values))}"
+                rows.append((name, Text(sparkline(values, space, low, high), style=style), numbers))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True, width=12)
+        grid.add_column(width=space)
+        grid.add_column(no_wrap=True)
+        for name, middle, numbers in rows:
+            grid.add_row(Text(name), middle, Text(numbers))
+        if speed := self._speed():
+            grid.add_row(Text("Last step"), Text(speed, no_wrap=True, overflow="ellipsis"), Text(self._tokens()))
+        return grid
+
+    def _time(self) -> str:
+        from emailrl.training.run.printing import duration
+
+        now = time.monotonic()
+        left = "" if self._ends is None else f", {duration(max(self._ends - now, 0.0))} left"
+        return f"{duration(now - self._begun)}{left}"
+
+    def _rollouts(self) -> str:
+        return f"{self.phase_done} of {self.phase_total} rollouts" if self.phase_total else ""
+
+    def _speed(self) -> str:
+        """How long the last step took, and with what."""
+        seconds = self._last.get("seconds")
+        if not seconds:
+            return ""
+        shares = {name: value / seconds["total"] for name, value in seconds.items() if name != "total"}
+        phases = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01]
+        return f"{seconds['total']:.1f} s: {', '.join(phases)}"
+
+    def _tokens(self) -> str:
+        total = self._last["seconds"]["total"]
+        return (
+            f"{self._last['num_trajectories'] / total:.1f} rollouts/s, {self._last['total_tokens'] / total:,.0f} tok/s"
+        )
+
+
+def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:
+    """Draw values as bars between ``low`` and ``high``; of more than ``width``, each bar is the mean of several."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        parts = [values[a:b] for a, b in pairwise(edges)]
+        values = [sum(part) / len(part) for part in parts]
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round(min(max(value - low, 0.0) * scale, len(BARS) - 1))] for value in values)

@@ -1,0 +1,102 @@
+"""A run as it trains, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from two_turns import trajectory
+
+from emailrl.cli.live import LiveRun, sparkline
+from emailrl.evaluation import Evaluation
+from emailrl.recording import write_records
+from emailrl.settings import OutputSettings, Settings
+from emailrl.trajectory import Trajectory
+
+__all__ = ["trajectory"]
+
+
+def metrics(step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "step": step, "reward_mean": 0.5 * step, "accuracy": 0.25 * step, "total_tokens": 5000, "num_trajectories": 20,
+        "seconds": {"rollout": 7.5, "update": 2.5, "evaluation": 0.01, "total": 10.0},
+    } | changes  # fmt: skip
+
+
+def play(console: Console, trajectory: Trajectory, run_dir: Path, **output: bool) -> LiveRun:
+    """A run of four steps, two done before, is seen up to the rollouts of its last step."""
+    write_records(run_dir / "metrics.jsonl", [metrics(1), metrics(2)])
+    write_records(run_dir / "evaluations.jsonl", [{"step": 0, "accuracy": 0.25}])
+    live = LiveRun(Settings(output=OutputSettings(**output)), console)
+    live.say("the header")
+    live.start(run_dir, 2, 4)
+    live.step(metrics(3), 125.0)
+    live.evaluation(Evaluation.of([trajectory], 3))
+    live.phase("train rollouts of step 4", 8)
+    live.played(trajectory)
+    live.recorded(run_dir / "trajectories" / "step-000004.jsonl", [trajectory])
+    live.say("a step")
+    return live
+
+
+def drawn(live: LiveRun, width: int = 80) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(live)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_on_a_terminal_the_display_stays_below_the_lines(trajectory: Trajectory, tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with play(console, trajectory, tmp_path) as live:
+        lines = drawn(live)
+    assert "the header" in out.getvalue() and "a step" in out.getvalue() and "Step 3/4" in out.getvalue()
+    assert [line.split()[0] for line in lines] == ["Step", "Now", "Reward", "Accuracy", "Evaluation", "Last"]
+    assert "Step 3/4" in lines[0] and lines[0].endswith("min left")
+    assert "train rollouts of step 4" in lines[1] and "1 of 8 rollouts" in lines[1]
+    assert "▁▅█" in lines[2] and lines[2].endswith("1.500, best 1.500")
+    assert "▃▅▆" in lines[3] and lines[3].endswith("75.0%, best 75.0%")
+    assert "▃█" in lines[4] and lines[4].endswith("100.0%, best 100.0%")
+    assert "10.0 s: rollout 75%, update 25%" in lines[5] and lines[5].endswith("2.0 rollouts/s, 500 tok/s")
+    assert max(map(len, lines)) <= 80
+
+
+def test_elsewhere_there_are_only_lines(trajectory: Trajectory, tmp_path: Path) -> None:
+    out = io.StringIO()
+    with play(Console(file=out, width=80), trajectory, tmp_path):
+        pass
+    assert out.getvalue() == "the header\na step\n"
+
+
+def test_no_color_means_no_color(trajectory: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colors = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+    for value in (None, "1"):
+        if value:
+            monkeypatch.setenv("NO_COLOR", value)
+        out = io.StringIO()
+        with play(Console(file=out, force_terminal=True, width=80, color_system="standard"), trajectory, tmp_path):
+            pass
+        assert bool(colors.search(out.getvalue())) is (value is None)
+
+
+def test_verbose_prints_a_line_per_rollout_and_details_every_turn(trajectory: Trajectory, tmp_path: Path) -> None:
+    def printed(**output: bool) -> str:
+        out = io.StringIO()
+        with play(Console(file=out, width=100), trajectory, tmp_path, **output):
+            return out.getvalue()
+
+    assert printed(verbose=True).splitlines()[1] == "t-7: correct, reward 1.380, 2 turns, 0.8 s: Who paid?"
+    shown = printed(show_trajectory_details=True)
+    assert "turn 2" in shown and "Verdict" in shown and "Tokens" not in shown
+    assert "Tokens" in printed(show_trajectory_details=True, verbose=True)
+
+
+def test_a_sparkline_has_a_bar_per_value_or_per_mean_of_several() -> None:
+    assert sparkline([0.0, 1.0, 2.0, 7.0], 10, 0.0, 7.0) == "▁▂▃█"
+    assert sparkline([0.0, 2.0, 6.0, 8.0], 2, 0.0, 7.0) == "▂█"  # the means 1 and 7
+    assert sparkline([3.0, 3.0], 10, 3.0, 3.0) == "▁▁"
+    assert sparkline([-5.0, 9.0], 10, 0.0, 1.0) == "▁█"

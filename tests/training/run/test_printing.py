@@ -1,0 +1,81 @@
+"""What a run prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emailrl.evaluation import Evaluation
+from emailrl.settings import Settings, TrainingSettings
+from emailrl.training.run.printing import evaluation_block, header, step_line
+from emailrl.training.run.state import RunState
+from emailrl.trajectory import Scenario, Trajectory
+
+
+def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
+    def trajectory(n: int) -> Trajectory:
+        rubric = {"answer_correct": n < correct, "num_turns": 3, "sources_correct": n < correct}
+        return Trajectory(
+            str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
+        )
+
+    return Evaluation.of([trajectory(n) for n in range(total)], step)
+
+
+def test_the_header_says_what_the_seeds_header_says() -> None:
+    settings = Settings(training=TrainingSettings(per_device_train_batch_size=8, num_generations=6))
+    text = header(settings, run_dir=Path("outputs/grpo_masked"), num_train=4000, num_eval=100, start=0, total=200)
+    rule = "=" * 60
+    assert text.splitlines() == [
+        rule,
+        "Starting training: 200 steps",
+        "Mode: masked (real rollouts, training only the tokens the policy sampled)",
+        "Model: OpenPipe/Qwen3-14B-Instruct | algorithm: grpo",
+        "Train questions: 4000 | eval questions: 100",
+        "Rollouts per question: 6 | questions per step: 8 | 200 steps are 0.4 epochs",
+        "Target accuracy: 95.0%",
+        "Output: outputs/grpo_masked",
+        rule,
+    ]
+    again = header(settings, run_dir=Path("o"), num_train=1, num_eval=1, start=10, total=200)
+    assert "Resuming at step 10 of 200" in again
+
+
+def test_the_step_line_is_the_seeds_step_line() -> None:
+    metrics = {
+        "step": 1, "loss": 0.12345, "policy_loss": 0.1, "kl_loss": 0.02345, "kl": 2.345,
+        "reward_mean": 0.25, "accuracy": 0.5,
+        "trainable_tokens": 1234, "total_tokens": 5678, "trainable_share": 1234 / 5678, "seconds": {"total": 12.34},
+        "dropped": {"groups_low_std": 0, "trajectories_exception": 0},
+    }  # fmt: skip
+    assert step_line(metrics, 200) == (
+        "Step 1/200 | Loss: 0.1235 | Policy: 0.1000 | KL: 0.0234 | Reward: 0.250 | Acc: 50.0%"
+        " | Trainable tokens: 1234/5678 (21.7%) | 12.3 s"
+    )
+    assert step_line(metrics, 200, 2400.0).endswith("| 12.3 s | about 40 min left")
+    some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
+    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
+    assert "Loss: 0.0000 | Policy: -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
+    nothing = metrics | {"loss": None, "policy_loss": None, "kl_loss": None, "trainable_tokens": 0, "total_tokens": 0}
+    line = step_line(nothing | {"trainable_share": None}, 200)
+    assert "Loss: - | Policy: - | KL: - | Reward: 0.250" in line and "Trainable tokens: 0/0 (-)" in line
+
+
+def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
+    state = RunState(best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
+    best = evaluation_block(evaluation(8, 10), state, is_best=True)
+    assert best.splitlines() == [
+        "=== Benchmark Results ===",
+        "Average reward: 0.500 | turns: 3.0 | exceptions: 0",
+        "Eval accuracy: 80.0% (8 of 10, 95 % interval 49.0% to 94.3%)",
+        "Correct sources: 80.0%",
+        "New best accuracy: 80.0%",
+    ]
+    worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
+    assert worse[-1] == "Best accuracy so far: 80.0% (95 % interval 49.0% to 94.3%) at step 30"
+
+
+def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
+    state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
+    for is_best in (True, False):
+        lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
+        assert lines[-1] == "No correct answer yet; best_model stays at step 0 until there is one"
