@@ -46,6 +46,12 @@ def test_links_inside_the_project_resolve(page: str) -> None:
             assert target.is_relative_to(DOCS), f"{page}: {link} is outside the site"
 
 
+def test_the_readme_is_short_and_links_to_the_main_pages() -> None:
+    assert len(text_of("README.md").splitlines()) <= 150
+    linked = {link.partition("#")[0] for link in links("README.md")}
+    assert {f"docs/{page}.md" for page in ("quickstart", "tutorial", "cli", "settings", "troubleshooting")} <= linked
+
+
 def zensical() -> str | None:
     beside = Path(sys.executable).with_name("zensical")
     return str(beside) if beside.exists() else shutil.which("zensical")
