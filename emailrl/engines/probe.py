@@ -46,7 +46,7 @@ class Probe:
     """
 
     def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
-        self._weights = sampling_weights(policy.model)
+        self._policy, self._weights = policy, sampling_weights(policy.model)
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
@@ -80,7 +80,8 @@ class Probe:
         tokens = torch.tensor([list(ids)], device=device_of(model))
         # The model's own layers, not the trainer's fused ones: those belong to the model in training, and this may be a
         # copy of it with merged weights.
-        with torch.inference_mode(), self._weights.active():
+        # Not in inference mode: what a sharded base gathers there could not be trained with afterwards.
+        with self._policy.accompanied(), torch.no_grad(), self._weights.active():
             logits = projection(model)(hidden_states(model, tokens)[0, start - 1 : -1]) / (temperature or 1.0)
             logprobs = logits.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
         return logprobs.tolist()

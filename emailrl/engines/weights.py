@@ -24,6 +24,7 @@ from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import disable_fused
 from emailrl.policy.plain_lora import read_plain_lora
+from emailrl.policy.shard import is_sharded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,11 +50,12 @@ class Weights(Protocol):
 
 
 def sampling_weights(model: nn.Module) -> Weights:
-    """Merged weights of its own for a small model, the model itself for a large or quantized one."""
+    """Merged weights of its own for a small model, the model itself for a large, quantized or sharded one."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     parameters = sum(parameter.numel() for parameter in base.parameters())
     quantized = getattr(base, "quantization_method", None) is not None
-    return MergedWeights(base) if merges(parameters, quantized=quantized) else SharedWeights(model)
+    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
+    return MergedWeights(base) if merged else SharedWeights(model)
 
 
 def adapter_sha256(path: Path) -> str:

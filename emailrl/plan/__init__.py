@@ -158,35 +158,18 @@ def make_plan(
 
     Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
     """
-    if utilization is not None and not 0 < utilization <= 1:
-        raise UsageError("--mfu is a fraction of the device's FLOP/s.", "Use a value above 0 and at most 1.")
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError("--price is the price of one GPU per hour.", "Give a number.")
+    _check(utilization, price)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
     if fabric.gpus > 1:
         settings = _served(settings)
-
-    def counted(ranks: int) -> Tokens:
-        return count_tokens(
-            shape, settings, per_trajectory=tokens_per_trajectory, trainable_share=trainable_share, measured=measured,
-            ranks=ranks,
-        )  # fmt: skip
-
-    tokens = counted(1)
-
-    def estimate(changed: Settings, other: Device, share: Tokens = tokens, cards: int = 1) -> tuple[Memory, Seconds]:
-        its = shape if changed.model.name == settings.model.name else find_shape(changed.model.name)
-        needed = plan_memory(its, changed, other, share, cards=cards)
-        return needed, plan_seconds(its, changed, other, share, needed, utilization=utilization)
-
+    estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
+    split = estimate.split(device, fabric)
     memory, seconds = estimate(settings, device, cards=num_gpus)
-    split, counts = None, here and fabric.gpus == 1
-    if fabric.gpus > 1:
-        own = cache(lambda share, cards: estimate(settings, device, share, cards))
-        split = Cluster(shape, settings, device, fabric, counted, own).best()
     if split is not None:
-        memory, tokens = split.memory, split.tokens
+        memory = split.memory
+    tokens = estimate.tokens(1) if split is None else split.tokens
+    counts = here and fabric.gpus == 1
     return Plan(
         settings=settings,
         shape=shape,
@@ -194,7 +177,7 @@ def make_plan(
         fabric=fabric,
         tokens=tokens,
         memory=memory,
-        worst=plan_memory(shape, settings, device, counted(1).at_worst(), cards=memory.cards),
+        worst=plan_memory(shape, settings, device, estimate.tokens(1).at_worst(), cards=memory.cards),
         seconds=seconds,
         split=split,
         price=price,
@@ -204,6 +187,48 @@ def make_plan(
         measured=measured if counts and measured and measured.is_of(settings.model.name) else None,
         remarks=measured.remarks_on(settings.model.name) if measured else [],
     )
+
+
+def _check(utilization: float | None, price: float | None) -> None:
+    if utilization is not None and not 0 < utilization <= 1:
+        raise UsageError("--mfu is a fraction of the device's FLOP/s.", "Use a value above 0 and at most 1.")
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError("--price is the price of one GPU per hour.", "Give a number.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimator:
+    """What a run takes, of ``shape`` unless another model is named."""
+
+    shape: Shape
+    settings: Settings
+    per_trajectory: int | None
+    trainable_share: float | None
+    measured: Measured | None
+    utilization: float | None
+
+    def tokens(self, ranks: int) -> Tokens:
+        """Tokens of a step of so many ranks."""
+        return count_tokens(
+            self.shape, self.settings, per_trajectory=self.per_trajectory, trainable_share=self.trainable_share,
+            measured=self.measured, ranks=ranks,
+        )  # fmt: skip
+
+    def __call__(
+        self, settings: Settings, device: Device, share: Tokens | None = None, cards: int = 1
+    ) -> tuple[Memory, Seconds]:
+        """Of one rank of ``cards`` on its host, which trains ``share``."""
+        shape = self.shape if settings.model.name == self.settings.model.name else find_shape(settings.model.name)
+        tokens = share or self.tokens(1)
+        needed = plan_memory(shape, settings, device, tokens, cards=cards)
+        return needed, plan_seconds(shape, settings, device, tokens, needed, utilization=self.utilization)
+
+    def split(self, device: Device, fabric: Fabric) -> Split | None:
+        """The best use of several GPUs; None of one, or of too few."""
+        if fabric.gpus == 1:
+            return None
+        own = cache(lambda share, cards: self(self.settings, device, share, cards))
+        return Cluster(self.shape, self.settings, device, fabric, self.tokens, own).best()
 
 
 def _served(settings: Settings) -> Settings:

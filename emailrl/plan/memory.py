@@ -196,10 +196,10 @@ def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> di
         return {"weights": every}
     embeddings = shape.embeddings * layout.itemsize
     layer = (every - embeddings) // shape.layers
-    whole = embeddings if shape.tied else 0
-    part = 0 if settings.model.shard_offload else (every - whole) // cards
-    # A layer at work and the next one; input and output embeddings are gathered alone.
-    return {"weights": whole + part, "gathered": max(2 * layer, 0 if shape.tied else embeddings // 2)}
+    head = embeddings if shape.tied else embeddings // 2
+    part = 0 if settings.model.shard_offload else (every - head) // cards
+    # A layer at work and the next one; the input embeddings, where the head is not the same, are gathered alone.
+    return {"weights": head + part, "gathered": max(2 * layer, embeddings - head)}
 
 
 def samples_merged(shape: Shape, settings: Settings) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Policy:
     """Why it trains more slowly than the settings ask for."""
     sharded: bool = False
     """Whether the base is spread over several ranks: every forward pass then takes all of them."""
+    accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Stands around each forward pass that only this rank needs; with a sharded base the others pass along."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""

@@ -20,7 +20,6 @@ from emailrl.policy.fused.head import fused_logprobs
 from emailrl.policy.fused.model import fused_backbone
 from emailrl.policy.layout import CHUNK_ELEMENTS
 from emailrl.policy.packing import pack, packed_inputs, takes_packed
-from emailrl.policy.shard import class_name, gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,7 @@ def token_logprobs(
     labels = token_ids[rows, columns]
     tau = temperature if temperature > 0 else 1.0
     if fused_backbone(model) is not None and not entropy_grad and _has_plain_head(model):
-        head = output_embeddings(model)
-        with gathered(head):
-            flat, flat_entropy = fused_logprobs(hidden, head.weight, labels, tau)
+        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
     else:
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
     blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
@@ -103,7 +100,7 @@ def _has_plain_head(model: Any) -> bool:
     head, config = output_embeddings(model), _text_config(model)
     bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     return (
-        class_name(head) == "Linear"
+        type(head) is torch.nn.Linear
         and head.bias is None
         and not head.weight.requires_grad
         and not any(getattr(config, name, None) for name in bent)

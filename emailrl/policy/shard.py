@@ -7,8 +7,7 @@ the mesh has to run the same forward and backward passes in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -58,13 +57,11 @@ def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
         raise UsageError(f"{class_name(base)} cannot be sharded: its layers are not found.", "Use SHARD=off.")
     policy = CPUOffloadPolicy() if offload else OffloadPolicy()
     trained = {parameter for parameter in base.parameters() if parameter.requires_grad}
-    parts = list(backbone.layers)
-    if embedding.weight is not head.weight:  # one parameter cannot be in two groups
-        parts += [embedding, head]
+    # The head stays whole: it reads hidden states in chunks, of which ranks may have different numbers.
+    parts = [*backbone.layers, *([] if embedding.weight is head.weight else [embedding])]
     for part in parts:
         fully_shard(part, mesh=mesh, offload_policy=policy, ignored_params=trained)
     cut = {parameter for part in parts for parameter in part.parameters()}
-    # Small: the adapter, the final norm, and embeddings that are the head as well, which only small models have.
     whole = trained | {parameter for parameter in base.parameters() if parameter not in cut}
     device = mesh.device_type if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
     for parameter in whole:
@@ -86,17 +83,10 @@ def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., An
     return hooked
 
 
-@contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """Make the parameters of ``module`` whole inside the block, for reading them without calling it."""
-    if not isinstance(module, FSDPModule):
-        yield
-        return
-    module.unshard()
-    try:
-        yield
-    finally:
-        module.reshard()
+def is_sharded(model: Any) -> bool:
+    """Whether ``shard_base`` has spread the base of ``model``."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return isinstance(base.base_model, FSDPModule)
 
 
 def class_name(module: nn.Module) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -58,6 +59,10 @@ class Ranks:
 
     def check_same(self, what: str, value: str) -> None:
         """Raise EmailRLError unless ``value`` is equal on all ranks; ``what`` names it."""
+
+    def host_mesh(self) -> DeviceMesh | None:
+        """The ranks of this host, over which a base may be sharded; None where this one is alone on it."""
+        return None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

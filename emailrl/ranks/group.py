@@ -19,6 +19,7 @@ from emailrl.ranks.pulse import Call, Caller, Listener
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
 SECONDS_TO_REPORT: Final = 3.0
 """How long a rank that has lost another waits for the marks of the rest."""
@@ -36,6 +37,7 @@ class RankGroup(Ranks):
         import torch.distributed as dist
 
         self.rank, self.world, self.local_rank = place.rank, place.world, place.local_rank
+        self.local_world = place.local_world
         self.seconds = 0.0
         self._store, self._limit = store, seconds
         self._starting = dist.group.WORLD
@@ -184,6 +186,23 @@ class RankGroup(Ranks):
                 "All ranks need the same emailrl, torch and model files.",
             )
             raise self._agreed
+
+    def host_mesh(self) -> DeviceMesh | None:
+        """See ``Ranks.host_mesh``. Raises EmailRLError where the hosts have different numbers of ranks."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh
+
+        sizes = self.gather(self.local_world)
+        if len(set(sizes)) > 1:
+            self._agreed = EmailRLError(
+                f"The hosts have different numbers of ranks ({min(sizes)} to {max(sizes)}): a base cannot be sharded.",
+                "Start as many ranks on each host, or set SHARD=off.",
+            )
+            raise self._agreed
+        if self.local_world == 1:
+            return None
+        group, _ = dist.new_subgroups(group_size=self.local_world, timeout=timedelta(seconds=self._limit))
+        return DeviceMesh.from_group(group, "cuda" if "nccl" in dist.get_backend_config(group) else "cpu")
 
     # -- ranks that are gone
 

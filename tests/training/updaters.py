@@ -40,7 +40,7 @@ def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **cha
         "max_grad_norm": 0, "beta": 0.0,
     }  # fmt: skip
     settings = load_settings(given | changes, environ={}, cwd=model)
-    policy = load_policy(settings, trainable=True)
+    policy = load_policy(settings, trainable=True, mesh=ranks.host_mesh())
     updater = Updater(policy, resolve(settings), settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:

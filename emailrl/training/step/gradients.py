@@ -10,12 +10,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from emailrl.ranks import Ranks
 from emailrl.settings import Settings
+from emailrl.training.step.batches import MicroBatch
 from emailrl.training.step.meter import Meter
 from emailrl.training.step.objective import Denominators, Objective
 from emailrl.training.step.prepared import Prepared
@@ -90,9 +92,11 @@ class Gradients:
         """The mini-batch's gradients and losses, this rank's added to the others'."""
         counts = self.ranks.gather(self.objective.count(prepared))
         whole = Denominators(sum(each.policy for each in counts), sum(each.tokens for each in counts))
-        own, halved = self.ranks.agree(
-            lambda: self._accumulate(prepared, whole, optimizer, first_pass=first_pass, critic_only=critic_only)
+        idle = self.scorer.idle_batches(len(prepared))
+        work = partial(
+            self._accumulate, prepared, idle, whole, optimizer, first_pass=first_pass, critic_only=critic_only
         )
+        own, halved = self.scorer.together(work)
         found = Pass(tokens=own.tokens)
         have = [parameter.grad is not None for parameter in (*self.parameters, *self.critic)]
         cap = self.scorer.max_tokens
@@ -122,6 +126,7 @@ class Gradients:
     def _accumulate(
         self,
         prepared: list[Prepared],
+        idle: list[MicroBatch],
         whole: Denominators,
         optimizer: torch.optim.Optimizer,
         *,
@@ -142,6 +147,8 @@ class Gradients:
                 for item in prepared:
                     failed = item.batch
                     self._backward(item, whole, found, first_pass=first_pass, critic_only=critic_only)
+                for failed in idle:
+                    self._idle(failed, critic_only=critic_only)
                 return found, halved
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
@@ -149,6 +156,13 @@ class Gradients:
             self.scorer.ran_out(failed)
             halved += 1
             prepared[:] = [part for other in prepared for part in other.halves_like(failed, self.scorer.size)]
+
+    def _idle(self, batch: MicroBatch, *, critic_only: bool) -> None:
+        """Pass a blank micro-batch forward and backward; it adds nothing to the gradients."""
+        scored = self.scorer.forward(batch, critic_only=critic_only)
+        wanted = scored.values if critic_only else scored.logprobs
+        assert wanted is not None
+        self.loss_scale.scale(0.0 * wanted.sum()).backward()
 
     def _backward(
         self, item: Prepared, whole: Denominators, found: Pass, *, first_pass: bool, critic_only: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,19 +12,23 @@ from torch import Tensor
 from emailrl.errors import EmailRLError
 from emailrl.policy.layout import micro_batch_cap
 from emailrl.policy.load import Policy
-from emailrl.policy.logprobs import TokenLogprobs, token_logprobs
+from emailrl.policy.logprobs import TokenLogprobs, hidden_states, token_logprobs
 from emailrl.policy.packing import shares_prefixes, takes_packed
+from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings
 from emailrl.training.step.batches import MicroBatch, micro_batches
-from emailrl.training.step.prepared import halves_of
+from emailrl.training.step.prepared import Prepared, halves_of
 from emailrl.training.step.samples import TrainingSample
+from emailrl.training.step.spread import Share
+
+T = TypeVar("T")
 
 
 class LogprobScorer:
     """Scores micro-batches under a cap of tokens, which falls where memory runs out."""
 
-    def __init__(self, policy: Policy, settings: Settings) -> None:
-        self.policy, self.settings = policy, settings
+    def __init__(self, policy: Policy, settings: Settings, ranks: Ranks = ALONE) -> None:
+        self.policy, self.settings, self.ranks = policy, settings, ranks
         self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda")
 
     def micro_batches(self, samples: Sequence[TrainingSample], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
@@ -62,6 +68,38 @@ class LogprobScorer:
         with self.policy.reference():
             return self._score(batch, critic=False).logprobs
 
+    def idle_batches(self, count: int) -> list[MicroBatch]:
+        """Blank micro-batches that this rank with ``count`` of its own passes so that all ranks pass equally many.
+
+        Only a sharded base needs them: every rank takes part in every pass.
+        """
+        if not self.policy.sharded:
+            return []
+        device = self.policy.device
+        ids, one = torch.zeros((1, 2), dtype=torch.long, device=device), torch.ones(1, device=device)
+        mask = torch.tensor([[False, True]], device=device)
+        blank = MicroBatch(ids, mask, torch.full((1, 2), torch.nan, device=device), one, one.long() * 0, (0,), 2)
+        return [blank] * (max(self.ranks.gather(count)) - count)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on all ranks, and let an error of one be everyone's.
+
+        With a sharded base none could hear of it: the others wait for this rank's part of a layer, and end with it.
+        """
+        return work() if self.policy.sharded else self.ranks.agree(work)
+
+    @torch.no_grad()
+    def pass_along(self) -> None:
+        """Take part in a forward pass that only another rank needs."""
+        hidden_states(self.policy.model, torch.zeros((1, 1), dtype=torch.long, device=self.policy.device))
+
+    @contextmanager
+    def accompanied(self) -> Iterator[None]:
+        """On rank 0: let the other ranks take part in the one forward pass of the block."""
+        with self.ranks.at_work():
+            self.ranks.scatter([None] * self.ranks.world)
+            yield
+
     def size(self, batch: MicroBatch) -> int:
         """Tokens of a micro-batch that take memory: those to compute where it is packed, padding too where not."""
         return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
@@ -73,6 +111,12 @@ class LogprobScorer:
         """
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
+        if self.policy.sharded:
+            raise EmailRLError(
+                f"Out of memory on a micro-batch of {batch.num_tokens} tokens, which ranks with a sharded base model "
+                "cannot split.",
+                "Set GRADIENT_CHECKPOINTING=on, or lower MAX_TOKENS_PER_MICRO_BATCH.",
+            )
         if len(batch.indices) == 1:
             raise EmailRLError(
                 f"Out of memory on a single sample of {batch.num_tokens} tokens.",
@@ -81,6 +125,44 @@ class LogprobScorer:
         # Where prefixes are shared a half is more than half: a lower cap would tear apart what would have fitted.
         halves = max(map(self.size, halves_of(batch)))
         self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
+
+    def score_all(self, share: Share, *, old: bool, reference: bool) -> tuple[list[list[Prepared]], int]:
+        """Score the micro-batches of each mini-batch, by the policy (``old``) and by its ``reference`` where wanted.
+
+        Returns them and how often one was halved to fit into memory.
+        """
+        rounds, halved = [], 0
+        for mini in share.mini_batches:
+            prepared: list[Prepared] = []
+            waiting = self.micro_batches(share.samples, mini)[::-1]
+            idle = self.idle_batches(len(waiting))
+            while waiting:
+                batch = waiting.pop()
+                try:
+                    prepared.append(
+                        self._prepare(batch, [share.samples[i] for i in batch.indices], old=old, reference=reference)
+                    )
+                    continue
+                except torch.OutOfMemoryError:
+                    pass  # handled below, where the traceback holds no tensors any more
+                self.ran_out(batch)
+                halved += 1
+                waiting += halves_of(batch)[::-1]
+            for blank in idle:
+                self._prepare(blank, [], old=old, reference=reference)
+            rounds.append(prepared)
+        return rounds, halved
+
+    def _prepare(self, batch: MicroBatch, rows: list[TrainingSample], *, old: bool, reference: bool) -> Prepared:
+        ref = self.reference(batch) if reference else None
+        scored = self.score(batch) if old else None
+        return Prepared(
+            batch,
+            rows,
+            old_logprobs=scored.logprobs if scored else None,
+            ref_logprobs=ref,
+            old_values=scored.values if scored else None,
+        )
 
     def _score(
         self,

@@ -25,11 +25,11 @@ from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.passes import needs_old_logprobs, needs_reference
-from emailrl.training.step.batches import MicroBatch, mini_batches
+from emailrl.training.step.batches import mini_batches
 from emailrl.training.step.gradients import Gradients
 from emailrl.training.step.meter import Meter, TokenNumbers, UpdateResult
 from emailrl.training.step.objective import Objective
-from emailrl.training.step.prepared import Prepared, halves_of
+from emailrl.training.step.prepared import Prepared
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.schedule import learning_rate
 from emailrl.training.step.scoring import LogprobScorer
@@ -77,11 +77,13 @@ class Updater:
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         wanted = settings.algorithm
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
-        self.scorer = LogprobScorer(policy, settings)
+        self.scorer = LogprobScorer(policy, settings, ranks)
         self.objective = Objective(algorithm, settings, self.kl)
         self.gradients = Gradients(
             self.parameters, self.critic, self.scorer, self.objective, self.loss_scale, settings, ranks
         )
+        if policy.sharded:
+            policy.accompanied = self.scorer.accompanied
         self.skipped_in_a_row = 0
         self.skipped_dir: Path | None = None
         """Where batches go whose loss is not finite; None keeps none."""
@@ -115,8 +117,12 @@ class Updater:
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
 
     def follow(self) -> None:
-        """On another rank than the first: train what rank 0 deals out in its ``train``."""
-        self._train(self.ranks.scatter(None))
+        """On another rank than the first: train what rank 0 deals out in its ``train``, or pass along with it."""
+        share: Share | None = self.ranks.scatter(None)
+        if share is None:
+            self.scorer.pass_along()
+        else:
+            self._train(share)
 
     def _train(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor]]:
         """Make the step's updates; returns its metrics, the same on all ranks, and on rank 0 the tokens by sample."""
@@ -213,7 +219,10 @@ class Updater:
     def _prepare(self, share: Share, meter: Meter) -> tuple[list[list[Prepared]], dict[str, float]]:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
         self.policy.model.eval()
-        rounds, halved = self.ranks.agree(lambda: self._score_all(share))
+        updates = len(share.mini_batches) * self.settings.training.update_epochs
+        old = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
+        reference = needs_reference(self.kl.coef)
+        rounds, halved = self.scorer.together(lambda: self.scorer.score_all(share, old=old, reference=reference))
         meter.counts["micro_batches_halved"] += sum(self.ranks.gather(halved))
         items = [item for prepared in rounds for item in prepared]
         metrics = shape_advantages(
@@ -221,38 +230,6 @@ class Updater:
         )
         self.policy.model.train()
         return rounds, metrics
-
-    def _score_all(self, share: Share) -> tuple[list[list[Prepared]], int]:
-        """The micro-batches of each mini-batch, scored; and how often one was halved to fit into memory."""
-        updates = len(share.mini_batches) * self.settings.training.update_epochs
-        score = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
-        rounds, halved = [], 0
-        for mini in share.mini_batches:
-            prepared: list[Prepared] = []
-            waiting = self.scorer.micro_batches(share.samples, mini)[::-1]
-            while waiting:
-                batch = waiting.pop()
-                try:
-                    prepared.append(self._score(batch, [share.samples[i] for i in batch.indices], score=score))
-                    continue
-                except torch.OutOfMemoryError:
-                    pass  # handled below, where the traceback holds no tensors any more
-                self.scorer.ran_out(batch)
-                halved += 1
-                waiting += halves_of(batch)[::-1]
-            rounds.append(prepared)
-        return rounds, halved
-
-    def _score(self, batch: MicroBatch, rows: list[TrainingSample], *, score: bool) -> Prepared:
-        ref = self.scorer.reference(batch) if needs_reference(self.kl.coef) else None
-        scored = self.scorer.score(batch) if score else None
-        return Prepared(
-            batch,
-            rows,
-            old_logprobs=scored.logprobs if scored else None,
-            ref_logprobs=ref,
-            old_values=scored.values if scored else None,
-        )
 
     def _update(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> dict[int, Tensor]:
         """Make one update from the micro-batches of a mini-batch, or none where it would not be finite.
