@@ -115,8 +115,8 @@ def loaded(mesh: DeviceMesh, model: Path) -> Numbers:
 
 
 def share(peft: Any) -> float:
-    """What this rank holds of the base."""
-    base = [one for one in peft.parameters() if not one.requires_grad]
+    """What this rank holds of the base without its head, which every rank has."""
+    base = [one for name, one in peft.named_parameters() if not one.requires_grad and "lm_head" not in name]
     held = sum(one.to_local().numel() if isinstance(one, DTensor) else one.numel() for one in base)
     return held / sum(one.numel() for one in base)
 

@@ -40,7 +40,7 @@ def test_gradients_and_weights_are_those_of_the_whole_base(ranks: list[dict[str,
 
 
 def test_a_rank_holds_its_part_of_the_base(ranks: list[dict[str, dict[str, float]]]) -> None:
-    # All but the final norm is cut up; three divide no row count of this model.
+    # All but the final norm is; three divide no row count of this model.
     for found in ranks:
         assert found["held"]["share"] <= 1 / len(ranks) + 0.05
 
