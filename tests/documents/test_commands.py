@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 from documents.commands import check, commands
-from documents.pages import DOCUMENTS, ROOT, Block, blocks, prose
+from documents.pages import DOCS, DOCUMENTS, ROOT, Block, blocks, prose
 from documents.scratch import make_home, run, run_block, with_stand_ins
 
 from emailrl.errors import UsageError
@@ -39,6 +39,14 @@ def test_every_command_parses(block: Block) -> None:
     assert found
     for words in found:
         check(words)
+
+
+def test_the_examples_of_every_command_parse() -> None:
+    examples = re.findall(r"^    ((?:[A-Z_]+=\S+ )*emailrl .+)$", (DOCS / "cli.md").read_text(encoding="utf-8"), re.M)
+    assert len(examples) > 60
+    for example in examples:
+        for words in commands(re.split(r" {3,}", example)[0]):
+            check(words)
 
 
 @pytest.mark.parametrize("block", SHELL, ids=named)

@@ -10,9 +10,21 @@ import pytest
 from documents.pages import DOCS, blocks
 from documents.scratch import run_plainly
 
+from emailrl.settings import PRESETS
+from emailrl.settings.names import by_name
+
 PAGE = (DOCS / "one_gpu.md").read_text(encoding="utf-8")
 [SETTINGS] = [block.text for block in blocks("docs/one_gpu.md") if block.file == "emailrl.toml"]
 ROWS = re.findall(r"^\| (\S+) \| (\S+) \| (?:`(\S+)` )?\| ([\d.]+) \| (\d+) \| (\d+) \| (.+?) \|$", PAGE, re.MULTILINE)
+
+
+def test_the_stages_are_those_of_the_presets() -> None:
+    stages = re.findall(r"`--preset (\w+)` \| ([\d,]+), (\d+) .*\| (?:(\d+) )?steps? \|", PAGE)
+    assert [stage[0] for stage in stages] == ["quick", "small", "medium", "full"]
+    for name, *shown in stages:
+        keys = ("train_dataset_size", "eval_dataset_size", "eval_steps")
+        values = [PRESETS[name].get(key, by_name()[key].default) for key in keys]
+        assert [int(each.replace(",", "") or 1) for each in shown] == values
 
 
 def test_the_table_has_both_models_on_a_small_and_a_large_card() -> None:
