@@ -18,9 +18,9 @@ import typer.main
 from typer.core import TyperGroup
 
 import emailrl
-from emailrl.cli.output import fail
+from emailrl.cli.output import fail, speaks
 from emailrl.ending import ending_with
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 
 COMMANDS: Final = {
     "gen-db": "Build the searchable email database from a mailbox.",
@@ -109,6 +109,8 @@ def emailrl_command(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
+    elif os.environ.get("WORLD_SIZE", "1") != "1" and context.invoked_subcommand != "train":
+        raise UsageError(f"emailrl {context.invoked_subcommand} runs as one process.", "Start it without torchrun.")
 
 
 def _prepare_streams() -> None:
@@ -164,5 +166,6 @@ def _run() -> NoReturn:
     if result == INTERRUPTED:
         # What still ends behind this (threads, a service's last words) may take long: the next Ctrl-C is the end.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-        print("interrupted", file=sys.stderr)
+        if speaks():
+            print("interrupted", file=sys.stderr)
     sys.exit(result if isinstance(result, int) else 0)

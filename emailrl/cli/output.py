@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -89,10 +90,19 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
 
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
-    """End the process with one line on stderr, ``error: message hint``."""
+    """End the process with one line on stderr, ``error: message hint``; of several ranks, one a host says it."""
     line = one_line(f"error: {message} {hint}")
-    print(line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…", file=sys.stderr)
+    line = line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
+    if speaks():
+        print(line, file=sys.stderr)
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # for the launcher's report
+            Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
     sys.exit(exit_code)
+
+
+def speaks() -> bool:
+    """Whether this process prints how it ended: the first on its host where torchrun started several."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _jsonable(value: Any) -> Any:

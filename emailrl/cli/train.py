@@ -4,7 +4,8 @@ The default is masked mode: real rollouts, training only the tokens the policy s
 <output-dir>_<mode>, or the next free number after it, and contains best_model/, final/, checkpoint-N/,
 metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter starts from previously trained weights
 (REFERENCE=start measures the KL to them instead of the base model). Ctrl-C saves the last step. --resume uses the
-run's original options unless they are given again; code and servers must be given again.
+run's original options unless they are given again; code and servers must be given again. --nproc N trains on N GPUs,
+each with PER_DEVICE_TRAIN_BATCH_SIZE questions per step; torchrun -m emailrl train does the same.
 
 Examples:
 
@@ -14,12 +15,15 @@ Examples:
   emailrl train --mode simple --max-steps 20
   emailrl train --adapter outputs/grpo_sft/best_model
   emailrl train --resume latest
+  emailrl train --nproc 8 --engine vllm
+  emailrl train --nproc 8 --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
   emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
   emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +57,15 @@ def train(
         bool,
         typer.Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps."),
     ] = False,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this host, one per GPU.")] = 1,
+    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Hosts; run the same command on each.")] = 1,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", metavar="<host:port>", help="First host and a free port on it.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
+    ] = 0,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -61,10 +74,23 @@ def train(
 
         typer.echo(to_toml(from_openrlhf), nl=False)
         return
+    from emailrl.ranks.launch import Launch, launch, restarts
+    from emailrl.ranks.place import Place
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
+    ranks = Launch(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+    if ranks.is_needed:
+        own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # it is trusted by now
+        raise typer.Exit(launch(ranks, own))
+    if Place.here().rank > 0:
+        from emailrl.training.run.follower import follow
+
+        follow(settings)
+        return
     resume = settings.output.resume
+    if restarts():
+        resume, overwrite = _after_restart(settings, resume, overwrite=overwrite)
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
     from emailrl.export import check_free
@@ -120,6 +146,25 @@ def _with_own_options(
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
+
+
+def _after_restart(settings: Settings, resume: str | None, *, overwrite: bool) -> tuple[str | None, bool]:
+    """What ``--resume`` and ``--overwrite`` mean once the agent has started the command again.
+
+    The run that the command had begun, or was resuming, goes on; if it had come to none, they mean what they say.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    from emailrl.checkpoints import list_checkpoints
+    from emailrl.training.run.directory import run_to_resume
+
+    run = run_to_resume(settings, resume or "auto")
+    log = run / "training.log" if run else None
+    if run is None or log is None or not log.exists():
+        return resume, overwrite
+    if log.stat().st_mtime < psutil.Process(os.getppid()).create_time():
+        return resume, overwrite
+    return (str(run) if list_checkpoints(run) else "auto"), False
 
 
 def _agrees(loss: str) -> bool:

@@ -21,6 +21,8 @@ class Ranks:
     local_rank = 0
     seconds = 0.0
     """What ``sum`` has taken so far."""
+    on_stop: Callable[[], None]
+    """Called on rank 0, from another thread, when a rank is lost between updates or was asked to stop."""
 
     @property
     def is_first(self) -> bool:
@@ -31,6 +33,9 @@ class Ranks:
     def is_alone(self) -> bool:
         """Whether there is no other rank."""
         return self.world == 1
+
+    def started(self) -> None:
+        """The model is loaded everywhere: from now on RANK_TIMEOUT holds."""
 
     def broadcast(self, value: T) -> T:
         """The value that rank 0 gives."""

@@ -48,8 +48,7 @@ class RankGroup(Ranks):
         self._caller = Caller(pulses, seconds, self._lose) if self.is_first else None
         self._listener = None if self.is_first else Listener(pulses)
         self.lost: LostRank | None = None
-        self.on_stop: Callable[[], None] = lambda: None
-        """Called on rank 0, from another thread, when a rank is lost between updates, or was asked to stop."""
+        self.on_stop = lambda: None
         self._working = False
         self._agreed: Exception | None = None
         """The last error that all ranks raised."""
@@ -63,7 +62,7 @@ class RankGroup(Ranks):
             self._caller.begin(lambda: self.on_stop())
 
     def started(self) -> None:
-        """The model is loaded everywhere: from now on the shorter limit holds."""
+        """See ``Ranks.started``."""
         self._group, self._wait_seconds = self._running, self._limit
 
     @contextmanager

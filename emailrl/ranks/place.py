@@ -22,8 +22,3 @@ class Place:
         """Read the place of this process; without torchrun it is alone."""
         names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         return cls(*(int(environ.get(name, default)) for name, default in names.items()))
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this process prints errors: one on each host does."""
-        return self.local_rank == 0

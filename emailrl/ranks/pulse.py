@@ -7,6 +7,7 @@ gone or hangs makes it fail within the time limit.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from enum import IntEnum
@@ -34,9 +35,13 @@ class Caller:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._asked = False
+        self._parent = os.getppid()
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Send pulses until the next call; ``stop`` is called on the thread where a rank is lost or was asked to."""
+        """Send pulses until the next call.
+
+        ``stop`` is called on the thread where a rank is lost or was asked to stop, or where the launcher is gone.
+        """
         self._call = Call.WAIT
         self._wake.clear()
         self._thread = threading.Thread(target=self._beat, args=(stop,), name="pulse", daemon=True)
@@ -56,7 +61,7 @@ class Caller:
             self._wake.wait(self._interval)
             call = self._call
             try:
-                _, stopping = exchange(self._group, call, stopping=False)
+                _, stopping = exchange(self._group, call, stopping=os.getppid() != self._parent)
             except RuntimeError as error:
                 self._failed(error)
                 stop()

@@ -269,6 +269,14 @@ class Settings(Section):
         """These settings for another base model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})
 
+    def without_secrets(self) -> Settings:
+        """These settings with every secret unset, for another process that has no use for them."""
+        sections = {
+            place: section.model_copy(update={name: None for name, value in section if isinstance(value, SecretStr)})
+            for place, section in self
+        }
+        return self.model_copy(update=sections)
+
     def public(self) -> dict[str, dict[str, Any]]:
         """The tree as JSON values for metadata and logs: without secrets, and without credentials inside URLs."""
         return {

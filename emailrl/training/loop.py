@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import Display, NoDisplay
@@ -47,14 +48,18 @@ def train(
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
     directory, or with ``overwrite`` the place of the first. Going on from an earlier checkpoint than the latest takes
     ``overwrite``, as it removes what the run did after it. A KeyboardInterrupt, or any error between two updates,
-    leaves the last whole step saved. Raises UsageError for what the user must change, EmailRLError for a run that
+    leaves the last whole step saved. Started by torchrun as one of several processes, this is rank 0; the others call
+    ``training.run.follower.follow``. Raises UsageError for what the user must change, EmailRLError for a run that
     cannot go on.
     """
     display = display or NoDisplay()
     with (
-        open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display) as run,
+        joined(settings) as ranks,
+        open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,
         run.interrupts.installed(),
     ):
+        if not ranks.is_alone:
+            ranks.on_stop = run.interrupts.request
         try:
             loop(run)
             run.interrupts.check()  # one noted in the last step: what follows the run must not go on

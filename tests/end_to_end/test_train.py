@@ -90,16 +90,6 @@ def test_only_the_adapter_moves(make_settings: MakeSettings) -> None:
     assert {name.partition("lora_")[2][0] for name in moved} == {"A", "B"}
 
 
-def test_several_processes_are_refused_before_anything_is_written(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="runs as one process, but torchrun started 2"):
-        train(settings)
-    assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()
-
-
 def test_why_a_run_is_slower_than_asked_for_stands_in_its_head(make_settings: MakeSettings) -> None:
     lines: list[str] = []
     with open_run(make_settings(attn_implementation="eager"), resume=None, overwrite=False, say=lines.append) as run:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine
-from emailrl.engines.opened import open_policy
+from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples
+from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
 from emailrl.rollout.collect import Scores, build_collector
@@ -24,6 +24,7 @@ from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import Display
 from emailrl.training.run.filtering import make_filter
+from emailrl.training.run.follower import Task
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
@@ -46,7 +47,9 @@ from emailrl.training.step.update import Updater
 
 
 @contextmanager
-def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Say, display: Display) -> Iterator[Run]:
+def open_run(
+    settings: Settings, *, resume: str | None, overwrite: bool, say: Say, display: Display, ranks: Ranks = ALONE
+) -> Iterator[Run]:
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
 
     A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
@@ -67,16 +70,12 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
         if checkpoint:
             data.notes += _changes(checkpoint, settings, data)
         seed_generators(settings.training.seed)
-        total = _total_steps(settings, mode, len(data.train))
+        total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
         make = mode.make_environment
-        with closing(open_policy(settings, start.adapter, trainable=True)) as opened:
-            policy, engine = opened.policy, opened.engine
+        with _loaded(settings, start.adapter, checkpoint, total, ranks) as (opened, updater, state):
+            policy, engine, settings = opened.policy, opened.engine, updater.settings
             data.notes += policy.notes
-            if settings.training.adapter is not None:
-                settings = with_lora(settings, policy.lora)
-            updater = Updater(policy, algorithm, settings, total_steps=total)
-            state = _restore(checkpoint, updater) if checkpoint else RunState()
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (
@@ -84,7 +83,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
                 updater.skipped_dir, tracker.display = directory / "skipped", display
-                _announce(tracker, settings, directory, data, start=state.step, total=total)
+                _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
                     parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
@@ -94,7 +93,7 @@ def open_run(settings: Settings, *, resume: str | None, overwrite: bool, say: Sa
                     settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
                     policy=policy, engine=engine, collector=collector, evaluator=evaluator, updater=updater,
                     tracker=tracker, interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
-                    epochs=_epochs(settings, mode), writer=writer,
+                    epochs=_epochs(settings, mode), writer=writer, ranks=ranks,
                 )  # fmt: skip
 
 
@@ -120,6 +119,28 @@ def _changes(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[
     return [f"changed since the checkpoint: {change}" for change in changes]
 
 
+@contextmanager
+def _loaded(
+    settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None, total: int, ranks: Ranks
+) -> Iterator[tuple[OpenPolicy, Updater, RunState]]:
+    """The policy and its engine, the updater and the state, as at the checkpoint, once every rank has the same."""
+
+    def load() -> tuple[OpenPolicy, Updater, RunState]:
+        opened = stack.enter_context(closing(open_policy(settings, adapter, trainable=True)))
+        policy = opened.policy
+        own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
+        updater = Updater(policy, resolve(own), own, total_steps=total, ranks=ranks)
+        return opened, updater, _restore(checkpoint, updater) if checkpoint else RunState()
+
+    with ExitStack() as stack:
+        with ranks.at_work():
+            ranks.broadcast(None if ranks.is_alone else Task.of(settings, total, adapter))
+            opened, updater, state = ranks.agree(load)
+            updater.synchronize()
+            ranks.started()
+        yield opened, updater, state
+
+
 def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
     state, moments = load_state(checkpoint)
     updater.load_state_dict(moments)
@@ -142,27 +163,17 @@ def _epochs(settings: Settings, mode: Mode) -> int | None:
 
 def _check(settings: Settings, mode: Mode) -> None:
     """What can be wrong before anything is loaded."""
-    _check_alone()
     check_services(settings)
     check_engine(settings, trainable=True)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
 
 
-def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunData, *, start: int, total: int) -> None:
-    sizes = {"num_train": len(data.train), "num_eval": len(data.val), "start": start, "total": total}
+def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunData, **numbers: int) -> None:
+    sizes = {"num_train": len(data.train), "num_eval": len(data.val)} | numbers
     tracker.say(header(settings, run_dir=directory, **sizes))
     tracker.say("\n".join(f"Note: {note}" for note in data.notes))
-    tracker.display.start(directory, start, total)
-
-
-def _check_alone() -> None:
-    """Refuse to be one of several processes: each would train a run of its own, unaware of the others."""
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes != "1":
-        raise UsageError(
-            f"emailrl train runs as one process, but torchrun started {processes}.", "Start it without torchrun."
-        )
+    tracker.display.start(directory, numbers["start"], numbers["total"])
 
 
 def _check_environment(settings: Settings, mode: Mode) -> None:
@@ -176,9 +187,11 @@ def _check_environment(settings: Settings, mode: Mode) -> None:
         )
 
 
-def _total_steps(settings: Settings, mode: Mode, num_questions: int) -> int:
+def _total_steps(settings: Settings, mode: Mode, num_questions: int, num_ranks: int) -> int:
     training = settings.training
-    return count_steps(num_questions, questions_per_step(training), training.max_steps, _epochs(settings, mode))
+    return count_steps(
+        num_questions, questions_per_step(training, num_ranks), training.max_steps, _epochs(settings, mode)
+    )
 
 
 def _resumed_from(checkpoint: Checkpoint | None) -> str | None:

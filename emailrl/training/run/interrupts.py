@@ -46,6 +46,12 @@ class Interrupts:
         finally:
             self._droppable = False
 
+    def request(self) -> None:
+        """Ask for the end from another thread, as by a first signal; after one, nothing more."""
+        main = threading.main_thread().ident
+        if not self._requested and main is not None:
+            signal.pthread_kill(main, signal.SIGINT)
+
     def check(self) -> None:
         """Raise the KeyboardInterrupt that was asked for meanwhile."""
         if self._requested:

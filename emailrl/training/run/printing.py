@@ -14,11 +14,14 @@ from emailrl.training.run.state import RunState, num_epochs, questions_per_step
 RULE = "=" * 60
 
 
-def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int) -> str:
+def header(
+    settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int, num_ranks: int = 1
+) -> str:
     """The lines a run begins with."""
     training = settings.training
-    per_step = questions_per_step(training)
+    per_step = questions_per_step(training, num_ranks)
     epochs = num_epochs(total, per_step, num_train)
+    on_ranks = f" | ranks: {num_ranks}" if num_ranks > 1 else ""
     return "\n".join(
         (
             RULE,
@@ -26,7 +29,7 @@ def header(settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, 
             f"Mode: {training.mode} ({MODES[training.mode].summary})",
             f"Model: {settings.model.name} | algorithm: {training.algorithm}",
             f"Train questions: {num_train} | eval questions: {num_eval}",
-            f"Rollouts per question: {training.num_generations} | questions per step: {per_step}"
+            f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"
             f" | {total} steps are {epochs:.2g} epochs",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",

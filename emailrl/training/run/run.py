@@ -18,6 +18,7 @@ from emailrl.engines import PolicyEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
 from emailrl.policy.load import Policy
+from emailrl.ranks import ALONE, Ranks
 from emailrl.recording import write_records, write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
@@ -66,6 +67,7 @@ class Run:
     epochs: int | None
     """Passes over the questions that end the run; None where only ``total_steps`` does."""
     writer: CheckpointWriter
+    ranks: Ranks = ALONE
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
@@ -122,7 +124,9 @@ class Run:
             self._record(f"step-{step:06d}.jsonl", played, new)
             return groups
 
-        collected = collect_groups(questions.take, play, self.filter, count=questions_per_step(training))
+        collected = collect_groups(
+            questions.take, play, self.filter, count=questions_per_step(training, self.ranks.world)
+        )
         self.engine.release()
         return collected, questions
 

@@ -182,9 +182,9 @@ class StepQuestions:
         self.cursor = replace(self.cursor, last=tuple(self.asked), resting=tuple(names))
 
 
-def questions_per_step(training: TrainingSettings) -> int:
-    """Questions whose rollouts make one step."""
-    return training.per_device_train_batch_size * training.gradient_accumulation_steps
+def questions_per_step(training: TrainingSettings, num_ranks: int = 1) -> int:
+    """Questions whose rollouts make one step of so many ranks."""
+    return training.per_device_train_batch_size * training.gradient_accumulation_steps * num_ranks
 
 
 def num_epochs(steps: int, per_step: int, num_questions: int) -> float:
