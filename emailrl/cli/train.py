@@ -23,7 +23,6 @@ Examples:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +34,8 @@ from emailrl.cli.inputs import check_inputs
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
+from emailrl.cli.ranks import after_restart, does_other_work, launch_options
+from emailrl.ranks.launch import Launch
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     "eval_steps save_steps target_accuracy patience",
     "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose show_trajectory_details",
 )
+@launch_options
 def train(
     overrides: Overrides,
+    ranks: Launch,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None, typer.Option(metavar="<flags>", help="Print OpenRLHF flags as an emailrl.toml, without training.")
@@ -57,15 +60,6 @@ def train(
         bool,
         typer.Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps."),
     ] = False,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this host, one per GPU.")] = 1,
-    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Hosts; run the same command on each.")] = 1,
-    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.")] = None,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", metavar="<host:port>", help="First host and a free port on it.")
-    ] = None,
-    max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
-    ] = 0,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -74,23 +68,12 @@ def train(
 
         typer.echo(to_toml(from_openrlhf), nl=False)
         return
-    from emailrl.ranks.launch import Launch, launch, restarts
-    from emailrl.ranks.place import Place
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
-    ranks = Launch(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-    if ranks.is_needed:
-        own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # it is trusted by now
-        raise typer.Exit(launch(ranks, own))
-    if Place.here().rank > 0:
-        from emailrl.training.run.follower import follow
-
-        follow(settings)
+    if does_other_work(ranks, settings):
         return
-    resume = settings.output.resume
-    if restarts():
-        resume, overwrite = _after_restart(settings, resume, overwrite=overwrite)
+    resume, overwrite = after_restart(settings, settings.output.resume, overwrite=overwrite)
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
     from emailrl.export import check_free
@@ -146,25 +129,6 @@ def _with_own_options(
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
-
-
-def _after_restart(settings: Settings, resume: str | None, *, overwrite: bool) -> tuple[str | None, bool]:
-    """What ``--resume`` and ``--overwrite`` mean once the agent has started the command again.
-
-    The run that the command had begun, or was resuming, goes on; if it had come to none, they mean what they say.
-    """
-    import psutil  # type: ignore[import-untyped]
-
-    from emailrl.checkpoints import list_checkpoints
-    from emailrl.training.run.directory import run_to_resume
-
-    run = run_to_resume(settings, resume or "auto")
-    log = run / "training.log" if run else None
-    if run is None or log is None or not log.exists():
-        return resume, overwrite
-    if log.stat().st_mtime < psutil.Process(os.getppid()).create_time():
-        return resume, overwrite
-    return (str(run) if list_checkpoints(run) else "auto"), False
 
 
 def _agrees(loss: str) -> bool:

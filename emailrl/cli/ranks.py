@@ -1,0 +1,85 @@
+"""Options for training by several ranks, and what a process does that launches them or is not the first of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from emailrl.ranks.launch import Launch, launch, restarts
+from emailrl.ranks.place import Place
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+
+
+def _options(
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this host, one per GPU.")] = 1,
+    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Hosts; run the same command on each.")] = 1,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", metavar="<host:port>", help="First host and a free port on it.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
+    ] = 0,
+) -> Launch:
+    return Launch(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+
+
+def launch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter ``ranks`` with the options of a `Launch`, which it receives."""
+    signature, options = (inspect.signature(function, eval_str=True) for function in (command, _options))
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += options.parameters.values() if parameter.name == "ranks" else [parameter]
+
+    @functools.wraps(command)
+    def with_ranks(**given: Any) -> None:
+        command(ranks=_options(**{name: given.pop(name) for name in options.parameters}), **given)
+
+    with_ranks.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    return with_ranks
+
+
+def does_other_work(ranks: Launch, settings: Settings) -> bool:
+    """Launch the ranks, or be one besides the first, and return True at the end; False if this is to train."""
+    if ranks.is_needed:
+        own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # it is trusted by now
+        if code := launch(ranks, own):
+            raise typer.Exit(code)
+        return True
+    if Place.here().rank == 0:
+        return False
+    from emailrl.training.run.follower import follow
+
+    follow(settings)
+    return True
+
+
+def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) -> tuple[str | None, bool]:
+    """What ``--resume`` and ``--overwrite`` mean in a process that may be a restarted one.
+
+    The run that the command had begun, or was resuming, goes on; if it had come to none, they mean what they say.
+    """
+    if not restarts():
+        return resume, overwrite
+    import psutil  # type: ignore[import-untyped]
+
+    from emailrl.checkpoints import list_checkpoints
+    from emailrl.training.run.directory import run_to_resume
+
+    run = run_to_resume(settings, resume or "auto")
+    log = run / "training.log" if run else None
+    if run is None or log is None or not log.exists():
+        return resume, overwrite
+    if log.stat().st_mtime < psutil.Process(os.getppid()).create_time():
+        return resume, overwrite
+    return (str(run) if list_checkpoints(run) else "auto"), False
