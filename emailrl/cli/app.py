@@ -62,6 +62,7 @@ class _Commands(TyperGroup):
                 command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
                 found.command(help=module.__doc__)(command)
             self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].short_help = COMMANDS[cmd_name]
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -72,7 +73,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="emailrl",
     cls=_Commands,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

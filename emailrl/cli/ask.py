@@ -11,9 +11,9 @@ Examples:
 
 \b
   emailrl ask "When does the lease end?" --db data/mail.db
-  emailrl ask "Who sent the March invoice?" --inbox ann@example.com --checkpoint best
+  emailrl ask "Who sent the March invoice?" --inbox ann@example.com
   emailrl ask --db data/mail.db
-  OPENAI_BASE_URL=http://localhost:8000/v1 emailrl ask "Where is lunch?" --engine openai --model mail-agent
+  emailrl ask "Where is lunch?" --engine openai --model openai/gpt-4.1
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.answer import Steps, render_answer, why_not
+from emailrl.cli.completion import inboxes
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.errors import EmailRLError, UsageError
@@ -55,7 +56,8 @@ def ask(
     *,
     question: Annotated[str | None, typer.Argument(help="The question. Default: read questions from stdin.")] = None,
     inbox: Annotated[
-        str | None, typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.")
+        str | None,
+        typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
     ] = None,
     date: Annotated[
         str | None,

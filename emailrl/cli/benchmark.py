@@ -18,8 +18,8 @@ Examples:
   emailrl benchmark --sequential
   emailrl benchmark --checkpoint best --model nano
   emailrl benchmark --reward my_rewards.py:right_and_brief
-  emailrl benchmark --engine openai --model google/gemini-2.0-flash-001 --model openai/gpt-4.1
-  emailrl benchmark --checkpoint outputs/grpo_masked/checkpoint-20 --limit 50 --json
+  emailrl benchmark --engine openai --model openai/gpt-4.1
+  emailrl benchmark --checkpoint latest --limit 50 --json
   emailrl benchmark --sequential --resume
   emailrl benchmark --checkpoint best --attack
   emailrl benchmark --samples 8 --temperature 0.7
@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
@@ -62,12 +63,18 @@ def benchmark(
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
-            "--checkpoint", help="best, latest, or the folder of a checkpoint or exported adapter; repeatable."
+            "--checkpoint",
+            help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
+            autocompletion=checkpoints,
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A model without adapter (nano, smol-base, folder, Hub name); repeatable."),
+        typer.Option(
+            "--model",
+            help="A model without adapter (nano, smol-base, folder, Hub name); repeatable.",
+            autocompletion=models,
+        ),
     ] = None,
     overrides: Overrides,
     attack: Annotated[

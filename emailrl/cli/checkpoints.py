@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emailrl.cli import completion
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import checkpoints_table
@@ -65,7 +66,9 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
 def show_command(
     overrides: Overrides,
     *,
-    which: Annotated[str, typer.Argument(help="best, latest, or the folder of a checkpoint.")] = "best",
+    which: Annotated[
+        str, typer.Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=completion.checkpoints)
+    ] = "best",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ Examples:
 
 \b
   emailrl export --format merged --out mail-agent
-  emailrl export --checkpoint outputs/grpo_masked/checkpoint-20 --format adapter --json
+  emailrl export --checkpoint latest --format adapter --json
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from emailrl.cli.completion import one_of
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, progress_console
 from emailrl.errors import UsageError
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[str, typer.Option("--format", help="adapter, or merged for merged weights.")] = "adapter",
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", help="adapter, or merged for merged weights.", autocompletion=one_of("adapter", "merged")
+        ),
+    ] = "adapter",
     out: Annotated[
         Path | None, path_option("--out", help="Output folder. Default: in exports/ next to the runs.")
     ] = None,

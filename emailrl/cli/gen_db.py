@@ -162,7 +162,7 @@ def _print_next(settings: StoreSettings, db: Path) -> None:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
         more = ", …" if len(owners) > NUM_SHOWN else ""
-        print(one_line(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}"), file=sys.stderr)
+        say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}")
     questions = questions_file(settings.db)
     command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
     if questions.is_file():

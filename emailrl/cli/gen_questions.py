@@ -13,10 +13,10 @@ Examples:
 \b
   emailrl gen-questions
   emailrl gen-questions --db data/mail.db --inbox me@example.org --limit 500
-  emailrl gen-questions --db data/mine.db --inbox me@example.org --allow-shared-inbox
+  emailrl gen-questions --inbox me@example.org --allow-shared-inbox
   emailrl gen-questions --out questions.jsonl --overwrite --json
   emailrl gen-questions --generator llm --dry-run
-  emailrl gen-questions --generator llm --limit 200 --max-cost 2 --out llm_questions.jsonl
+  emailrl gen-questions --generator llm --limit 200 --max-cost 2
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from emailrl.cli.completion import inboxes
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console
 from emailrl.cli.tables import questions_table
@@ -51,7 +52,9 @@ def gen_questions(
         Literal["usual", "hard"],
         typer.Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
-    inbox: Annotated[list[str] | None, typer.Option(help="Ask about this mailbox; repeatable.")] = None,
+    inbox: Annotated[
+        list[str] | None, typer.Option(help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
+    ] = None,
     overrides: Overrides,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,

@@ -11,8 +11,8 @@ Examples:
 \b
   emailrl inspect-trajectory --verbose
   emailrl inspect-trajectory outputs/grpo_masked --index 0
-  emailrl inspect-trajectory outputs/grpo_masked/trajectories/eval-000010.jsonl --list
-  emailrl inspect-trajectory outputs/rollouts/rollout-001.jsonl --page --index 0
+  emailrl inspect-trajectory outputs/grpo_masked --list
+  emailrl inspect-trajectory rollout-001.jsonl --page --index 0
   emailrl inspect-trajectory outputs/grpo_masked --follow
   emailrl inspect-trajectory outputs/grpo_masked --html run.html
 """

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emailrl.cli.completion import BY_SETTING, checkpoints, one_of, presets
+
 if TYPE_CHECKING:
     from emailrl.settings.names import Leaf
 
@@ -73,7 +75,10 @@ def _parameter(leaf: Leaf) -> inspect.Parameter:
     else:
         kind = list[str] if kind is list else kind
         choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
-        option = typer.Option(*leaf.flags, help=help, metavar=choices, min=leaf.minimum, max=leaf.maximum)
+        completion = one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key)
+        option = typer.Option(
+            *leaf.flags, help=help, metavar=choices, min=leaf.minimum, max=leaf.maximum, autocompletion=completion
+        )
     return inspect.Parameter(
         leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -81,9 +86,13 @@ def _parameter(leaf: Leaf) -> inspect.Parameter:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]
 Preset = Annotated[
-    str | None, typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.")
+    str | None,
+    typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
 ]
-Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run: play only the rest.")]
 Trust = Annotated[

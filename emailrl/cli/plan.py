@@ -12,7 +12,7 @@ Examples:
   emailrl plan --gpu H200 --price 3.5
   emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
   emailrl plan --gpu H100 --num-gpus 8 --nodes 16 --network 400
-  MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --model Qwen/Qwen3-4B
+  MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --preset small
   emailrl plan --run outputs/grpo_masked --max-steps 400
   emailrl plan --model nano --gpu CPU --json
 """

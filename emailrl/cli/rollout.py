@@ -9,7 +9,7 @@ Examples:
   emailrl rollout --model nano --num-scenarios 50
   emailrl rollout --checkpoint best
   emailrl rollout --model nano --group-size 6 --temperature 1 --split train
-  emailrl rollout --questions questions.jsonl --db data/mail.db --out mine.jsonl
+  emailrl rollout --questions questions.jsonl --db mail.db --out mine.jsonl
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import check_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
@@ -49,7 +50,10 @@ def rollout(
     overrides: Overrides,
     num_scenarios: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
-    split: Annotated[str, typer.Option(help="Split: train, val, test or all.")] = "test",
+    split: Annotated[
+        str,
+        typer.Option(help="Split: train, val, test or all.", autocompletion=one_of("train", "val", "test", "all")),
+    ] = "test",
     out: Annotated[
         Path | None, path_option("--out", help="Output JSONL file. Default: the next in outputs/rollouts/.")
     ] = None,

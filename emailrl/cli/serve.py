@@ -8,7 +8,7 @@ Examples:
 
 \b
   emailrl serve --model Qwen/Qwen3-14B
-  emailrl serve --model Qwen/Qwen3-14B --replicas 2 --tensor-parallel 2 --gpus 4,5,6,7
+  emailrl serve --replicas 2 --tensor-parallel 2 --gpus 4,5,6,7
   emailrl serve --model nano --port 9000 -- --max-num-batched-tokens 4096
 """
 

@@ -9,9 +9,9 @@ tenth of the conversations) are held out; their loss selects best_model, the sta
 Examples:
 
 \b
-  emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --db data/mine.db
-  emailrl sft --model Qwen/Qwen3-0.6B --trajectories outputs/teacher.jsonl --best-of 8 --min-reward 1
-  emailrl sft --model Qwen/Qwen3-0.6B --questions data/mine_questions.jsonl --full --steps 200
+  emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --db mine.db
+  emailrl sft --trajectories teacher.jsonl --best-of 8 --min-reward 1
+  emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --full
   emailrl sft --from-scratch --steps 1800 --batch-size 128 --out outputs/small
   emailrl sft --resume latest
 """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.environment.rubric import Rubric
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
 
     from emailrl.benchmark import Report, Subject
     from emailrl.checkpoints import Checkpoint
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
 
+NAMES_WIDTH: Final = 33
+RESULT_WIDTH: Final = 15
+"""Characters of the column of names, and the fewest of a result's column."""
+
 
 def results_table(report: Report) -> RenderableType:
     """Lay the results out side by side, one column a model, with the comparisons and notes below."""
-    from rich.box import SIMPLE
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     temperature = report.conditions["temperature"]
@@ -37,18 +40,8 @@ def results_table(report: Report) -> RenderableType:
         title += ", one question at a time"
     if report.conditions["reward_name"] != "art_e":
         title += f", reward {report.conditions['reward_name']}"
-    table = Table(box=SIMPLE, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    columns = [_cells(record) for record in report.records()]
     titles = _titles(report)
-    for name in titles.values():
-        # Folded where a path has its joints: its last name, which tells most, keeps a line of its own.
-        table.add_column(Text("/\n".join(name.rsplit("/", 1))), justify="right", overflow="fold")
-    rows = dict.fromkeys(row for cells in columns for row in cells)
-    for row in rows:
-        if all(cells.get(row) == "none" for cells in columns):  # mail's rubric of an environment without mail
-            continue
-        table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in columns))
+    results = SideBySide(list(titles.values()), [_cells(record) for record in report.records()])
     lines = [
         f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
         f"the second on {each.better_second} of {each.num_questions} questions; "
@@ -68,7 +61,37 @@ def results_table(report: Report) -> RenderableType:
     for result in report.results:
         if not result.complete:
             lines.append(f"{titles[result.subject.label]}: {_part_of(report, result.evaluation.num_questions)}")
-    return Group(Text(title, style="bold"), table, *map(Text, lines))
+    return Group(Text(title, style="bold"), results, *map(Text, lines))
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Results in columns; where the terminal is too narrow for all of them, in several tables."""
+
+    titles: list[str]
+    columns: list[dict[str, str]]
+    """Per title, the cells by the names of their rows."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        fitting = max(1, (options.max_width - NAMES_WIDTH) // RESULT_WIDTH)
+        for start in range(0, len(self.titles), fitting):
+            yield self._table(slice(start, start + fitting))
+
+    def _table(self, part: slice) -> Table:
+        from rich.box import SIMPLE
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for title in self.titles[part]:
+            # Folded where a path has its joints: its last name, which tells most, keeps a line of its own.
+            table.add_column(Text("/\n".join(title.rsplit("/", 1))), justify="right", overflow="fold")
+        for row in dict.fromkeys(row for cells in self.columns for row in cells):
+            if all(cells.get(row) == "none" for cells in self.columns):  # mail's rubric of an environment without mail
+                continue
+            table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in self.columns[part]))
+        return table
 
 
 def result_lines(report: Report) -> list[str]:

@@ -18,7 +18,7 @@ Examples:
   emailrl train --nproc 8 --engine vllm
   emailrl train --nproc 8 --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
   emailrl train --resume outputs/grpo_masked/checkpoint-20 --overwrite
-  emailrl train --from-openrlhf "--advantage_estimator rloo --n_samples_per_prompt 8" > emailrl.toml
+  emailrl train --from-openrlhf "--advantage_estimator rloo" > emailrl.toml
 """
 
 from __future__ import annotations

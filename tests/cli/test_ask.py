@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines.chat_server import StubServer, said
+from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.remote.destination import tell
@@ -152,50 +149,21 @@ def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, d
         return good(body)
 
     server.reply = slow_first
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "emailrl", "ask", "--db", str(db)]
-    child = subprocess.Popen(
-        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=db.parent
-    )
-    os.close(follower)
-    screen = Screen(leader)
+    screen = Screen([sys.executable, "-m", "emailrl", "ask", "--db", str(db)], db.parent)
     screen.wait_for("ask> ")
-    os.write(leader, b"one\n")
+    screen.type("one\n")
     assert asked.wait(60)
-    child.send_signal(signal.SIGINT)
+    screen.child.send_signal(signal.SIGINT)
     screen.wait_for("interrupted")
     may_answer.set()
     screen.wait_for("ask> ")
-    os.write(leader, b"two\n")
+    screen.type("two\n")
     screen.wait_for("not in this mailbox.")
     screen.wait_for("ask> ")
-    os.write(leader, b"\x1b[A")  # the arrow up: the question before
+    screen.type("\x1b[A")  # the arrow up: the question before
     screen.wait_for("two")
-    os.write(leader, b"\x15\x04")
-    assert child.wait(60) == 0
-    os.close(leader)
-
-
-class Screen:
-    """What a child has written to its terminal."""
-
-    def __init__(self, leader: int) -> None:
-        self._leader = leader
-        self._seen = ""
-        os.set_blocking(leader, False)
-
-    def wait_for(self, text: str) -> None:
-        """Read on until ``text`` has come; what comes before and with it is not seen again."""
-        until = time.monotonic() + 60
-        while text not in self._seen:
-            assert time.monotonic() < until, self._seen
-            try:
-                self._seen += os.read(self._leader, 65536).decode()
-            except BlockingIOError:
-                time.sleep(0.02)
-            except OSError:
-                raise AssertionError(f"it ended: {self._seen}") from None
-        self._seen = self._seen.partition(text)[2]
+    screen.type("\x15\x04")
+    assert screen.child.wait(60) == 0
 
 
 def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(emailrl, tmp_path: Path, db: Path) -> None:

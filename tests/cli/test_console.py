@@ -89,3 +89,13 @@ def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
     (folder / "metadata.json").write_text(json.dumps(record | {"files": {HOSTILE: "0"}}))
     error = emailrl("checkpoints", "show", folder)[2] + emailrl("checkpoints", "list")[2]
     assert error.count("[red]x[/red]") == 2 and is_harmless(error)
+
+
+@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[1;32mfine\x1b[0m"), ("1", "\x1b[1mfine\x1b[0m")])
+def test_no_color_is_respected(monkeypatch, capsys: pytest.CaptureFixture[str], no_color: str, shown: str) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    result_console().print("fine", style="bold green")
+    progress_console().print(table("x"), style="on red")
+    streams = capsys.readouterr()
+    assert streams.out == f"{shown}\n" and ("\x1b[41m" in streams.err) is not bool(no_color)

@@ -59,6 +59,13 @@ def test_help_has_a_sentence_and_examples_that_parse(path: tuple[str, ...]) -> N
 
 
 @every_command
+def test_help_fits_80_columns(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(app, [*path, "--help"])
+    assert [line for line in done.output.splitlines() if len(line) > 80] == []
+
+
+@every_command
 def test_every_option_is_explained(path: tuple[str, ...]) -> None:
     assert [option.name for option in ALL[path].params if not getattr(option, "help", None)] == []
 

@@ -64,3 +64,21 @@ def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -
         line.startswith("nano: interrupted after 8 of 20 questions, the ones that finished soonest") for line in lines
     )
     assert "nano: interrupted after 8 of 20 questions, the first ones" in shown(results_table(report(sequential=True)))
+
+
+def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
+    names = ["runs/grpo_masked/checkpoint-20", "runs/grpo_masked/checkpoint-40", "Qwen/Qwen3-0.6B", "smol-base", "nano"]
+    conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
+    evaluation = Evaluation.of(ENDINGS)
+    results = [Result(Subject(name, name), evaluation, True, Path("t.jsonl")) for name in names]
+    table = results_table(Report(results, conditions, 8))
+    for width, tables in ((80, 2), (200, 1), (60, 5)):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(table)
+        text = captured.get()
+        rows = [line.split() for line in text.splitlines() if line.startswith("accuracy ")]
+        assert len(rows) == tables and sum(len(row) - 1 for row in rows) == 5
+        assert all(len(line) <= width for line in text.splitlines())
+        heads = text.partition(" against ")[0].split()
+        assert {"checkpoint-20", "checkpoint-40", "Qwen3-0.6B", "smol-base", "nano"} <= set(heads)
