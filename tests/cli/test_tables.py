@@ -77,7 +77,7 @@ def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
         with console.capture() as captured:
             console.print(table)
         text = captured.get()
-        rows = [line.split() for line in text.splitlines() if line.startswith("accuracy ")]
+        rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["accuracy"]]
         assert len(rows) == tables and sum(len(row) - 1 for row in rows) == 5
         assert all(len(line) <= width for line in text.splitlines())
         heads = text.partition(" against ")[0].split()
