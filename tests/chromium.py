@@ -13,15 +13,16 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)")
 
 
-def shown(page: Path, profile: Path, fragment: str = "", *options: str) -> str:
-    """Return the markup of the document at ``page#fragment``, its data blocks left out."""
+def shown(page: Path | str, profile: Path, fragment: str = "", *options: str) -> str:
+    """Return the markup of the document at ``page#fragment``, a file or an address, its data blocks left out."""
+    address = page if isinstance(page, str) else page.as_uri()
     command = [
         str(CHROMIUM), "--headless", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}",
         "--virtual-time-budget=10000", "--dump-dom", *options,
     ]  # fmt: skip
     if os.geteuid() == 0:
         command.append("--no-sandbox")
-    done = subprocess.run([*command, f"{page.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, f"{address}{fragment}"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     start = done.stdout.index('<script type="application/json"')
     return done.stdout[:start] + done.stdout[done.stdout.rindex("</script>") :]

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "benchmark": "Measure policies on the test questions.",
     "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
     "report": "Write an HTML page of a run: curves, failures, trajectories.",
+    "view": "Serve the page of a run on this machine while it is written.",
     "export": "Export a checkpoint as an adapter or merged weights.",
     "ask": "Ask a mailbox a question, and see the source emails.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",

@@ -26,6 +26,7 @@ NAMES = (
         "benchmark",
         "inspect-trajectory",
         "report",
+        "view",
         "export",
     ),
     *("ask", "checkpoints", "doctor", "plan", "trust", "quickstart"),

@@ -39,11 +39,12 @@ def page(data: PageData) -> str:
         *chunks,
         _json_script("page", {"served": False, "starts": starts}),
     ]
-    return _document(data.run["title"], "\n".join(blocks), connect="'none'")
+    return _document(data.run["title"], "\n".join(blocks), connect="'none'")[0]
 
 
-def served_page(title: str) -> str:
-    """Return the same page without data, which it asks of the server it came from (``/data/…``)."""
+def served_page(title: str) -> tuple[str, str]:
+    """Return the same page without data, which it asks of the server it came from (``/data/…``), and its
+    Content-Security-Policy."""
     return _document(title, _json_script("page", {"served": True}), connect="'self'")
 
 
@@ -71,14 +72,15 @@ def _json_script(name: str, value: Record) -> str:
     return f'<script type="application/json" id="{name}">{dump(value)}</script>'
 
 
-def _document(title: str, blocks: str, *, connect: str) -> str:
+def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
+    """The document and its policy."""
     style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
+    document = (
         _source("page.html")
         .replace("{{policy}}", policy)
         .replace("{{style}}", style)
@@ -86,6 +88,7 @@ def _document(title: str, blocks: str, *, connect: str) -> str:
         .replace("{{data}}", blocks)
         .replace("{{title}}", html.escape(title))
     )
+    return document, policy
 
 
 def _source(name: str) -> str:

@@ -1,0 +1,63 @@
+"""Serve the page of a run to browsers on this machine, while the run writes or afterwards.
+
+The page follows the run: new steps and trajectories appear within seconds. It is the page that report writes into a
+file, with everything the run has. Only this machine can open it, with the address printed here; on another machine,
+forward the port (ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Ctrl-C ends it.
+
+Examples:
+
+\b
+  emailrl view
+  emailrl view outputs/grpo_masked --port 8765
+  emailrl view outputs/rollouts/rollout-001.jsonl
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emailrl.cli.output import say
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
+
+
+def view(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
+) -> None:
+    from emailrl.inspection.served import Served
+    from emailrl.inspection.server import PageServer
+    from emailrl.settings import load_settings
+
+    settings = load_settings(looks_only=True)
+    try:
+        served = Served(_wait_for(run, settings), model_name=settings.model.name)
+        with PageServer(served, port) as server:
+            say(f"Serving {served.place.root} on this machine only; Ctrl-C ends it.")
+            print(server.address, flush=True)
+            server.serve_forever()
+    except KeyboardInterrupt:
+        say("Stopped.")
+
+
+def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> Path:
+    """The run or file to serve, once it has a trajectory."""
+    from emailrl.inspection.locate import existing, newest_file, output_roots
+
+    said = False
+    while (newest := newest_file(output_roots(settings.output.output_dir) if run is None else [existing(run)])) is None:
+        if not said:
+            say(f"Waiting for the first trajectory in {run or settings.output.output_dir.parent} ...")
+            said = True
+        time.sleep(poll_seconds)
+    if run is not None:
+        return run
+    return newest.parent.parent if newest.parent.name == "trajectories" else newest

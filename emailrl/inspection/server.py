@@ -1,0 +1,157 @@
+"""Serves the page of a run to browsers on this machine; it reads and never writes, and answers nobody else.
+
+Email is private, and any page that a browser opens can send requests to 127.0.0.1. So every request must name this
+server as its host, come from its own page or from the address bar, and carry the token of the printed address: other
+users of the machine do not have it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.inspection.page import dump, served_page
+from emailrl.inspection.served import Served
+
+ADDRESS = "127.0.0.1"
+_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+"""The policy of everything but the page itself."""
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one run until ``shutdown``; ``port`` 0 takes any free one. Raises ``UsageError`` for one that is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, served: Served, port: int = 0) -> None:
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise UsageError(f"Port {port}: {error.strerror}.", "Choose another --port, or leave it out.") from None
+        self.served = served
+        self.token = secrets.token_urlsafe(16)
+        self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie that carries the token; cookies of a host are shared by all its ports."""
+        return f"emailrl_{self.server_port}"
+
+
+class _Refused(Exception):
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "emailrl", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        try:
+            self._check()
+            self._answer()
+        except _Refused as refused:
+            self._refuse(refused.status, str(refused))
+        except EmailRLError as error:  # a run that was removed, a damaged line
+            self._refuse(HTTPStatus.NOT_FOUND, error.message)
+
+    def _refuse_method(self) -> None:
+        self.close_connection = True  # what a body holds is not read
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is allowed.")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: addresses hold the token."""
+
+    def _check(self) -> None:
+        """Refuse what does not come from a browser that was given the printed address."""
+        own = {f"http://{host}" for host in self.server.hosts}
+        if self.headers.get("Host") not in self.server.hosts:
+            raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "Unknown host.")
+        if self.headers.get("Origin", next(iter(own))) not in own:
+            raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
+        given = self._query().get("token") or self._cookie_token()
+        if not hmac.compare_digest(given.encode(), self.server.token.encode()):
+            raise _Refused(HTTPStatus.FORBIDDEN, "Open the address that emailrl view printed.")
+
+    def _cookie_token(self) -> str:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return ""
+        return cookies[self.server.cookie].value if self.server.cookie in cookies else ""
+
+    def _query(self) -> dict[str, str]:
+        return {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
+
+    def _answer(self) -> None:
+        served, query = self.server.served, self._query()
+        match urlsplit(self.path).path:
+            case "/":
+                self._send_page()
+            case "/data/run.json":
+                self._send_json(dump(served.run()))
+            case "/data/trajectories":
+                self._send_json(dump(served.rows(_number(query, "from"), _number(query, "to"))))
+            case "/data/trajectory":
+                found = served.trajectory(query.get("file", ""), _number(query, "offset"))
+                if found is None:
+                    raise _Refused(HTTPStatus.NOT_FOUND, "No such trajectory.")
+                self._send_json(dump(found))
+            case _:
+                raise _Refused(HTTPStatus.NOT_FOUND, "Nothing is served here.")
+
+    def _send_page(self) -> None:
+        page, policy = served_page(self.server.served.place.folder.name)
+        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+        headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'", "Set-Cookie": cookie}
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode(), headers)
+
+    def _send_json(self, text: str) -> None:
+        self._send(HTTPStatus.OK, "application/json", text.encode(), {"Content-Security-Policy": _NOTHING})
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        headers = {"Content-Security-Policy": _NOTHING}
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = "GET"
+        self._send(status, "application/json", dump({"error": message}).encode(), headers)
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]) -> None:
+        common = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        self.send_response(status)
+        for name, value in (common | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _number(query: dict[str, str], name: str) -> int:
+    value = query.get(name, "")
+    if not (value.isascii() and value.isdigit() and len(value) < 20):
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a number from 0 on.")
+    return int(value)
