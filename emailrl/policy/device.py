@@ -8,6 +8,8 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import dtype_name
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+BF16_FROM = 50_000_000
+"""Parameters from which a model that only samples on a CPU computes in bf16: reading weights takes most of its time."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -25,6 +27,17 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU."""
+def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
+    """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU.
+
+    A model that only samples, of ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and
+    the CPU has instructions for it.
+    """
+    if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
+        return torch.bfloat16
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
+
+
+def computes_bf16() -> bool:
+    """Whether this CPU multiplies bf16 matrices natively; without, they are converted and slower than fp32."""
+    return torch.cpu._is_avx512_bf16_supported()

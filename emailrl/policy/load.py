@@ -26,7 +26,7 @@ from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.prepare import prepare_training, train_whole
 from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
 from emailrl.policy.shard import check_shardable, shard_base
-from emailrl.policy.size import check_fits, load_config
+from emailrl.policy.size import check_fits, load_config, parameters_of
 from emailrl.policy.tensors import write_tensors, writing_tensors
 from emailrl.policy.unsloth_backend import load_unsloth, prepare_unsloth
 from emailrl.policy.value_head import ValueHead, load_value_head
@@ -158,7 +158,8 @@ def load_policy(
         )
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
-    model, tokenizer, path, device, sharded = _load_base(settings, mesh)
+    model, tokenizer, path, device, sharded = _load_base(settings, mesh, trainable=trainable)
+    dtype = model.dtype  # before float32 adapters
     model = _adapted(model, settings, adapter, trainable=trainable, full=full)
     if mesh is not None and sharded:
         shard_base(model, mesh, offload=settings.model.shard_offload)
@@ -176,7 +177,7 @@ def load_policy(
         base_model=settings.model.name,
         path=path,
         device=device,
-        dtype=choose_dtype(settings.model.dtype, device),
+        dtype=dtype,
         trainable=trainable,
         lora=_lora_facts(model),
         value_head=load_value_head(model, adapter) if trainable and adapter else None,
@@ -196,7 +197,7 @@ def check_adapter(adapter: Path, model_name: str) -> None:
 
 
 def _load_base(
-    settings: Settings, mesh: DeviceMesh | None
+    settings: Settings, mesh: DeviceMesh | None, *, trainable: bool
 ) -> tuple[Any, PreTrainedTokenizerBase, str | Path, torch.device, bool]:
     """The base model, its tokenizer, where it came from, where it computes, and whether it is to be sharded.
 
@@ -209,11 +210,12 @@ def _load_base(
     else:
         path = resolve_model(settings.model.name, settings.model.smol_base)
         device = choose_device(settings.model.device)
-        dtype = choose_dtype(settings.model.dtype, device)
+        sampled = 0 if trainable else parameters_of(settings.model.name, path)
+        dtype = choose_dtype(settings.model.dtype, device, sampled_parameters=sampled)
         sharded = check_fits(settings.model, path, device, dtype, cards=1 if mesh is None else mesh.size())
         if sharded:
             check_shardable(settings)
-        model, tokenizer = _load_plain(settings, path, device, move=not sharded)
+        model, tokenizer = _load_plain(settings, path, device, dtype, move=not sharded)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if settings.model.chat_template is not None:
@@ -222,11 +224,11 @@ def _load_base(
 
 
 def _load_plain(
-    settings: Settings, path: str | Path, device: torch.device, *, move: bool
+    settings: Settings, path: str | Path, device: torch.device, dtype: torch.dtype, *, move: bool
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """The base model, moved to ``device`` or left on the CPU, and its tokenizer."""
     options: dict[str, Any] = {
-        "dtype": choose_dtype(settings.model.dtype, device),
+        "dtype": dtype,
         "attn_implementation": settings.model.attn_implementation,
         "trust_remote_code": False,
         "use_safetensors": True,

@@ -29,18 +29,29 @@ def check_fits(
     The size comes from the name (``...-14B-...``) where it says so, else from the config, local or fetched alone.
     Returns whether the base is to be spread over the ``cards`` of this host that train together.
     """
-    # The name is asked first: a 14B model on a CPU is refused without waiting for a network.
-    billions = _BILLIONS.search(model.name) if isinstance(path, str) else None
-    num_parameters = int(float(billions[1]) * 1e9) if billions else count_parameters(load_config(model.name, path))
+    num_parameters, named = _size(model.name, path)
     sharded = cards > 1 and shards_base(
         model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=_card_bytes(device), cards=cards
     )
     parts = cards if sharded else 1
     if not (sharded and model.shard_offload):
         _refuse_if_too_large(model, num_parameters, device, dtype, parts)
-    if billions:
+    if named:
         load_config(model.name, path)
     return sharded
+
+
+def parameters_of(name: str, path: str | Path) -> int:
+    """Parameters of a model, by its name if that tells them, else by its config."""
+    return _size(name, path)[0]
+
+
+def _size(name: str, path: str | Path) -> tuple[int, bool]:
+    """Parameters, and whether they are the name's: a 14B model on a CPU is refused without waiting for a network."""
+    billions = _BILLIONS.search(name) if isinstance(path, str) else None
+    if billions:
+        return int(float(billions[1]) * 1e9), True
+    return count_parameters(load_config(name, path)), False
 
 
 def _card_bytes(device: torch.device) -> float:

@@ -43,7 +43,8 @@ class ModelSettings(Section):
     backend: Literal["transformers", "unsloth"] = "transformers"
     """Library that loads and trains the model."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Parameter dtype of the frozen base model; auto is bf16 on a GPU, fp32 on a CPU."""
+    """Parameter dtype of the frozen base model; auto is bf16 on a GPU and fp32 on a CPU, but bf16 for models that only
+    sample there, from 50 M parameters, if the CPU has AVX512-BF16."""
     device: str = "auto"
     """auto (a GPU if available), cpu, cuda or cuda:N."""
     attn_implementation: Annotated[str, Code()] = "sdpa"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy import size, unsloth_backend
+from emailrl.policy import device, size, unsloth_backend
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import load_policy
 from emailrl.policy.resolve import resolve_model
@@ -165,6 +165,22 @@ def test_devices() -> None:
         choose_device("gpu")
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
     assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
+
+
+def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dtypes() -> tuple[torch.dtype, torch.dtype]:
+        loaded = [load_policy(settings_for(tiny_model, model={"device": "cpu"}), trainable=on) for on in (False, True)]
+        assert [each.model.dtype for each in loaded] == [each.dtype for each in loaded]
+        return loaded[0].dtype, loaded[1].dtype
+
+    monkeypatch.setattr(device, "computes_bf16", lambda: True)
+    assert dtypes() == (torch.float32, torch.float32)  # too small to gain
+    monkeypatch.setattr(device, "BF16_FROM", 1000)
+    assert dtypes() == (torch.bfloat16, torch.float32)
+    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    assert dtypes() == (torch.float32, torch.float32)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")

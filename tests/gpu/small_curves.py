@@ -1,0 +1,78 @@
+"""Curves of several runs as one figure: reward, validation accuracy and entropy over steps and over wall time.
+
+    python tests/gpu/small_curves.py work/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
+
+reads each run's ``metrics.jsonl`` and ``evaluations.jsonl`` (CPU only). Lines are the runs, bands the 95 % intervals of
+the validation accuracy. Wall time is the sum of the recorded seconds of the steps, evaluations included.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from emailrl.recording import read_records
+
+ROWS = {"reward_mean": "mean reward, training", "accuracy": "validation accuracy, greedy", "entropy": "entropy, nats"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's records, and its wall time at each step."""
+
+    name: str
+    metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    minutes: dict[int, float]
+
+
+def read(folder: Path) -> Run:
+    """The records under a run's folder; of a step that was run again after a resume the last one counts."""
+    metrics, evaluations = (
+        [one for _, one in sorted({one["step"]: one for one in read_records(folder / f"{name}.jsonl")}.items())]
+        for name in ("metrics", "evaluations")
+    )
+    ends = accumulate(one["seconds"]["total"] / 60 for one in metrics)
+    minutes = {0: 0.0} | {one["step"]: end for one, end in zip(metrics, ends, strict=True)}
+    return Run(folder.parents[1].name if folder.name.startswith("grpo") else folder.name, metrics, evaluations, minutes)
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Write the figure: a row a quantity, over steps on the left and minutes on the right."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    grid = figure.subplots(len(ROWS), 2, sharey="row", sharex="col")
+    for axes, (key, label) in zip(grid, ROWS.items(), strict=True):
+        for run in runs:
+            records = run.evaluations if key == "accuracy" else run.metrics
+            points = [one for one in records if one.get(key) is not None and one["step"] in run.minutes]
+            steps = [one["step"] for one in points]
+            for place, at in zip(axes, (steps, [run.minutes[step] for step in steps]), strict=True):
+                (line,) = place.plot(at, [one[key] for one in points], marker="o" if key == "accuracy" else "", ms=4,
+                                     lw=1.2, label=run.name)  # fmt: skip
+                if key == "accuracy":
+                    bounds = [[one[name] for one in points] for name in ("accuracy_low", "accuracy_high")]
+                    place.fill_between(at, *bounds, color=line.get_color(), alpha=0.12, lw=0)
+                place.grid(alpha=0.3)
+        axes[0].set(ylabel=label)
+    grid[0][0].legend(fontsize=8)
+    grid[-1][0].set(xlabel="step")
+    grid[-1][1].set(xlabel="minutes")
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders with metrics.jsonl and evaluations.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help=".svg or .png")
+    given = parser.parse_args()
+    draw([read(folder) for folder in given.runs], given.out)
+
+
+if __name__ == "__main__":
+    main()

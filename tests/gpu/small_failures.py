@@ -1,0 +1,122 @@
+"""Why a benchmark's answers are wrong: counts by class and kind of question, with one example of each class.
+
+    python tests/gpu/small_failures.py bench/trajectories/01-best_model.jsonl --out failures.md
+
+reads one policy's trajectories (CPU only) and writes Markdown. A failure belongs to the first class that applies:
+raised, not judged, malformed call, out of turns or tokens, "I don't know" or no answer; then by how far it came: the
+source email was never among the hits, was not read, was read but another was cited, or was cited with another fact.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from emailrl.evaluation import Evaluation, is_correct, verdict
+from emailrl.recording import read_trajectories
+from emailrl.trajectory import StopReason, Trajectory
+
+CLASSES = (
+    "raised",
+    "not judged",
+    "malformed call",
+    "out of turns",
+    "out of tokens",
+    "answered a question without an answer",
+    "source never among the hits",
+    "source among the hits, not read",
+    "source read, another email cited",
+    "source cited, wrong fact",
+    "did not know",
+    "no answer",
+)
+MALFORMED = {StopReason.CANT_PARSE_TOOL_CALL, StopReason.BAD_TOOL_CALL_NAME, StopReason.BAD_TOOL_CALL_ARGS}
+LONGEST = 160
+"""Characters of a question, call or answer in an example."""
+
+
+def failure(trajectory: Trajectory) -> str | None:
+    """The class of a trajectory; None if it is right."""
+    if is_correct(trajectory):
+        return None
+    early = {"crashed": "raised", "not judged": "not judged"}.get(verdict(trajectory))
+    if early is not None:
+        return early
+    if trajectory.stop_reason in MALFORMED:
+        return "malformed call"
+    if trajectory.stop_reason == StopReason.RAN_OUT_OF_TURNS:
+        return "out of turns"
+    if trajectory.stop_reason == StopReason.TRUNCATED:
+        return "out of tokens"
+    return _by_progress(trajectory)
+
+
+def _by_progress(trajectory: Trajectory) -> str:
+    """How far a trajectory came that ended by itself."""
+    rubric, outcome = trajectory.rubric, verdict(trajectory)
+    if outcome != "wrong":
+        return outcome
+    if not trajectory.scenario.answerable:
+        return "answered a question without an answer"
+    if not rubric["ever_found_right_email"]:
+        return "source never among the hits"
+    if not rubric["ever_read_right_email"]:
+        return "source among the hits, not read"
+    return "source cited, wrong fact" if rubric["sources_correct"] else "source read, another email cited"
+
+
+def report(trajectories: Sequence[Trajectory]) -> str:
+    """The table and the examples as Markdown."""
+    found = {id(each): failure(each) for each in trajectories}
+    kinds = sorted({each.scenario.kind or "–" for each in trajectories})
+    counts = Counter((found[id(each)], each.scenario.kind or "–") for each in trajectories)
+    classes = [name for name in CLASSES if any(counts[name, kind] for kind in kinds)]
+    low, high = (evaluation := Evaluation.of(trajectories)).interval
+    lines = [
+        f"{len(trajectories)} answers, {evaluation.accuracy:.1%} right ({low:.1%} to {high:.1%}).",
+        "",
+        "| kind | questions | right | " + " | ".join(classes) + " |",
+        "|---" * (3 + len(classes)) + "|",
+    ]
+    for kind in [*kinds, "all"]:
+        chosen = kinds if kind == "all" else [kind]
+        cells = [sum(counts[name, one] for one in chosen) for name in (None, *classes)]
+        lines.append(f"| {kind} | " + " | ".join(map(str, [sum(cells), *cells])) + " |")
+    for name in classes:
+        lines += ["", f"**{name}**", "", *example(next(each for each in trajectories if found[id(each)] == name))]
+    return "\n".join(lines) + "\n"
+
+
+def example(trajectory: Trajectory) -> list[str]:
+    """A trajectory in a few lines: question, calls, answer."""
+    scenario = trajectory.scenario
+    lines = [f"- question ({scenario.id}): {_short(scenario.question)}"]
+    for turn in trajectory.turns:
+        call = f"`{turn.tool_name}` {turn.tool_args}" if turn.tool_name else "a turn without a readable call"
+        lines.append(f"- {_short(call)}")
+    given = trajectory.final_answer if trajectory.final_answer is not None else trajectory.exception or "none"
+    lines.append(f"- answer: {_short(given)}; right: {_short(scenario.answer or 'not in the mailbox')}")
+    return lines
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split()).replace("|", "\\|")
+    return flat if len(flat) <= LONGEST else flat[:LONGEST] + " …"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trajectories", type=Path, help="a benchmark's trajectories/NN-MODEL.jsonl")
+    parser.add_argument("--out", type=Path, help="default: stdout")
+    given = parser.parse_args()
+    text = report(list(read_trajectories(given.trajectories)))
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

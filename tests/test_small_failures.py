@@ -1,0 +1,58 @@
+"""Classes of failures of ``gpu/small_failures``, each by a trajectory made by hand, and its table. No GPU is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpu.small_failures import failure, report
+
+from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
+
+READ = {"ever_found_right_email": True, "ever_read_right_email": True, "attempted_answer": True}
+
+
+def trajectory(stop: StopReason = StopReason.ANSWERED, *, answerable: bool = True, **rubric: Any) -> Trajectory:
+    scenario = Scenario("s-1", "When?", "May", ["<1>"], "ann@example.com", "2001-01-01", kind="first_after")
+    scenario.answerable = answerable
+    usual = {"answer_correct": False, "sources_correct": False, "ever_found_right_email": False,
+             "ever_read_right_email": False, "attempted_answer": False, "returned_i_dont_know": False}  # fmt: skip
+    exception = "OSError: gone" if stop == StopReason.EXCEPTION else None
+    turns = [Turn([], [], "stop", tool_name="search_emails", tool_args={"keywords": ["a|b"]})]
+    return Trajectory("t", "g", scenario, turns=turns, rubric=usual | rubric, stop_reason=stop, exception=exception)
+
+
+@pytest.mark.parametrize(
+    ("expected", "stop", "rubric"),
+    [
+        (None, StopReason.ANSWERED, READ | {"answer_correct": True}),
+        ("raised", StopReason.EXCEPTION, {}),
+        ("not judged", StopReason.ANSWERED, READ | {"answer_correct": None}),
+        ("malformed call", StopReason.BAD_TOOL_CALL_ARGS, {}),
+        ("out of turns", StopReason.RAN_OUT_OF_TURNS, {"ever_found_right_email": True}),
+        ("out of tokens", StopReason.TRUNCATED, {}),
+        ("did not know", StopReason.ANSWERED, READ | {"returned_i_dont_know": True}),
+        ("no answer", StopReason.COMPLETED, {}),
+        ("source never among the hits", StopReason.ANSWERED, {"attempted_answer": True}),
+        (
+            "source among the hits, not read",
+            StopReason.ANSWERED,
+            {"attempted_answer": True, "ever_found_right_email": True},
+        ),
+        ("source read, another email cited", StopReason.ANSWERED, READ),
+        ("source cited, wrong fact", StopReason.ANSWERED, READ | {"sources_correct": True}),
+    ],
+)
+def test_the_first_class_that_applies(expected: str | None, stop: StopReason, rubric: dict[str, Any]) -> None:
+    assert failure(trajectory(stop, **rubric)) == expected
+
+
+def test_an_answer_to_a_question_that_has_none() -> None:
+    assert failure(trajectory(answerable=False, attempted_answer=True)) == "answered a question without an answer"
+
+
+def test_the_report_counts_by_kind_and_shows_an_example() -> None:
+    text = report([trajectory(**READ, answer_correct=True), trajectory(**READ), trajectory(**READ)])
+    assert "3 answers, 33.3% right" in text
+    assert "| first_after | 3 | 1 | 2 |" in text and "| all | 3 | 1 | 2 |" in text
+    assert "**source read, another email cited**" in text and "a\\|b" in text
