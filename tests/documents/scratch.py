@@ -68,10 +68,11 @@ def with_stand_ins(text: str) -> str:
     return text
 
 
-def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in the folder; the caller judges how it ended."""
-    script = with_stand_ins(script)
-    environment = os.environ | LIMITS | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
+def run(script: str, home: Path, *, small: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script in the folder, ``small`` with the limits and stand-ins above; the caller judges how it ended."""
+    if small:
+        script = with_stand_ins(script)
+    environment = os.environ | (LIMITS if small else {}) | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
     environment |= {
         "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -102,13 +103,14 @@ def run_plainly(words: list[str], folder: Path, environment: dict[str, str]) -> 
     return done.stdout
 
 
-def run_block(block: Block, home: Path) -> None:
+def run_block(block: Block, home: Path, *, small: bool) -> None:
     """Run a block of commands; of a ``console`` block, compare what each command prints with what the page shows."""
     for command, shown in _parts(block):
-        done = run(command, home)
+        done = run(command, home, small=small)
         assert done.returncode == 0, f"{block.page}:{block.line}: {command}\n{done.stdout}{done.stderr}"
         if shown:
-            assert re.fullmatch(_pattern(shown), done.stdout.rstrip()), f"{block.page}:{block.line}\n{done.stdout}"
+            printed = "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+            assert re.fullmatch(_pattern(shown), printed), f"{block.page}:{block.line}\n{printed}"
 
 
 def _parts(block: Block) -> list[tuple[str, str]]:
