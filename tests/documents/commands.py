@@ -18,7 +18,23 @@ from emailrl.settings.names import by_name, leaves
 ENDS = {";", "&&", "||", "|", "&", "(", ")", "do", "done", "then", "fi"}
 SETTINGS = {name for leaf in leaves() for name in leaf.env_names}
 OTHERS_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTHON"}
-SHELL = {"cd", "source", "export", "for", "echo", "tail", "grep", "head", "ls", "kill", "mkdir", "cp", "seq", "true"}
+SHELL = {
+    "cd",
+    "source",
+    "export",
+    "eval",
+    "for",
+    "echo",
+    "tail",
+    "grep",
+    "head",
+    "ls",
+    "kill",
+    "mkdir",
+    "cp",
+    "seq",
+    "true",
+}
 """What a block may use of the shell."""
 OTHERS = {"vllm", "docker", "git", "torchrun", "tensorboard", "nvidia-smi", "zensical", "wandb"}
 """Programs of others, whose options are theirs."""
