@@ -87,7 +87,7 @@ class Outcome:
     after: Report
     run_dir: Path
     curve: Path
-    """The accuracy over the steps, as a picture."""
+    """Accuracy and reward over the steps, as a picture."""
     seconds: float
 
     def record(self) -> dict[str, Any]:
@@ -154,8 +154,7 @@ def quickstart(
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
     after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)
-    curve = draw_curve(run_dir, out / "curve.png")
-    outcome = Outcome(before, after, run_dir, curve, time.monotonic() - started)
+    outcome = Outcome(before, after, run_dir, run_dir / "curve.png", time.monotonic() - started)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
     return outcome
 
@@ -211,20 +210,3 @@ def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
     return [(m["step"], m["accuracy"]) for m in steps], [(e["step"], e["accuracy"]) for e in evaluations]
-
-
-def draw_curve(run_dir: Path, path: Path) -> Path:
-    """Save the run's accuracy over its steps as a picture."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for LaTeX and run what it likes there
-    rollouts, evaluations = curve_points(run_dir)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*rollouts, strict=True), color="0.7", label="training rollouts")
-    axes.plot(*zip(*evaluations, strict=True), marker="o", label="validation")
-    axes.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1), title="Learning to search mail")
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
-    return path

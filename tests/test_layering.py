@@ -29,12 +29,23 @@ LAYERS: list[set[str]] = [
     {"store", "checkpoints"},
     {"recording"},
     {"trajectory", "custom", "remote", "ranks"},
-    {"settings"},
+    {"settings", "drawing"},
     {"errors", "disk", "plain", "ending"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "vllm", "unsloth"}
-LIGHT_ROOMS = {"cli", "settings", "errors", "trajectory", "recording", "checkpoints", "disk", "plain", "ending"}
+LIGHT_ROOMS = {
+    "cli",
+    "settings",
+    "errors",
+    "trajectory",
+    "recording",
+    "checkpoints",
+    "disk",
+    "plain",
+    "ending",
+    "drawing",
+}
 
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

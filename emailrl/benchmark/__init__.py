@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from emailrl.benchmark.attack import with_attacked
 from emailrl.benchmark.begun import CONDITIONS, all_conditions, is_unfinished, to_resume
 from emailrl.benchmark.files import REPORT_FILES, write_report
+from emailrl.benchmark.picture import draw_accuracies
 from emailrl.benchmark.report import Comparison, Report, Result, compare
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.errors import EmailRLError, UsageError
@@ -81,6 +82,8 @@ def run_benchmark(
     report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
+    if len(results) > 1:
+        draw_accuracies(report, out)
     for result in results:
         if result.evaluation.exceptions == len(result.evaluation.trajectories):
             first = reason(result.evaluation.trajectories[0].exception)

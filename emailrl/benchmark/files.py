@@ -15,7 +15,7 @@ from emailrl.benchmark.report import Comparison, Report, Result
 from emailrl.disk import replace_bytes
 from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, verdict
 
-REPORT_FILES = ("results.json", "results.csv", "questions.csv")
+REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
 
 
 def write_report(report: Report, out: Path) -> None:

@@ -60,12 +60,12 @@ def quickstart(
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise
-    _show(outcome, progress_console() if json else result_console())
+    _show(outcome, folder, progress_console() if json else result_console())
     if json:
         print_json(outcome.record())
 
 
-def _show(outcome: Outcome, console: Console) -> None:
+def _show(outcome: Outcome, folder: Path, console: Console) -> None:
     """One question before and after, the curve, and both accuracies."""
     from emailrl.cli.trajectory import render_trajectory
     from emailrl.quickstart import curve_points
@@ -85,7 +85,6 @@ def _show(outcome: Outcome, console: Console) -> None:
             f"  {name:<7} {evaluation.accuracy:6.1%}   95 % interval {low:.1%} to {high:.1%}   "
             f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
         )
-    folder = outcome.curve.parent
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {outcome.curve}", soft_wrap=True)
     next_command = f"cd {shlex.quote(str(folder))} && {program(folder)} inspect-trajectory --verbose"
     console.print(f"Next: {next_command}", soft_wrap=True)

@@ -73,6 +73,8 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
     assert "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn" in out
     assert sorted(file.name for file in (here / "bench").iterdir()) == [
+        "accuracy.png",
+        "accuracy.svg",
         "conditions.json",
         "questions.csv",
         "results.csv",
@@ -82,6 +84,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
     assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0
+    assert not list((here / "bench").glob("accuracy.*"))  # one model is no comparison
     assert [file.name for file in (here / "bench" / "trajectories").glob("*.jsonl")] == ["00-model.jsonl"]
     both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])
     assert [record["num_questions"] for record in both] == [4, 4]

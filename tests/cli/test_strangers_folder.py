@@ -175,13 +175,11 @@ def test_python_dash_m_does_not_import_from_the_folder(here: Path) -> None:
 
 
 def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
-    (tmp_path / "evaluations.jsonl").write_text('{"step": 0, "accuracy": 0.25}\n')
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\input{pwn}\n")
     script = (
-        "import matplotlib, pathlib; from emailrl.quickstart import draw_curve; here = pathlib.Path();"
+        "import matplotlib, pathlib; from emailrl.drawing import new_figure, save;"
         "assert matplotlib.rcParams['text.usetex'];"  # it was read
-        "draw_curve(here, here / 'curve.png'); assert not matplotlib.rcParams['text.usetex']"
+        "save(new_figure(2, 2), pathlib.Path('curve')); assert not matplotlib.rcParams['text.usetex']"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and (tmp_path / "curve.png").stat().st_size > 1000, done.stderr

@@ -47,7 +47,7 @@ RECORD = re.compile(
 """What a run records there, of which step; hidden is what was being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
-    r"|wandb|tensorboard|training\.log|confirmed\.json|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
+    r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
 )
 """What else a run puts into its directory."""
 

@@ -25,6 +25,7 @@ from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.collapse import Alarm, watch, way_back
+from emailrl.training.run.curve import draw_curves
 from emailrl.training.run.directory import REPLACED
 from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.interrupts import Interrupts
@@ -256,8 +257,10 @@ class Run:
             self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest continues.")
 
     def finish(self, reason: str) -> None:
-        """Write ``final``, say why the run ended, and measure the best model on questions that did not choose it."""
+        """Write ``final`` and the curves, say why the run ended, and measure the best model on other questions."""
         self._save("final")
+        training = self.settings.training
+        draw_curves(self.directory, f"{self.settings.model.name}, {training.algorithm}, mode {training.mode}")
         best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
         if best is None or interval is None:
             said = "No evaluation was complete, so there is no best_model"
