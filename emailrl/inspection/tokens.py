@@ -20,6 +20,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._alone: dict[int, str] = {}
 
     @classmethod
     def load(cls, folder: Path) -> TokenTexts:
@@ -45,7 +46,7 @@ class TokenTexts:
         pending: list[int] = []
         for token_id in ids:
             pending.append(token_id)
-            text = self.text(pending)
+            text = self.text(pending) if len(pending) > 1 else self._text_alone(token_id)
             if text.endswith(_PARTIAL) and len(pending) < 4:
                 pieces.append("")
                 continue
@@ -54,6 +55,13 @@ class TokenTexts:
         if pending:
             pieces[-1] = "".join(f"⟨{i}⟩" for i in pending)
         return pieces
+
+    def _text_alone(self, token_id: int) -> str:
+        """The text of one id, decoded once: a page decodes millions."""
+        text = self._alone.get(token_id)
+        if text is None:
+            text = self._alone[token_id] = self.text([token_id])
+        return text
 
     def fits(self, trajectory: Trajectory) -> bool:
         """Say whether this tokenizer made the trajectory: its decoded completions hold the recorded assistant texts."""

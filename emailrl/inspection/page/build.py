@@ -55,15 +55,15 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
     ]
     if not rows:
         raise UsageError(f"{place.root} holds no complete trajectory yet.", "Wait for the run, or name another file.")
-    tokens = {item.file: _tokenizer(item, model_name) for item in kept}
+    tokens = _tokenizers(kept, model_name)
     run = run_record(place, files) | {"left_out": left_out}
-    if any(each is None for each in tokens.values()):
-        run["left_out"] = [*left_out, "texts of tokens where no tokenizer was found: ids are shown instead"]
+    if unreadable := [file.name for file, texts in tokens.items() if texts is None]:
+        run["notes"] = [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
 
     def details() -> Iterator[Record]:
         for item in kept:
             for _, each in item.trajectories:
-                yield detail(each, note=item.notes.get(each.id), tokens=tokens[item.file])
+                yield detail(each, note=item.notes.get(each.id), tokens=tokens.get(item.file))
 
     return PageData(run, rows, details)
 
@@ -89,7 +89,7 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
         kept[file] = _Kept(file, found, notes_of(file))
         records[file] = file_record(file, found[0][1] if found else None, len(found))
     if skipped := [file.name for file in place.files if file not in kept]:
-        cut.append(f"{len(skipped)} of {len(place.files)} files ({skipped[0]} to {skipped[-1]})")
+        cut.append(f"{_several(skipped)} ({len(skipped)} of {len(place.files)} files)")
     return [kept[file] for file in place.files if file in kept], [records[file] for file in place.files], cut
 
 
@@ -99,7 +99,19 @@ def _by_importance(files: tuple[Path, ...]) -> list[Path]:
     return list(dict.fromkeys([*evaluations[:1], *evaluations[-1:], *reversed(files)]))
 
 
-def _tokenizer(item: _Kept, model_name: str) -> TokenTexts | None:
-    """The tokenizer of a file's first trajectory that has tokens; None where none fits, or there are no tokens."""
-    first = next((each for _, each in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
-    return fitting_tokenizer(tokenizer_folders(item.file, model_name), first) if first else None
+def _several(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def _tokenizers(kept: list[_Kept], model_name: str) -> dict[Path, TokenTexts | None]:
+    """The tokenizer of each file with tokens: the one before if it fits, as reading one takes long, or None."""
+    found: dict[Path, TokenTexts | None] = {}
+    known: TokenTexts | None = None
+    for item in kept:
+        first = next((each for _, each in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
+        if first is None:
+            continue
+        if not (known and known.fits(first)):
+            known = fitting_tokenizer(tokenizer_folders(item.file, model_name), first)
+        found[item.file] = known
+    return found

@@ -34,7 +34,8 @@ function niceTicks(low, high, count = 3) {
   return ticks;
 }
 
-function tickText(value) {
+function tickText(value, show) {
+  if (show === percent) return `${Number((100 * value).toPrecision(3))}%`;
   if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e5)) return sign(value.toExponential(0));
   return sign(String(Number(value.toPrecision(3))));
 }
@@ -48,7 +49,7 @@ function lineChart(title, lines, { show = number, note = "", zero = false } = {}
   const lows = points.map((point) => point.low ?? point.y);
   const highs = points.map((point) => point.high ?? point.y);
   const frame = makeFrame(Math.min(...xs), Math.max(...xs), Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
-  const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`);
+  const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`, show);
   drawn.forEach((line, index) => drawLine(picture, frame, line, index));
   const readout = el("output", { class: "readout" }, latest(drawn, show));
   const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
@@ -70,12 +71,12 @@ function makeFrame(xLow, xHigh, yLow, yHigh) {
   };
 }
 
-function framePicture(frame, label) {
+function framePicture(frame, label, show) {
   const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": label });
   for (const tick of niceTicks(frame.low, frame.high)) {
     const y = frame.y(tick);
     picture.append(svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
-    picture.append(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick) }));
+    picture.append(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick, show) }));
   }
   const ends = frame.xLow === frame.xHigh ? [frame.xLow] : [frame.xLow, frame.xHigh];
   ends.forEach((x, index) => {

@@ -7,7 +7,7 @@ async function showDetail(pane) {
   const row = openRow();
   const request = (asked += 1);
   if (!row) {
-    pane.replaceChildren(el("div", { class: "empty" }, el("p", { text: "Choose a trajectory." }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
+    pane.replaceChildren(el("div", { class: "empty" }, el("h1", { text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;

@@ -23,9 +23,9 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// Text from outside: what would not show, or would reorder what is read, stands as a visible mark.
+// Text from outside, isolated from what stands around it; what would not show, or would reorder it, is a visible mark.
 function outside(text, name = "span", attributes = {}) {
-  const node = el(name, attributes);
+  const node = el(name, { dir: "auto", ...attributes });
   const value = String(text ?? "");
   let end = 0;
   for (const match of value.matchAll(HIDDEN)) {

@@ -6,25 +6,19 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from emailrl.inspection.page.build import PageData
-from emailrl.recording import Record, finite
+from emailrl.recording import Record, encode
 
-_CHUNK_CHARACTERS = 400_000
+_CHUNK_BYTES = 400_000
 """JSON of trajectories that the page unpacks at once."""
 SCRIPTS: Final = (
     "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
 )  # fmt: skip
 """The page's scripts in the order in which they are joined into one."""
-
-
-def dump(record: Any) -> str:
-    """Return a record as strict JSON in ASCII: lone surrogates as escapes, NaN and infinity as null."""
-    return json.dumps(finite(record), allow_nan=False, separators=(",", ":"))
 
 
 def page(data: PageData) -> str:
@@ -34,8 +28,8 @@ def page(data: PageData) -> str:
         chunks.append(_block(f"chunk-{len(chunks)}", chunk))
         starts.append(starts[-1] + count)
     blocks = [
-        _block("run", dump(data.run)),
-        _block("rows", dump(data.rows)),
+        _block("run", encode(data.run)),
+        _block("rows", _array(map(encode, data.rows))),
         *chunks,
         _json_script("page", {"served": False, "starts": starts}),
     ]
@@ -48,28 +42,32 @@ def served_page(title: str) -> tuple[str, str]:
     return _document(title, _json_script("page", {"served": True}), connect="'self'")
 
 
-def _chunks(details: Iterable[Record]) -> Iterator[tuple[int, str]]:
-    """JSON lists of trajectories, each about as long as ``_CHUNK_CHARACTERS``, with how many it holds."""
-    texts: list[str] = []
+def _chunks(details: Iterable[Record]) -> Iterator[tuple[int, bytes]]:
+    """JSON arrays of trajectories, each about as long as ``_CHUNK_BYTES``, with how many it holds."""
+    items: list[bytes] = []
     size = 0
     for record in details:
-        texts.append(dump(record))
-        size += len(texts[-1])
-        if size >= _CHUNK_CHARACTERS:
-            yield len(texts), f"[{','.join(texts)}]"
-            texts, size = [], 0
-    if texts:
-        yield len(texts), f"[{','.join(texts)}]"
+        items.append(encode(record))
+        size += len(items[-1])
+        if size >= _CHUNK_BYTES:
+            yield len(items), _array(items)
+            items, size = [], 0
+    if items:
+        yield len(items), _array(items)
 
 
-def _block(name: str, text: str) -> str:
+def _array(items: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _block(name: str, content: bytes) -> str:
     """Compressed data: base64 holds no ``<``, so nothing in it can end the element."""
-    packed = base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
     return f'<script type="application/json" id="{name}">"{packed}"</script>'
 
 
 def _json_script(name: str, value: Record) -> str:
-    return f'<script type="application/json" id="{name}">{dump(value)}</script>'
+    return f'<script type="application/json" id="{name}">{encode(value).decode().strip()}</script>'
 
 
 def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:

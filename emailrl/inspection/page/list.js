@@ -1,9 +1,9 @@
 // The list of trajectories: filters, a histogram of rewards that filters, and rows drawn only where they are seen.
 
 const ROW_HEIGHT = 66;
-const BINS = 14;
+const BINS = 12;
 const VERDICTS = { correct: "✓", wrong: "✗", "did not know": "?", "no answer": "–", crashed: "!", "not judged": "·" };
-const list = { rows: [], box: null, canvas: null, drawn: "" };
+const list = { rows: [], box: null, canvas: null, drawn: new Map() };
 
 function listPane() {
   const pane = el("div", { class: "pane list-pane" }, filterBar(), el("div", { id: "rewards" }), el("p", { class: "counted", id: "counted" }));
@@ -17,7 +17,7 @@ function listPane() {
   return pane;
 }
 
-function updateList() {
+function updateList({ follow = true } = {}) {
   list.rows = sorted(selected());
   list.places = new Map(list.rows.map((row, place) => [keyOf(row), place]));
   const total = data.rows.length;
@@ -29,7 +29,7 @@ function updateList() {
   const picked = state.rmin !== undefined ? [Number(state.rmin), Number(state.rmax)] : null;
   document.getElementById("rewards").replaceChildren(histogram(selected(["rmin", "rmax"]), picked, (low, high) => go({ rmin: low, rmax: high }, { replace: true })));
   list.canvas.style.height = `${list.rows.length * ROW_HEIGHT}px`;
-  showOpenRow();
+  if (follow) showOpenRow();
   drawRows(true);
 }
 
@@ -44,16 +44,29 @@ function showOpenRow() {
   else if (top + ROW_HEIGHT > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW_HEIGHT - box.clientHeight;
 }
 
+// Keeps the nodes that stay in sight, so that scrolling makes only the few rows that come into it.
 function drawRows(anew = false) {
-  const { box, canvas, rows } = list;
+  const { box, canvas, rows, drawn } = list;
   const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - 6);
   const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + 6);
-  const window = `${first} ${last}`;
-  if (anew !== true && window === list.drawn) return;
-  list.drawn = window;
-  canvas.replaceChildren(...rows.slice(first, last).map((row, index) => rowNode(row, first + index)));
+  if (anew === true) {
+    canvas.replaceChildren();
+    drawn.clear();
+  }
+  for (const [place, node] of drawn) {
+    if (place >= first && place < last) continue;
+    node.remove();
+    drawn.delete(place);
+  }
+  const added = [];
+  for (let place = first; place < last; place += 1) {
+    if (drawn.has(place)) continue;
+    drawn.set(place, rowNode(rows[place], place));
+    added.push(drawn.get(place));
+  }
+  canvas.append(...added);
   const place = openPlace();
-  if (place >= first && place < last) box.setAttribute("aria-activedescendant", `row-${place}`);
+  if (drawn.has(place)) box.setAttribute("aria-activedescendant", `row-${place}`);
   else box.removeAttribute("aria-activedescendant");
 }
 

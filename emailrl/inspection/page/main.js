@@ -18,17 +18,23 @@ function render() {
     main.scrollTop = 0;
   }
   document.body.dataset.view = view;
-  document.body.toggleAttribute("data-open", view === "list" && openRow() !== null);
+  markOpen(view);
   shownView = view;
 }
 
 function showList(main) {
   if (shownView !== "list") main.replaceChildren(el("div", { class: "split" }, listPane(), el("div", { class: "pane detail-pane", id: "detail", role: "region", "aria-label": "Trajectory", tabindex: "0" })));
   document.body.dataset.view = "list";
-  document.body.toggleAttribute("data-open", openRow() !== null);
+  markOpen("list");
   updateFilters();
   updateList();
   showDetail(document.getElementById("detail")).catch(failed);
+}
+
+function markOpen(view) {
+  const isOpen = view === "list" && openRow() !== null;
+  document.body.toggleAttribute("data-open", isOpen);
+  document.body.toggleAttribute("data-side", isOpen && Boolean(state.side));
 }
 
 function drawTop() {
@@ -105,16 +111,27 @@ function failed(error) {
   document.getElementById("main").replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This page could not be read: ${error.message}`)));
 }
 
+function redraw() {
+  const filters = document.querySelector(".filters");
+  if (state.view === "list") {
+    if (!filters.contains(document.activeElement)) filters.replaceWith(filterBar());
+    updateFilters();
+    updateList({ follow: false });
+    return;
+  }
+  const top = scrollY;
+  shownView = "";
+  render();
+  scrollTo(0, top);
+}
+
 // A live run: drawn again where something is new; what is being read stays where it is.
 async function poll() {
   const live = document.getElementById("live");
   try {
     const isNew = await refresh();
     live.textContent = "live";
-    if (isNew) {
-      if (state.view !== "list") shownView = "";
-      render();
-    }
+    if (isNew) redraw();
   } catch {
     live.textContent = "not connected";
   }

@@ -24,6 +24,7 @@ function leftOut() {
   const { run } = data;
   const notes = [];
   if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), run.left_out.join("; "), "."));
+  for (const note of run.notes) notes.push(outside(note, "p"));
   if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));
   return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;
 }
@@ -54,9 +55,9 @@ function tiles() {
   return el("dl", { class: "tiles" }, tilesOf);
 }
 
-// The mean over the groups of a step with its 95 % interval: rollouts of one question are not independent.
-function byStep(valueOf) {
-  const steps = groupedBy(data.rows.filter((row) => row.source === "step" && row.verdict !== "crashed"), (row) => row.step);
+// Half the 95 % interval of each step's mean over its groups: rollouts of one question are not independent.
+function byStep(valueOf, source = "step") {
+  const steps = groupedBy(data.rows.filter((row) => row.source === source && row.verdict !== "crashed"), (row) => row.step);
   const found = new Map();
   for (const [step, rows] of steps) {
     const groups = [...groupedBy(rows, (row) => row.group).values()];
@@ -72,20 +73,24 @@ function byStep(valueOf) {
 function stepLine(name, field, half = null, limits = [-Infinity, Infinity]) {
   const points = data.run.steps.map((step) => {
     const y = step[field];
-    const error = half?.get(step.step);
-    if (y === null || y === undefined || error === undefined) return { x: step.step, y };
-    return { x: step.step, y, low: Math.max(limits[0], y - error), high: Math.min(limits[1], y + error) };
+    return { x: step.step, y, ...around(y, half?.get(step.step), limits) };
   });
   return { name, points };
+}
+
+function around(y, error, limits = [-Infinity, Infinity]) {
+  if (y === null || y === undefined || error === undefined) return {};
+  return { low: Math.max(limits[0], y - error), high: Math.min(limits[1], y + error) };
 }
 
 function curves() {
   const { steps, evaluations } = data.run;
   const right = (row) => (row.verdict === "not judged" ? null : Number(row.verdict === "correct"));
+  const heldRewards = byStep((row) => row.reward, "eval");
   const held = { name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
     lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95 % intervals, clustered by question." }),
-    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Band: 95 % interval over the step's questions." }),
+    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95 % intervals, clustered by question." }),
     lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss")]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),

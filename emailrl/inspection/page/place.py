@@ -122,6 +122,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "files": files,
         "total": sum(each["count"] for each in files),
         "left_out": [],
+        "notes": [],
         "redacted": False,
     }
 

@@ -193,7 +193,7 @@ def _advantage(note: Record) -> float | None:
 
 
 def _shorts(values: Sequence[float | None]) -> list[float | None]:
-    return [_short(value) for value in values]
+    return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
 def _short(value: Any) -> Any:

@@ -2,18 +2,21 @@
 
 const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
 const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer"];
+const DEFAULTS = { view: "overview", sort: "order" };
 let state = {};
 
 function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
-  state = { view: "overview", sort: "order" };
+  state = { ...DEFAULTS };
   for (const name of FIELDS) if (given.has(name)) state[name] = given.get(name);
 }
 
 function address(changes) {
   const next = { ...state, ...changes };
   const given = new URLSearchParams();
-  for (const name of FIELDS) if (next[name] !== undefined && next[name] !== null && next[name] !== "") given.set(name, next[name]);
+  for (const name of FIELDS) {
+    if (next[name] !== undefined && next[name] !== null && next[name] !== "" && next[name] !== DEFAULTS[name]) given.set(name, next[name]);
+  }
   return `#${given}`;
 }
 

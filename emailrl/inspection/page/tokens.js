@@ -38,13 +38,16 @@ function tokenSection(detail) {
   if (!samples.length) return section("Tokens", "None were recorded: the model's server returns text only.");
   const layer = state.layer in LAYERS && hasLayer(samples, state.layer) ? state.layer : "mask";
   const total = sum(samples.map((sample) => sample.mask.length));
-  const trained = sum(samples.map((sample) => sum(sample.mask)));
+  const marked = sum(samples.map((sample) => sum(sample.mask)));
   const readout = el("p", { class: "token-readout", "aria-live": "polite" }, "Point at a token, or click one and use ← and →.");
-  const node = section("Tokens", `${trained.toLocaleString("en")} of ${total.toLocaleString("en")} trained (${percent(trained / total)}).`, layerChoice(samples, layer), legend(layer), readout,
+  const node = section("Tokens", `${marked.toLocaleString("en")} of ${total.toLocaleString("en")} ${markedAs(samples[0])} (${percent(marked / total)}).`, layerChoice(samples, layer), legend(layer, samples[0]), readout,
     samples.map((sample, index) => tokenText(sample, index, layer, readout)));
   if (samples.some((sample) => !sample.pieces)) node.append(el("p", { class: "note", text: "Ids only: no tokenizer was found that made them." }));
   return node;
 }
+
+// Without numbers of training the mask says what the policy sampled.
+const markedAs = (sample) => (sample.old ? "trained" : "sampled");
 
 function layerChoice(samples, layer) {
   const buttons = Object.entries(LAYERS).map(([name, { name: label }]) => {
@@ -54,9 +57,9 @@ function layerChoice(samples, layer) {
   return el("div", { class: "segments", role: "group", "aria-label": "Colour tokens by" }, buttons);
 }
 
-function legend(layer) {
+function legend(layer, sample) {
   const keys = LAYERS[layer].classes.map(([name, text]) => el("span", { class: `token ${name}`, text }));
-  if (layer === "mask") keys.push(el("span", { class: "token trained", text: "trained" }), el("span", { class: "token", text: "context" }));
+  if (layer === "mask") keys.push(el("span", { class: "token trained", text: markedAs(sample) }), el("span", { class: "token", text: "context" }));
   else keys.push(el("span", { class: "token", text: "no value" }));
   return el("p", { class: "legend-line" }, keys);
 }
@@ -104,8 +107,8 @@ function tokenText(sample, index, layer, readout) {
 }
 
 function tokenFacts(sample, at) {
-  const exact = (value) => sign(String(value));
-  const facts = [["token", String(at)], ["text", sample.pieces ? JSON.stringify(sample.pieces[at]) : null], ["id", sample.ids?.[at]], ["mask", sample.mask[at] ? "trained" : "context"]];
+  const exact = (value) => sign(value !== 0 && Math.abs(value) < 0.001 ? value.toExponential() : String(value));
+  const facts = [["token", String(at)], ["text", sample.pieces ? JSON.stringify(sample.pieces[at]) : null], ["id", sample.ids?.[at]], ["mask", sample.mask[at] ? markedAs(sample) : "context"]];
   const logprob = sample.logprobs?.[at] ?? null;
   if (logprob !== null) facts.push(["log-probability", `${exact(logprob)} (p ${number(Math.exp(logprob))})`]);
   for (const [name, field] of [["in training", "old"], ["advantage", "advantages"], ["ratio", "ratio"]]) {

@@ -121,4 +121,4 @@ def test_the_page_shows_the_trajectory_and_what_would_not_show(trajectory: Traje
     markup = shown(target, tmp_path / "profile", "#view=list&t=mail.jsonl%400")
     mark = '<span class="hidden-mark">'
     assert f"Who {mark}U+202E</span>paid{mark}␛</span>[31m?" in markup
-    assert "4 of 8 trained (50.0%)" in markup and "+0.300" in markup
+    assert "4 of 8 sampled (50.0%)" in markup and "+0.300" in markup

@@ -72,7 +72,7 @@ def test_one_trajectory_says_that_the_others_are_left_out(run_dir: Path) -> None
 def test_over_the_budget_the_evaluations_stay_and_the_page_says_what_is_missing(run_dir: Path) -> None:
     data = gather(place_of(run_dir), model_name="nano", max_trajectories=5)
     assert [row["file"][:-6] for row in data.rows] == ["eval-000000"] * 2 + ["step-000010"] + ["eval-000010"] * 2
-    assert "1 of 4 files (step-000001.jsonl to step-000001.jsonl)" in data.run["left_out"]
+    assert data.run["left_out"] == ["step-000001.jsonl (1 of 4 files)"]
     cut = gather(place_of(run_dir / "trajectories" / "step-000001.jsonl"), model_name="nano", max_trajectories=2)
     assert len(cut.rows) == 2 and "1 of the 3 trajectories in step-000001.jsonl" in cut.run["left_out"]
 

@@ -1,0 +1,97 @@
+"""The page in a browser: what it draws of a run, and what its address selects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chromium import needs_chromium, shown
+from two_turns import trajectory
+
+from emailrl.inspection.page import gather, page, place_of
+from emailrl.recording import write_records, write_trajectories
+from emailrl.trajectory import Trajectory
+
+__all__ = ["trajectory"]
+
+WRONG = {"answer_correct": False, "attempted_answer": True}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
+    """Two steps with a group of three each, of which one is right; two evaluations of the same question."""
+    folder = tmp_path / "run"
+    for step in (1, 2):
+        group = [
+            replace(trajectory, id=f"s{step}-{n}", group_id=f"g{step}", step=step, reward=float(n), rubric=rubric)
+            for n, rubric in enumerate((WRONG, WRONG, trajectory.rubric))
+        ]
+        write_trajectories(folder / "trajectories" / f"step-{step:06}.jsonl", group)
+    before = replace(trajectory, id="before", step=0, rubric=WRONG, final_answer="Bob")
+    write_trajectories(folder / "trajectories" / "eval-000000.jsonl", [before])
+    write_trajectories(folder / "trajectories" / "eval-000002.jsonl", [replace(trajectory, id="after", step=2)])
+    steps = [
+        {"step": step, "reward_mean": 1.0, "accuracy": 1 / 3, "entropy": 0.5, "seconds": {"rollout": 2.0, "total": 2.0}}
+        for step in (1, 2)
+    ]
+    write_records(folder / "metrics.jsonl", steps)
+    held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
+    write_records(folder / "evaluations.jsonl", [{"step": step, "accuracy": step / 2, **held} for step in (0, 2)])
+    return folder
+
+
+@pytest.fixture
+def file(run_dir: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "page.html"
+    target.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
+    return target
+
+
+def text_of(markup: str, name: str) -> str:
+    """The text inside the element of an id."""
+    [content] = re.findall(rf'id="{name}"[^>]*>(.*?)<', markup)
+    return str(content)
+
+
+@needs_chromium
+def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "")
+    for title in ("Accuracy", "Reward", "Entropy", "Trainable share of tokens", "Seconds by phase"):
+        assert (f"<strong>{title}</strong>" in markup) == (title != "Trainable share of tokens")  # not recorded
+    assert "0.0% → 100.0%" in markup
+    assert "held-out from 0.0% at step 0 to 100.0% at step 2" in markup  # what a screen reader says of the curve
+    # Rewards 0, 1, 2 of one group: no interval from a single group, so no band is drawn.
+    assert 'class="band' not in markup
+    assert 'Wrong before, correct after <span class="count">1</span>' in markup
+    assert "1 trajectory: wrong, gold email not found, evaluation at step 0" in markup
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("fragment", "counted"),
+    [
+        ("#view=list", "8 trajectories"),
+        ("#view=list&source=step&step=2", "3 of 8 trajectories"),
+        ("#view=list&verdict=correct", "3 of 8 trajectories"),
+        ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 8 trajectories"),
+        ("#view=list&q=BOB", "1 of 8 trajectories"),
+    ],
+)
+def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
+    assert text_of(shown(file, tmp_path / "profile", fragment), "counted") == counted
+
+
+@needs_chromium
+def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "#view=list&t=step-000001.jsonl%400&side=group")
+    assert re.findall(r'<section class="column" aria-label="([^"]*)"', markup) == [
+        "Rollout 1",
+        "Rollout 2",
+        "Rollout 3",
+    ]
+    assert "rewards from 0 to 2, mean 1" in markup.replace(".00", "")
+    markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=question")
+    columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
+    assert columns == ["evaluation at step 0", "evaluation at step 2"]
