@@ -1,7 +1,7 @@
 """One HTML page of a run, a trajectory file or one trajectory: a single file that opens without network."""
 
 from emailrl.inspection.page.build import PageData, gather
-from emailrl.inspection.page.html import page, served_page
+from emailrl.inspection.page.html import dump, page, served_page
 from emailrl.inspection.page.place import Place, place_of, run_record
 from emailrl.inspection.page.redact import redacted
 from emailrl.inspection.page.shapes import detail, entry_row, row
@@ -10,6 +10,7 @@ __all__ = [
     "PageData",
     "Place",
     "detail",
+    "dump",
     "entry_row",
     "gather",
     "page",

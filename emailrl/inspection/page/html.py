@@ -8,7 +8,7 @@ import hashlib
 import html
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from emailrl.inspection.page.build import PageData
 from emailrl.recording import Record, encode
@@ -19,6 +19,11 @@ SCRIPTS: Final = (
     "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
 )  # fmt: skip
 """The page's scripts in the order in which they are joined into one."""
+
+
+def dump(value: Any) -> str:
+    """Return a value as strict JSON: lone surrogates as escapes, NaN and infinity as null."""
+    return encode(value).decode().strip()
 
 
 def page(data: PageData) -> str:
@@ -67,7 +72,7 @@ def _block(name: str, content: bytes) -> str:
 
 
 def _json_script(name: str, value: Record) -> str:
-    return f'<script type="application/json" id="{name}">{encode(value).decode().strip()}</script>'
+    return f'<script type="application/json" id="{name}">{dump(value)}</script>'
 
 
 def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
