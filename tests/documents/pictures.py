@@ -1,0 +1,84 @@
+"""Makes the pictures of README.md, in docs/images, from a folder of the quickstart.
+
+    emailrl quickstart --out demo
+    python tests/documents/pictures.py demo      # from the clone; needs Chromium
+
+``page.png`` is a screenshot of the page of its run. ``terminal.svg`` is what inspect-trajectory prints of a trajectory
+that the run got right and the untrained policy wrong; that trajectory is kept beside this file, and a test draws it
+again. ``training_curve.svg`` is the run's own ``curve.svg``; to show another run's, copy that.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from chromium import CHROMIUM
+from documents.pages import DOCS
+from rich.terminal_theme import MONOKAI
+
+from emailrl.cli.console import PlainConsole
+from emailrl.cli.trajectory import render_trajectory
+from emailrl.evaluation import is_correct
+from emailrl.inspection.page import gather, page, place_of
+from emailrl.recording import read_trajectories, trajectory_to_dict
+
+IMAGES = DOCS / "images"
+SHOWN = Path(__file__).with_name("terminal.json")
+"""The trajectory of the terminal's picture."""
+WIDTH, SCREEN = 100, "1280,800"
+
+
+def terminal_svg(path: Path = SHOWN) -> str:
+    """Return what ``emailrl inspect-trajectory`` prints of a trajectory as an SVG that loads nothing."""
+    [trajectory] = read_trajectories(path)
+    console = PlainConsole()
+    console.width, console.record, console.no_color, console.file = WIDTH, True, False, io.StringIO()
+    title = "benchmarks/after/trajectories/00-trained.jsonl"
+    console.print(render_trajectory(trajectory, title=title, origin="benchmark of the trained policy"))
+    svg = console.export_svg(title="emailrl inspect-trajectory", theme=MONOKAI, unique_id="emailrl")
+    svg = re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    svg = svg.replace("Fira Code, monospace", "monospace")
+    return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
+
+
+def choose(quickstart: Path) -> None:
+    """Keep the first trajectory that is right after training and was wrong before it."""
+    before, after = (
+        list(read_trajectories(next((quickstart / "benchmarks" / name / "trajectories").glob("*.jsonl"))))
+        for name in ("before", "after")
+    )
+    pairs = zip(before, after, strict=True)
+    chosen = next(now for then, now in pairs if is_correct(now) and not is_correct(then))
+    SHOWN.write_text(json.dumps(trajectory_to_dict(chosen)) + "\n", encoding="utf-8")
+
+
+def screenshot(run_dir: Path, target: Path) -> None:
+    """Take a picture of the page of a run in Chromium."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        file.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
+        command = [
+            str(CHROMIUM), "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
+            "--virtual-time-budget=10000", f"--window-size={SCREEN}", f"--screenshot={target}",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+        ]  # fmt: skip
+        subprocess.run([*command, file.as_uri()], check=True, capture_output=True, timeout=120)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    [run] = (folder / "outputs").glob("grpo_masked")
+    IMAGES.mkdir(exist_ok=True)
+    choose(folder)
+    (IMAGES / "terminal.svg").write_text(terminal_svg(), encoding="utf-8")
+    screenshot(run, IMAGES / "page.png")
+    shutil.copyfile(run / "curve.svg", IMAGES / "training_curve.svg")
