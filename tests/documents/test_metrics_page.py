@@ -120,3 +120,16 @@ def test_metrics_of_sft(home: Path) -> None:
     text = section("metrics.jsonl of sft")
     assert set(step) == fields(text)
     assert set(step["seconds"]) <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_labels_of_the_log(home: Path) -> None:
+    """A label is what stands before a colon at the start of a line or after a bar."""
+    log = (home / "run_masked" / "training.log").read_text(encoding="utf-8")
+    lines = [line.split(" INFO ", 1)[-1] for line in log.splitlines()]
+    end = next(number for number, line in enumerate(lines) if line.startswith("Done after"))
+    shown = {label for line in lines[:end] for label in re.findall(r"(?:^|\| )([A-Z][A-Za-z ]+): ", line)}
+    labels = set(
+        re.findall(r"`([^`]+?)(?:: [^`]*)?`", section("The console and training.log").partition("A run prints")[2])
+    )
+    assert {"Loss", "Reward", "Average reward", "Eval accuracy", "Mode"} <= shown
+    assert shown - labels <= {"Note", "Starting training"}
