@@ -169,7 +169,7 @@ def _show(report: Report, folder: Path, console: Console) -> None:
     if report.results:
         console.print("=== Benchmark Results ===", style="bold")
         for line in result_lines(report):
-            console.print(line, soft_wrap=True)
+            say(line, console)
         console.print(results_table(report))
         console.print(f"results: {folder}", soft_wrap=True)
     for line in _next_steps(report, folder):

@@ -108,7 +108,7 @@ def _turn_rule(number: int, turn: Turn | None) -> Rule:
 def _assistant(message: Message) -> RenderableType:
     parts: list[RenderableType] = []
     if message.content.strip():
-        parts.append(_labelled("assistant", plain(message.content.strip()), "white"))
+        parts.append(_labelled("assistant", plain(message.content.strip()), ""))
     parts += [_call(call.name, call.arguments) for call in message.tool_calls]
     if message.parse_error:
         parts.append(_labelled("unparsable", plain(message.parse_error), "red"))
@@ -124,8 +124,7 @@ def _call(name: str, arguments: dict[str, Any]) -> Padding:
 
 
 def _labelled(label: str, content: str, style: str) -> Padding:
-    text = Text(f"{label}: ", style="dim")
-    text.append(content, style=style)
+    text = Text.assemble((f"{label}: ", "dim"), (content, style))
     return Padding(text, (0, 0, 0, 2))
 
 
@@ -167,7 +166,7 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
     if trajectory.exception:
         rows["Exception"] = trajectory.exception
     content = Group(_pairs(rows), _numbers("Reward terms", _telling(trajectory.reward_terms)))
-    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "white")
+    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "none")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
 
 

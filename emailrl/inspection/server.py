@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
@@ -42,6 +44,11 @@ class PageServer(ThreadingHTTPServer):
         """What to open in a browser."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has gone away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def cookie(self) -> str:
         """The name of the cookie that carries the token; cookies of a host are shared by all its ports."""
@@ -66,8 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer()
         except _Refused as refused:
             self._refuse(refused.status, str(refused))
-        except EmailRLError as error:  # a run that was removed, a damaged line
+        except EmailRLError as error:  # a damaged line
             self._refuse(HTTPStatus.NOT_FOUND, error.message)
+        except FileNotFoundError:
+            self._refuse(HTTPStatus.NOT_FOUND, "The run was moved or removed.")
 
     def _refuse_method(self) -> None:
         self.close_connection = True  # what a body holds is not read

@@ -68,6 +68,8 @@ class Entry:
 
 _FIELDS = [each.name for each in fields(Entry)]
 _HEADER = encode({"fields": _FIELDS})
+_FIRST = [0, 0, 0, 0]
+"""The place before the first line."""
 
 
 def index_path(path: Path) -> Path:
@@ -172,7 +174,7 @@ class TrajectoryIndex(Sequence[Entry]):
 
     def _take(self, lines: list[bytes]) -> None:
         self._lines = lines
-        last = Entry(*json.loads(lines[-1])) if lines else Entry(0, 0, 0, 0)
+        last = Entry(*(json.loads(lines[-1]) if lines else _FIRST))
         self.num_lines, self.size = last.line, last.offset + last.length
 
     def _stored(self) -> list[bytes]:
@@ -184,7 +186,8 @@ class TrajectoryIndex(Sequence[Entry]):
             header, *lines = stored.read_bytes().splitlines(keepends=True)
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()
-            if header != _HEADER or (lines and len(json.loads(lines[-1])) != len(_FIELDS)):
+            last = json.loads(lines[-1]) if lines else _FIRST
+            if header != _HEADER or len(last) > len(_FIELDS) or not all(type(number) is int for number in last[:4]):
                 return []
         except (OSError, ValueError, TypeError):
             return []

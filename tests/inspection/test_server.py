@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,6 +148,14 @@ def test_nothing_else_can_be_asked_for(server: PageServer, path: str, status: in
     response = ask(server, path)
     assert response.status == status and set(json.loads(response.read())) == {"error"}
     assert response.headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+
+
+def test_a_run_that_is_removed_is_said(server: PageServer, run_dir: Path) -> None:
+    answer(server, "/data/run.json")
+    shutil.rmtree(run_dir)
+    response = ask(server, "/data/trajectory?file=step-000001.jsonl&offset=0")
+    assert response.status == 404 and json.loads(response.read()) == {"error": "The run was moved or removed."}
+    assert ask(server, "/data/run.json").status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])

@@ -97,12 +97,24 @@ def test_an_index_that_does_not_fit_is_built_again(
     assert [json.loads(line)[4] for line in beside(file).read_bytes().splitlines()[1:]] == wanted  # and saved
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x00\xff\n[1]\n", b'{"fields":["line"]}\n[1]\n', None])
-def test_a_damaged_index_is_built_again(tmp_path: Path, some: list[Trajectory], damage: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[:-20],
+        lambda whole: b"\x00\xff\n[1]\n",
+        lambda whole: b'{"fields":["line"]}\n[1]\n',
+        lambda whole: whole + b'["a",{},null,-1]\n',
+        lambda whole: whole + b"7\n",
+    ],
+)
+def test_a_damaged_index_is_built_again(
+    tmp_path: Path, some: list[Trajectory], damage: Callable[[bytes], bytes]
+) -> None:
     file = tmp_path / "file.jsonl"
     write_trajectories(file, some)
     whole = beside(file).read_bytes()
-    beside(file).write_bytes(whole[:-20] if damage is None else damage)
+    beside(file).write_bytes(damage(whole))
     assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-2"]
     with TrajectoryWriter(file):
         pass
