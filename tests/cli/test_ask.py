@@ -16,6 +16,7 @@ from engines.chat_server import StubServer, said
 from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
+from emailrl.policy import smol_base
 from emailrl.remote.destination import tell
 from emailrl.scenarios.demo import questions_file, write_demo
 from emailrl.scenarios.load import load_scenario_set
@@ -189,6 +190,17 @@ def test_a_model_set_in_the_folder_comes_before_the_packaged_ones(emailrl, tmp_p
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmodel_name = "model"\nmax_tokens = 6\nmax_turns = 1\n')
     assert f"Mailbox: {ANN}; model: model\n" in emailrl("ask", "When?")[2]
+
+
+def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"no model")
+    monkeypatch.setenv("SMOL_BASE", str(base))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for has_adapter, expected in ((True, "model: smol\n"), (False, "model: nano (")):
+        monkeypatch.setattr(smol_base, "has_adapter", lambda answer=has_adapter: answer)
+        assert expected in emailrl("ask", "When?", "--db", db)[2]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.scenarios.inbox.choice import choose_inboxes, largest_owners
+from emailrl.errors import UsageError
+from emailrl.scenarios.inbox.choice import choose_inboxes, find_inbox, largest_owners
 from emailrl.scenarios.inbox.mailbox import MailReader
 from emailrl.store.build import build_database
 from emailrl.store.connection import opened
@@ -134,3 +135,21 @@ def test_owners_come_by_size_with_what_they_hold(tmp_path: Path) -> None:
     with opened(db) as connection:
         found = largest_owners(MailReader(connection))
     assert found == [(ME, 25, 76), (ANN, 20, 40)]
+
+
+def test_the_only_mailbox_is_that_of_who_has_nine_tenths_of_all_emails(tmp_path: Path) -> None:
+    mine = [(ANN, [ME], f"Matter {n}") for n in range(5)] + [(ME, [TIM], f"Matter {n}") for n in range(4)]
+    others = [(ANN, [TIM], "Elsewhere")]
+    db = store(tmp_path / "mine.db", mine, others)  # nine of ten are mine
+    assert find_inbox(db, None) == ME and find_inbox(db, " Tim@Club.org") == TIM
+    less = store(tmp_path / "less.db", mine[1:], others, [(TIM, [ANN], "Re: Elsewhere")])  # eight of ten
+    with pytest.raises(UsageError, match="holds several mailboxes") as caught:
+        find_inbox(less, None)
+    assert caught.value.hint == (f"Choose one with --inbox: {ME} (8 emails), {ANN} (6 emails), {TIM} (6 emails)")
+    alone = store(tmp_path / "alone.db", mine[1:], [(ANN, [TIM], "Elsewhere")] * 9)  # nobody else owns one
+    assert find_inbox(alone, None) == ME
+    letters = store(tmp_path / "two.db", [(ANN, [ME], "Hello"), (ME, [ANN], "Re: Hello")])  # of either
+    with pytest.raises(UsageError, match="holds several mailboxes"):
+        find_inbox(letters, None)
+    with pytest.raises(UsageError, match="cannot be told"):
+        find_inbox(store(tmp_path / "none.db", plain("crew-announce@club.org")), None)

@@ -60,8 +60,8 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
 def find_inbox(db: Path, named: str | None) -> str:
     """The mailbox ``named``, in its stored form; without a name, the database's only one.
 
-    A database holds one mailbox if exactly one address sent or received ``OWN_SHARE`` of its emails. Raises UsageError
-    for an address that no email names, and where a name is needed; it lists the mailboxes.
+    A database holds one mailbox if it has one owner, or one alone of its owners sent or received ``OWN_SHARE`` of its
+    emails. Raises UsageError for an address that no email names, and if there are several; it lists the mailboxes.
     """
     if named is None:
         return _only_inbox(db)
@@ -88,11 +88,11 @@ def _only_inbox(db: Path) -> str:
     with opened(db) as connection:
         total = connection.scalar(select(func.count()).select_from(emails)) or 0
         found = list(islice(owners(MailReader(connection), 1), NUM_LISTED + 1))
-    own = [owner for owner in found if owner.mails >= OWN_SHARE * total]
+    own = found if len(found) == 1 else [owner for owner in found if owner.mails >= OWN_SHARE * total]
     if len(own) == 1:
         return own[0].address
     if not found:
-        raise UsageError(f"No address in {db} both sent and received email.", "Name your address with --inbox.")
+        raise UsageError(f"The owner of {db} cannot be told.", "Name your address with --inbox.")
     more = ", …" if len(found) > NUM_LISTED else ""
     raise UsageError(f"{db} holds several mailboxes.", f"Choose one with --inbox: {listed(found[:NUM_LISTED])}{more}")
 
