@@ -32,7 +32,7 @@ _LARGE_NUMBER = r"(?<![\d,.$])\d{1,3}(?:,\d{3})+(?![\d,])"
 _FILE_NAMES = re.compile(
     r"<<[^>\n]*>>|^[ \t]*-[ \t][^\n]*\.\w{2,4}[ \t]*$|\(See attached file:[^)]*\)", re.IGNORECASE | re.MULTILINE
 )
-_JOINED_BEFORE = re.compile(r"\w(?:[.,/–-]?|:(?<=\d:))\Z")
+_JOINED_BEFORE = re.compile(r"(?<=\w)|(?<=\w[.,/–-])|(?<=\d:)")
 _JOINED_BEHIND = re.compile(r"\w|[.,/–-]\w|:\d")
 _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
@@ -43,7 +43,7 @@ class Mention:
 
     key: Hashable
     text: str
-    is_whole: bool = True
+    is_whole: bool
     """False where it stops inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %"."""
 
 
@@ -78,24 +78,22 @@ class Extractor:
             return None
         if not all(fact.is_whole for fact in (*mine, *all_found)):
             return None
+        fact = mine[0]
         if self.lookalikes is not None and any(
-            len(other) == len(mine[0].text) and self.key(other) != mine[0].key
-            for other in self.lookalikes.findall(full_text)
+            len(other) == len(fact.text) and self.key(other) != fact.key for other in self.lookalikes.findall(full_text)
         ):
             return None
         if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", full_text)):
             return None
         if self.ranges is not None and self.ranges.search(full_text):
             return None
-        return mine[0]
+        return fact
 
 
 def _is_whole(match: re.Match[str]) -> bool:
     """Whether no token goes on before or behind the fact."""
     start, end = match.span("fact")
-    return not _JOINED_BEFORE.search(match.string, max(start - 2, 0), start) and not _JOINED_BEHIND.match(
-        match.string, end
-    )
+    return not _JOINED_BEFORE.match(match.string, start) and not _JOINED_BEHIND.match(match.string, end)
 
 
 def _letters(text: str) -> str:
@@ -123,8 +121,8 @@ def _time(text: str) -> Hashable:
 def _date(text: str) -> Hashable:
     """Month and day: a year and a weekday only say more of the same day."""
     found = dates.DATE.search(text)
-    read = dates.read_dates(found) if found else []
-    return (read[0].month, read[0].day) if read else text.lower()
+    day = next(iter(dates.read_dates(found)), None) if found else None
+    return (day.month, day.day) if day else text.lower()
 
 
 def _pattern(body: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:

@@ -30,7 +30,7 @@ def find_names(reading: Reading) -> list[Name]:
     subject: "Ada will", not "Delay it".
     """
     text = reading.masked
-    if sum(map(str.isupper, text)) > 0.7 * max(1, sum(map(str.isalpha, text))):
+    if sum(map(str.isupper, text)) > 0.7 * sum(map(str.isalpha, text)):
         return []
     names = []
     for found in _RUN.finditer(text):
@@ -61,7 +61,8 @@ def same_token(one: str, other: str) -> bool:
 
 
 def _heads_sentence(text: str, start: int) -> bool:
-    return re.search(r"(?:^|[.!?:;\n]\s*|[-(]\s*)$", text[max(0, start - 4) : start]) is not None
+    before = text[:start].rstrip(" ")
+    return not before or before.endswith((".", "!", "?", ":", ";", "\n", "-", "("))
 
 
 _VERB = re.compile(

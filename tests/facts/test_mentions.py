@@ -153,3 +153,27 @@ def test_two_spellings_of_one_fact_are_one() -> None:
     ):
         assert len({mention.key for mention in extractor.find(text)}) == 1, text
         assert len(extractor.find(text)) >= 1
+
+
+def test_a_file_name_states_nothing_but_what_is_attached() -> None:
+    for text in ("Two files:\n - Budget $500.xls\nBye", "It is here (see ATTACHED file: $500.xls)"):
+        assert mentions.AMOUNT.find(text) and mentions.AMOUNT.only(text, text) is None
+    text = "Two files:\n - Budget.xls\nBye"
+    found = mentions.ATTACHMENT.only(text, text)
+    assert found is not None and found.text == "Budget.xls"
+
+
+def test_a_fact_that_also_stands_in_part_is_not_sure() -> None:
+    text = "It is 4 %, and there 23,4 %"
+    assert [(fact.key, fact.is_whole) for fact in mentions.PERCENT.find(text)] == [
+        (mentions.PERCENT.find("4 %")[0].key, whole) for whole in (True, False)
+    ]
+    assert mentions.PERCENT.only(text, text) is None
+
+
+def test_a_number_may_be_another_only_if_it_is_as_long_as_the_first_spelling() -> None:
+    text = "Deal 1483-76 is deal 148376; see {}"
+    deal = mentions.numbered("deal")
+    for other, fact in (("123456", "1483-76"), ("1234567", None)):
+        found = deal.only(text.format(other), text.format(other))
+        assert (found and found.text) == fact

@@ -31,6 +31,9 @@ from emailrl.facts.reading import read
         ("We paid. Call now", []),
         ("We paid - Call now", []),
         ("we paid (Call now)", []),
+        ("(Call now)", []),
+        ("so Delay it", [("delay",)]),  # a capital within a sentence
+        ("/Delay it", [("delay",)]),
         ("Ada", [("ada",)]),
         ("Red called", []),  # ends like a participle
         ("Ada stopped", [("ada",)]),

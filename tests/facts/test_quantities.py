@@ -58,6 +58,7 @@ def test_quantities_of_one_kind_are_compared_in_one_unit() -> None:
     assert read("half").agrees(read("50 %"))
     assert read("5,280 feet").agrees(read("1,760 yards"))
     assert not read("two weeks").agrees(read("twice a week"))
+    assert read("two weeks").agrees(read("two")) and read("two").agrees(read("two weeks"))
     assert not read("$10,000 a day").contradicts(read("two cents"))
 
 

@@ -1,7 +1,7 @@
 """Mutants of a module: one small change each to something that its code computes.
 
-Left alone are docstrings and every other text (messages of errors included), annotations, what a ``raise`` says, and
-whether a dataclass is frozen and has slots.
+Left alone are docstrings and every other text (messages of errors included), annotations, what a ``raise`` says,
+whether a dataclass is frozen and has slots, and how much a cache keeps.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _places(place: _Place) -> Iterator[_Place]:
             continue
         is_late = place.is_late or (name == "body" and isinstance(node, FUNCTIONS))
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.keyword) and child.arg in ("frozen", "slots"):
+            if isinstance(child, ast.keyword) and child.arg in ("frozen", "slots", "maxsize"):
                 continue
             if isinstance(child, ast.keyword):  # a part of the call like any other
                 child = child.value

@@ -50,6 +50,7 @@ def changes(code: str) -> set[tuple[str, str]]:
         ("def f(mask: Tensor): return g(mask)", {("mask", "torch.ones_like(mask)")}),
         ("def f(mask: str): return g(mask)", set()),
         ("def f(a='x', *, b=None, c: int = 0): pass", {("'x'", "'not x'"), ("None", "1"), ("0", "1"), ("0", "-1")}),
+        ("@lru_cache(maxsize=9)\ndef f(): pass", set()),
         ("def f(a: Literal[3] | None) -> Literal[4]:\n  'about 5'\n  raise E(f'{a - 6}', 7)", set()),
     ],
 )  # fmt: skip
