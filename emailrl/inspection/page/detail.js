@@ -7,7 +7,7 @@ async function showDetail(pane) {
   const row = openRow();
   const request = (asked += 1);
   if (!row) {
-    pane.replaceChildren(el("div", { class: "empty" }, el("h1", { text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
+    pane.replaceChildren(el("div", { class: "empty" }, el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
@@ -17,8 +17,15 @@ async function showDetail(pane) {
   const same = pane.dataset.shown === `${state.t} ${state.side}`;
   const top = same ? pane.scrollTop : 0;
   pane.dataset.shown = `${state.t} ${state.side}`;
+  const focus = pane.contains(document.activeElement) && document.activeElement !== pane ? document.activeElement : null;
   pane.replaceChildren(content);
   pane.scrollTop = top;
+  if (focus) (alike(pane, focus) || pane).focus({ preventScroll: true });
+}
+
+// The control that stands where one had the focus before the pane was drawn again.
+function alike(pane, focus) {
+  return [...pane.querySelectorAll(focus.tagName)].find((each) => each.textContent === focus.textContent && each.className === focus.className);
 }
 
 // The evaluations of a question, and its other appearances, in the order of the steps.

@@ -6,7 +6,7 @@ const VERDICTS = { correct: "✓", wrong: "✗", "did not know": "?", "no answer
 const list = { rows: [], box: null, canvas: null, drawn: new Map() };
 
 function listPane() {
-  const pane = el("div", { class: "pane list-pane" }, filterBar(), el("div", { id: "rewards" }), el("p", { class: "counted", id: "counted" }));
+  const pane = el("div", { class: "pane list-pane" }, el("h1", { class: "sr", text: "Trajectories" }), filterBar(), el("div", { id: "rewards" }), el("p", { class: "counted", id: "counted" }));
   list.box = el("div", { class: "rows", tabindex: "0", role: "listbox", "aria-label": "Trajectories", id: "rows" });
   list.canvas = el("div", { class: "canvas", role: "presentation" });
   list.box.append(list.canvas);

@@ -195,9 +195,9 @@ function changes() {
 }
 
 function rewardOverview() {
-  const last = LAST_OF(data.run.files.filter((file) => file.source === "step" && file.count && !file.left_out));
-  if (!last) return null;
+  const held = data.run.files.filter((file) => file.count && !file.left_out);
+  const last = LAST_OF(held.filter((file) => file.source === "step")) || LAST_OF(held);
   const rows = data.rows.filter((row) => row.file === last.name);
   const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });
-  return section(`Rewards of step ${last.step}`, "Click a bar to see its trajectories.", histogram(rows, null, pick));
+  return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));
 }

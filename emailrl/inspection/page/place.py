@@ -114,7 +114,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "checkpoints": [
             {"name": each.path.name, "kind": each.metadata.kind, "step": each.metadata.step} for each in checkpoints
         ],
-        "settings": metadata.settings if metadata else {},
+        "settings": metadata.settings if metadata else _conditions(place),
         "versions": metadata.versions if metadata else {},
         "steps": _records(folder / "metrics.jsonl"),
         "evaluations": _records(folder / "evaluations.jsonl"),
@@ -131,10 +131,22 @@ def _records(path: Path) -> list[Record]:
     return list(read_records(path)) if path.is_file() else []
 
 
+def _conditions(place: Place) -> Record:
+    """What a benchmark or a rollout recorded of its settings, under one heading."""
+    beside = place.folder / "conditions.json", place.files[0].with_suffix(".conditions.json")
+    return next(({"conditions": found} for found in map(_object, beside) if found), {})
+
+
 def _results(path: Path) -> list[Any]:
     """A benchmark's results; nothing where the file is another program's."""
-    try:
-        results = json.loads(path.read_bytes())["results"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    results = _object(path).get("results")
     return results if isinstance(results, list) else []
+
+
+def _object(path: Path) -> Record:
+    """The JSON object in a file; an empty one if there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

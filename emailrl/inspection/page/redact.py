@@ -6,7 +6,9 @@ bodies. Each name is replaced by the same ``Name7`` wherever it is a word of its
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)")
 _ADDRESS = re.compile(r"([\w+'&/=-][\w.+'&/=-]*)@([\w-]+(?:\.[\w-]+)*)")
 _HEADER = re.compile(r"^[ \t>*]*(?:From|To|Cc|Bcc|Sent by|Forwarded by)[ \t]*:([^\n]{2,300})", re.I | re.M)
 _CAPITALISED = re.compile(r"\b[^\W\d_a-z][^\W\d_]{2,}\b")
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(r"[^\W\d_]++(?!['’]t\b)")  # Don, but not the Don of Don't
 _FOLDERS = re.compile(r"(?:^|(?<=\s))~?/(?:[^/\s]+/)*")
 _SHORTEST = 3
 _NO_NAMES = frozenset(
@@ -37,8 +39,6 @@ _NO_NAMES = frozenset(
         announce pst cst est corp inc llc""",
     )
 )
-_ALSO_WORDS = frozenset(re.findall(r"\w+", "will mark bill grant rich drew art chase pat sue jack rob frank dean rose"))
-"""Names that are words too: replaced only where they begin with a capital."""
 _RUN_TEXTS = ("title", "run", "settings", "results", "files")
 _ROW_TEXTS = ("id", "group", "scenario", "question", "gold", "answer")
 
@@ -66,6 +66,8 @@ class Redactor:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._domains: dict[str, str] = {}
+        self._small: Counter[str] = Counter()
+        """How often a word begins with a small letter, less how often it does not."""
 
     def learn(self, value: Any) -> None:
         """Note every address, and every name that an address or an email header gives, in all texts of a record."""
@@ -79,6 +81,8 @@ class Redactor:
                 self._note(_WORD.findall(local))
             for line in _HEADER.findall(text):
                 self._note(_CAPITALISED.findall(line))
+            for word in _WORD.findall(_ADDRESS.sub(" ", text)):
+                self._small[word.lower()] += 1 if word.islower() else -1
 
     def record(self, value: Any) -> Any:
         """Return the value with pseudonyms in every text of it; names of fields stay."""
@@ -130,9 +134,21 @@ class Redactor:
         return sorted(found)
 
     def _message(self, item: Record) -> Record:
+        if item["role"] == "tool":
+            return item | {"name": self.record(item["name"]), "text": self._result(item["text"])}
         arguments = [self._arguments(call) for call in item.get("calls", ())]
         replaced = self.record({name: value for name, value in item.items() if name not in ("role", "finish", "calls")})
         return item | replaced | ({"calls": arguments} if "calls" in item else {})
+
+    def _result(self, text: str) -> str:
+        """What a tool returned, with pseudonyms; the fields of JSON keep their names."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict | list):
+            return str(self.record(text))
+        return json.dumps(self.record(value), ensure_ascii=False, separators=(",", ":"))
 
     def _arguments(self, call: Record) -> Record:
         """A call as the model wrote it, with pseudonyms in the names of its arguments too."""
@@ -147,7 +163,9 @@ class Redactor:
                 self._names.setdefault(word, f"Name{len(self._names) + 1}")
 
     def _name(self, word: str) -> str | None:
-        return None if word in _ALSO_WORDS else self._names.get(word.lower())
+        """The pseudonym of a word; a name that is mostly a word with a small letter (will, mark) needs its capital."""
+        is_word = word.islower() and self._small[word] > 0
+        return None if is_word else self._names.get(word.lower())
 
     def _address(self, match: re.Match[str]) -> str:
         local = _WORD.sub(lambda word: self._names.get(word[0].lower(), word[0]).lower(), match[1])

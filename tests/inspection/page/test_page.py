@@ -111,3 +111,17 @@ def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="No trajectory file under"):
         place_of(tmp_path / "empty")
+
+
+def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:
+    file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
+    write_trajectories(file, [trajectory])
+    (tmp_path / "bench" / "results.json").write_text(
+        json.dumps({"results": [{"model": "nano", "accuracy": 1.0, "trajectories": str(file)}]})
+    )
+    (tmp_path / "bench" / "conditions.json").write_text('{"temperature": 0.5}')
+    run = gather(place_of(tmp_path / "bench"), model_name="nano").run
+    assert run["results"][0]["accuracy"] == 1.0 and run["settings"] == {"conditions": {"temperature": 0.5}}
+    assert [(each["source"], each["label"]) for each in run["files"]] == [("benchmark", "benchmark of nano")]
+    (tmp_path / "bench" / "conditions.json").write_text("half a li")
+    assert gather(place_of(tmp_path / "bench"), model_name="nano").run["settings"] == {}

@@ -31,8 +31,11 @@ def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
 
 
 def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
-    redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com")
-    assert redactor.record("Jane Roe asked support; Will will call") == "Name1 Name2 asked support; Name3 will call"
+    redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com", "don@x.com", "it will")
+    assert (
+        redactor.record("jane asked support; Will will not, Don. Don't")
+        == "Name1 asked support; Name3 will not, Name4. Don't"
+    )
 
 
 def test_a_line_break_inside_json_is_no_letter_of_the_name_after_it() -> None:
@@ -55,7 +58,7 @@ def test_the_tokens_of_a_name_are_replaced_and_their_ids_withheld() -> None:
 def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_path: Path) -> None:
     mail = {
         "message_id": "<m1@x>", "from_address": "olga.hartwig@secret.example", "to_addresses": ["bob@example.com"],
-        "subject": "Hartwig", "body": "Hi Bob,\nHartwig paid.\nOlga",
+        "subject": "Hartwig", "body": "Hi Bob,\nHartwig paid.\nOlga", "cc_addresses": ["body@example.com"],
     }  # fmt: skip
     messages = [*trajectory.messages, Message("tool", json.dumps(mail), name="read_email")]
     scenario = replace(trajectory.scenario, question="Did Olga Hartwig pay Bob?")
@@ -68,3 +71,5 @@ def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_pa
     [detail] = data.details()
     gold, cited = detail["evidence"]["gold"][0]["id"], detail["conversation"][4]["calls"][0]["arguments"]["sources"]
     assert cited == [gold]  # one pseudonym each: what was cited is still seen to be the gold email
+    [shown] = [item["text"] for item in detail["conversation"] if item.get("name") == "read_email"]
+    assert set(json.loads(shown)) == set(mail)  # an address at body@ does not rename the field
