@@ -13,8 +13,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from emailrl.errors import UsageError
+from emailrl.openrlhf.conversion import Conversion
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, parse
-from emailrl.openrlhf.take import Conversion, take_all
+from emailrl.openrlhf.take import take_all
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
 from emailrl.training.algorithms import Algorithm
@@ -30,6 +31,7 @@ SWITCHES: Final = {
     "gradient_checkpointing": ("gradient_checkpointing", "off"),
     "use_wandb": ("wandb_mode", "disabled"),
     "enable_vllm_is_correction": ("importance_correction", "off"),
+    "async_train": ("max_staleness", 0),
 }
 """Flags off by default in OpenRLHF, and the setting that is on here."""
 _UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu"))
@@ -77,6 +79,8 @@ def _check(taken: Conversion) -> tuple[Settings, Algorithm]:
     for key, value in taken.values.items():
         leaf = by_name()[key]
         tree.setdefault(leaf.section, {})[leaf.field] = value
+    if taken.values.get("max_staleness"):
+        tree["vllm"].setdefault("vllm_urls", "http://to-be-set")  # checked as if the servers were listed
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:

@@ -32,8 +32,6 @@ class Flag:
     """OpenRLHF's default."""
     note: str
     """What differs, or why there is no setting."""
-    is_built: bool = True
-    """False: the feature does not exist here yet."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -49,9 +47,7 @@ def _flags() -> tuple[Flag, ...]:
     for group, rows in ROWS.items():
         for written, dotted, settings, default, note in rows:
             name, _, value = written.partition(" ")
-            built = settings != "not built yet"
-            keys = tuple(settings.split()) if built else ()
-            found.append(Flag(name, dotted, _TAKES[value], group, keys, default, note, built))
+            found.append(Flag(name, dotted, _TAKES[value], group, tuple(settings.split()), default, note))
     return tuple(found)
 
 

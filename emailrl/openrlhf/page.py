@@ -36,14 +36,6 @@ A test converts and trains three typical OpenRLHF combinations, scaled down to `
 mail: REINFORCE++-baseline and dynamic filtering unchanged, and the hybrid engine for eight A100 with the engine in
 process instead of vLLM (four engines that share GPUs with the trainer are not built yet).
 """
-_NOT_BUILT: Final = """\
-## Not built yet
-
-These features do not exist here yet, so their flags have no setting. The conversion notes them in a comment.
-
-| flag | since 2026-04 | OpenRLHF default | reason |
-|---|---|---|---|
-"""
 _NONE: Final = """\
 ## Without a setting
 
@@ -61,9 +53,7 @@ def page() -> str:
             f"## {group}\n\n| flag | since 2026-04 | setting here | OpenRLHF default | default here | what differs |\n"
         )
         parts.append(head + "|---|---|---|---|---|---|\n" + _lines(_mapped(flag) for flag in flags))
-    waiting = [flag for flag in FLAGS if not flag.is_built]
-    parts.append(_NOT_BUILT + _lines([_name(f), _dotted(f), f.default, f.note] for f in waiting))
-    without = [flag for flag in FLAGS if flag.is_built and not flag.settings]
+    without = [flag for flag in FLAGS if not flag.settings]
     parts.append(_NONE + _lines([_name(flag), _dotted(flag), flag.note] for flag in without))
     return "\n".join(parts)
 

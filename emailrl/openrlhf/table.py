@@ -1,7 +1,7 @@
 """OpenRLHF's flags and their settings here: the single source of ``docs/openrlhf.md`` and of the conversion.
 
 A row: the flag with its arguments, its dotted name, the settings here (by their unique names; empty: none, for the
-reason in the note; ``not built yet``: planned), OpenRLHF's default, and what differs.
+reason in the note), OpenRLHF's default, and what differs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Final
 Row = tuple[str, str, str, str, str]
 
 _ROLE: Final = "no placement by role: actor, reference and critic are one model with adapters in one process"
-_ZERO: Final = "sharding and offload come with DDP / FSDP2"
 
 MODELS: Final[list[Row]] = [
     ("pretrain X", "actor.model_name_or_path", "model_name", "–", ""),
@@ -35,8 +34,10 @@ MODELS: Final[list[Row]] = [
 ]  # fmt: skip
 
 PLACEMENT: Final[list[Row]] = [
-    ("actor_num_nodes X", "actor.num_nodes", "not built yet", "1", "several hosts (torchrun)"),
-    ("actor_num_gpus_per_node X", "actor.num_gpus_per_node", "not built yet", "8", "several GPUs (torchrun)"),
+    ("actor_num_nodes X", "actor.num_nodes", "nnodes", "1",
+     "run the same command on each host, with `--rdzv-endpoint`"),
+    ("actor_num_gpus_per_node X", "actor.num_gpus_per_node", "nproc", "8",
+     "ranks on each host; each trains `per_device_train_batch_size` questions per step"),
     ("critic_num_nodes X", "critic.num_nodes", "", "1", _ROLE),
     ("critic_num_gpus_per_node X", "critic.num_gpus_per_node", "", "8", _ROLE),
     ("ref_num_nodes X", "ref.num_nodes", "", "1", _ROLE),
@@ -53,7 +54,10 @@ PLACEMENT: Final[list[Row]] = [
 
 VLLM: Final[list[Row]] = [
     ("vllm_num_engines X", "vllm.num_engines", "engine vllm_urls", "–",
-     "0: transformers in process; 1: vLLM in process; more: servers that you start and list in `vllm_urls`"),
+     "0: transformers in process; 1: vLLM in process; more: `emailrl serve --replicas`, listed in `vllm_urls`"),
+    ("async_train", "train.async_enable", "max_staleness", "off",
+     "the next step is sampled during training, which needs vLLM servers; rollouts are never dropped"),
+    ("async_queue_size X", "train.async_queue_size", "max_staleness", "1", "steps that sampling may be ahead"),
     ("vllm_tensor_parallel_size X", "vllm.tensor_parallel_size", "vllm_tensor_parallel_size", "1", ""),
     ("vllm_gpu_memory_utilization X", "vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", "0.95", ""),
     ("vllm_sync_backend X", "vllm.sync_backend", "", "`nccl`",
@@ -64,11 +68,13 @@ VLLM: Final[list[Row]] = [
 ]  # fmt: skip
 
 DEEPSPEED: Final[list[Row]] = [
-    ("zero_stage X", "ds.zero_stage", "not built yet", "2", _ZERO),
+    ("zero_stage X", "ds.zero_stage", "shard", "2",
+     "0 to 2: `off`, the base is frozen and has no gradients or optimizer states to partition; 3: `host`"),
     ("gradient_checkpointing", "actor.gradient_checkpointing_enable", "gradient_checkpointing", "off", ""),
-    ("adam_offload", "ds.adam_offload", "not built yet", "off", _ZERO),
-    ("deepspeed_enable_sleep", "ds.enable_sleep", "not built yet", "off",
-     "the trainer keeps its memory during rollouts; " + _ZERO),
+    ("adam_offload", "ds.adam_offload", "shard_offload", "off",
+     "moves the sharded base to host memory; Adam's states are only the adapter's and stay on the GPU"),
+    ("deepspeed_enable_sleep", "ds.enable_sleep", "shard_offload", "off",
+     "the sharded base leaves the GPU whenever it is not computing, rollouts included"),
     ("overlap_comm", "ds.overlap_comm", "", "off", "DeepSpeed's own"),
     ("ds_tensor_parallel_size X", "ds.tensor_parallel_size", "", "1", "DeepSpeed's own"),
     ("ring_attn_size X", "ds.ring_attn_size", "", "1", "DeepSpeed's own"),
@@ -78,7 +84,8 @@ DEEPSPEED: Final[list[Row]] = [
 BATCHES: Final[list[Row]] = [
     ("train_batch_size X", "train.batch_size", "num_mini_batches", "128",
      "trajectories per optimizer update; `num_mini_batches` is a step's rollouts divided by it"),
-    ("rollout_batch_size X", "rollout.batch_size", "per_device_train_batch_size", "1024", "questions per step"),
+    ("rollout_batch_size X", "rollout.batch_size", "per_device_train_batch_size", "1024",
+     "questions per step, divided by the ranks (`nproc` x `nnodes`)"),
     ("micro_train_batch_size X", "train.micro_batch_size", "max_rows_per_micro_batch", "4",
      "in addition to the token limit; not set with `--use_dynamic_batch`"),
     ("micro_rollout_batch_size X", "rollout.micro_batch_size", "reward_batch_size max_batch_trajectories", "8",
@@ -153,8 +160,6 @@ AGENT: Final[list[Row]] = [
      "the file's class `Environment`, with start() and step() instead of reset() and step(): docs/custom.md"),
     ("remote_rm_url X", "reward.remote_url", "reward", "–",
      "a URL, or the unchanged `reward_func` of a Python file: docs/custom.md"),
-    ("async_train", "train.async_enable", "not built yet", "off", "training and rollouts alternate"),
-    ("async_queue_size X", "train.async_queue_size", "not built yet", "1", "training and rollouts alternate"),
     ("prompt_max_len X", "", "max_model_len", "1024",
      "one window for the whole conversation, which grows each turn: prompt_max_len + generate_max_len"),
     ("generate_max_len X", "rollout.max_new_tokens", "max_tokens", "1024", "per turn"),

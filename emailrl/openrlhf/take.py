@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from emailrl.errors import UsageError
+from emailrl.openrlhf.conversion import Conversion, Special
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, hint_of, read_value
+from emailrl.openrlhf.placement import take_asynchronous, take_colocation, take_engines, take_zero_stage
 from emailrl.scenarios.hub import HUB_QUESTIONS
 from emailrl.settings.names import by_name
 
@@ -26,7 +26,7 @@ WHITENED: Final = ("gae", "reinforce", "reinforce_baseline")
 SIZES: Final = ("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size")
 JOINT: Final = frozenset(
     ("train_batch_size", "rollout_batch_size", "micro_train_batch_size", "advantage_estimator", "policy_loss_type",
-     "use_kl_loss", "kl_estimator", "enable_vllm_is_correction", "use_icepop", "is_correction_type")
+     "use_kl_loss", "kl_estimator", "async_queue_size", "enable_vllm_is_correction", "use_icepop", "is_correction_type")
 )  # fmt: skip
 """Flags that are converted together with others."""
 CONSTANTS: Final = {
@@ -50,34 +50,6 @@ NEEDED_BY: Final = {
 """Flag → the settings that have no effect without it."""
 
 
-@dataclass(slots=True)
-class Conversion:
-    """A command line converted to settings."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    """Setting (by its unique name) → value."""
-    flags: dict[str, str] = field(default_factory=dict)
-    """Setting → the flag it came from, or another comment for its line."""
-    notes: list[str] = field(default_factory=list)
-
-    def set(self, key: str, value: Any, why: str) -> None:
-        """Set a value; an infinite bound of the reward clip is left unset."""
-        if key in ("reward_clip_low", "reward_clip_high") and math.isinf(value):
-            self.notes.append(f"{why}: an infinite bound is no bound ({key} omitted)")
-        else:
-            self.values[key], self.flags[key] = value, why
-
-    def drop(self, keys: Iterable[str], note: str) -> None:
-        """Remove settings, and note why for those present."""
-        present = [key for key in keys if key in self.values]
-        for key in present:
-            self.notes.append(f"{self.flags.pop(key)}: {note}")
-            del self.values[key]
-
-
-Special = Callable[[list[str], Given, Conversion], None]
-
-
 def take_all(given: Given) -> Conversion:
     """Convert all given flags; raises UsageError for a value of the wrong type."""
     taken = Conversion()
@@ -92,9 +64,7 @@ def take_all(given: Given) -> Conversion:
 def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> None:
     """Convert one flag to its settings, or note why it has none."""
     why = f"--{flag.name}"
-    if not flag.is_built:
-        taken.notes.append(f"{why}: not built yet ({flag.note})")
-    elif not flag.settings:
+    if not flag.settings:
         taken.notes.append(f"{why}: {flag.note}")
     elif flag.name in ALWAYS_ON:
         taken.notes.append(f"{why}: always on ({ALWAYS_ON[flag.name]})")
@@ -131,17 +101,6 @@ def _reward(values: list[str], given: Given, taken: Conversion) -> None:
     if "," in values[0] and "://" in values[0]:
         raise UsageError("--remote_rm_url lists several servers.", "Give one URL, for example of a load balancer.")
     taken.set("reward", f"{values[0]}:reward_func" if values[0].endswith(".py") else values[0], "--remote_rm_url")
-
-
-def _engines(values: list[str], given: Given, taken: Conversion) -> None:
-    count = int(values[0])
-    if count < 0:
-        raise UsageError("--vllm_num_engines must be at least 0.", "0: transformers in process; 1: vLLM in process.")
-    taken.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
-    if count > 1 and "colocate_all_models" not in given:
-        taken.notes.append(f'--vllm_num_engines {count}: start {count} servers and list them: vllm_urls = "http://…,…"')
-    elif count > 1:
-        taken.notes.append(f"--vllm_num_engines {count} sharing GPUs with the trainer: not built yet (only one)")
 
 
 def _minus_one(key: str, stands_for: int, meaning: str) -> Special:
@@ -193,9 +152,8 @@ SPECIAL: Final[dict[str, Special]] = {
     "agent_func_path": lambda values, given, taken: taken.set(
         "environment", f"{values[0]}:Environment", "--agent_func_path; its class needs start() and step()"
     ),
-    "colocate_all_models": lambda values, given, taken: taken.set(
-        "vllm_urls", "", "--colocate_all_models: vLLM, if used, runs in the trainer's process"
-    ),
+    "async_train": take_asynchronous,
+    "colocate_all_models": take_colocation,
     "dynamic_filtering": _filter,
     "eval_steps": _minus_one("eval_steps", NEVER, "never in between"),
     "lora_rank": _lora_rank,
@@ -209,7 +167,8 @@ SPECIAL: Final[dict[str, Special]] = {
     "top_k": _minus_one("top_k", 0, "all, which is 0 here"),
     "use_tensorboard": _tensorboard,
     "use_wandb": _wandb,
-    "vllm_num_engines": _engines,
+    "vllm_num_engines": take_engines,
+    "zero_stage": take_zero_stage,
 }
 
 
@@ -224,15 +183,23 @@ def _take_batches(given: Given, taken: Conversion) -> None:
     if questions is None and update is not None:
         questions = max(update // rollouts, 1)
         why = f"--train_batch_size / --n_samples_per_prompt{_rounded(update, rollouts, questions)}: one update per step"
-        taken.set("per_device_train_batch_size", questions, f"{why} (--rollout_batch_size not given: 1024 in OpenRLHF)")
+        _take_questions(questions, f"{why} (--rollout_batch_size not given: 1024 in OpenRLHF)", taken)
     elif questions is not None:
-        taken.set("per_device_train_batch_size", questions, "--rollout_batch_size, questions per step")
+        _take_questions(questions, "--rollout_batch_size, questions per step", taken)
         if update is not None:
             updates = -(-questions * rollouts // update)
             why = "--rollout_batch_size x --n_samples_per_prompt / --train_batch_size"
             taken.set("num_mini_batches", updates, why + _rounded(questions * rollouts, update, updates))
     if "micro_train_batch_size" in sizes and "use_dynamic_batch" not in given:
         taken.set("max_rows_per_micro_batch", sizes["micro_train_batch_size"], "--micro_train_batch_size")
+
+
+def _take_questions(questions: int, why: str, taken: Conversion) -> None:
+    """Questions of all ranks, of which each has its share."""
+    ranks = taken.values.get("nproc", 1) * taken.values.get("nnodes", 1)
+    own = max(round(questions / ranks), 1)
+    share = f", / {ranks} ranks{_rounded(questions, ranks, own)}" if ranks > 1 else ""
+    taken.set("per_device_train_batch_size", own, why + share)
 
 
 def _size(name: str, text: str) -> int:
@@ -289,6 +256,8 @@ def _drop_idle(estimator: str, given: Given, taken: Conversion) -> None:
     for name, keys in NEEDED_BY.items():
         if name not in given:
             taken.drop(keys, f"no effect without --{name}")
+    if "async_queue_size" in given and "async_train" not in given:
+        taken.notes.append("--async_queue_size: no effect without --async_train")
     if "enable_vllm_is_correction" not in given:
         idle = [name for name in ("use_icepop", "is_correction_type") if name in given]
         taken.notes += [f"--{name}: no effect without --enable_vllm_is_correction" for name in idle]

@@ -128,6 +128,8 @@ class Plan:
                 f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
                 "lower it to keep the batch"
             )
+        if self.split is not None and self.split.playing > self.split.sampling:
+            notes.append("rank 0, which plays all trajectories, is the limit: more GPUs do not make the run faster")
         return [*notes, *map(self._comparison, self.faster), "times exclude mailbox search, the judge and saving"]
 
     def _comparison(self, way: Way) -> str:
@@ -166,10 +168,9 @@ def make_plan(
     estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
     split = estimate.split(device, fabric)
     memory, seconds = estimate(settings, device, cards=num_gpus)
+    tokens = estimate.tokens(1)
     if split is not None:
-        memory = split.memory
-    tokens = estimate.tokens(1) if split is None else split.tokens
-    counts = here and fabric.gpus == 1
+        memory, tokens = split.memory, split.tokens
     return Plan(
         settings=settings,
         shape=shape,
@@ -184,7 +185,7 @@ def make_plan(
         ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
         faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits else [],
         obstacles=find_obstacles(settings, shape, device, here=here),
-        measured=measured if counts and measured and measured.is_of(settings.model.name) else None,
+        measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
         remarks=measured.remarks_on(settings.model.name) if measured else [],
     )
 

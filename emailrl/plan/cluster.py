@@ -31,6 +31,10 @@ HOP: Final = 10e-6
 """Seconds that each step of a ring takes at least. Assumed."""
 HANDOVER: Final = 1.7
 """Seconds to write an adapter, load it into the servers and prove it: docs/gpu.md, 14B."""
+PLAYING: Final = 0.69 / 48
+"""Seconds of rank 0 for one trajectory: templates, tokenizer, mailbox, audit and records of the 48 in the same step."""
+NEARLY: Final = 0.95
+"""Of the most tokens a second: more is not worth a larger batch."""
 MOST_SEQUENCES: Final = 256
 """Conversations that one server runs at a time."""
 
@@ -81,6 +85,9 @@ class Split:
     tokens: Tokens
     """Of a step of all ranks, and of the run."""
     sampling: float
+    """Seconds of the servers."""
+    playing: float
+    """Seconds of rank 0, which plays all trajectories, while the servers work."""
     score: float
     train: float
     gather: float
@@ -93,8 +100,8 @@ class Split:
 
     @property
     def sampler(self) -> float:
-        """Seconds that the servers need for a step."""
-        return self.sampling + HANDOVER
+        """Seconds that servers and rank 0 need for a step."""
+        return max(self.sampling, self.playing) + HANDOVER
 
     @property
     def trainer(self) -> float:
@@ -131,9 +138,15 @@ class Cluster:
     """Of one rank that trains these tokens, its base spread over so many cards where SHARD says so."""
 
     def best(self) -> Split | None:
-        """The split with most tokens a second; None where no trainer fits beside a server."""
-        splits = (self.split(trainers) for trainers in range(1, self.fabric.gpus - self.tensor_parallel() + 1))
-        return max((one for one in splits if one), key=lambda one: one.tokens_per_second, default=None)
+        """Of the splits that come within 5 % of most tokens a second the one with the shortest step.
+
+        None where the GPUs are too few for a trainer and a server.
+        """
+        tried = (self.split(trainers) for trainers in range(1, self.fabric.gpus - self.tensor_parallel() + 1))
+        splits = [split for split in tried if split]
+        most = max((split.tokens_per_second for split in splits), default=0.0)
+        good = [split for split in splits if split.tokens_per_second >= NEARLY * most]
+        return min(good, key=lambda split: split.step, default=None)
 
     def split(self, trainers: int, *, fixed: bool = False) -> Split | None:
         """So many ranks, and servers on all other GPUs; None where the trainers do not fit.
@@ -156,11 +169,12 @@ class Cluster:
             memory=memory,
             tokens=tokens,
             sampling=self._sampling(memory, tokens.trajectories, servers, self.settings.training.num_generations),
+            playing=PLAYING * tokens.trajectories,
             score=score,
             train=train,
             gather=self._exposed(memory, share, score, train),
             reduce=updates_per_step(self.settings) * self.fabric.reduce_seconds(4 * adapter, trainers),
-            overlaps=True,
+            overlaps=self.settings.vllm.staleness(servers=True) > 0,
             evaluation=self._sampling(memory, tokens.eval_trajectories, servers, 1),
         )
 

@@ -104,6 +104,7 @@ def _split(split: Split) -> dict[str, Any]:
         "tensor_parallel": split.tensor_parallel,
         "sharded_over": split.memory.cards,
         "sampling": round(split.sampling, 2),
+        "playing": round(split.playing, 2),
         "handover": HANDOVER,
         "score": round(split.score, 2),
         "train": round(split.train, 2),

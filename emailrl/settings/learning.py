@@ -74,6 +74,10 @@ class TrainingSettings(Section):
     """Compute common prefixes in a micro-batch, such as a group's prompt, only once. Needs packing and no dropout."""
     fused_layers: bool = True
     """Train Llama, Mistral, Qwen2 and Qwen3 models on a GPU with emailrl's own LoRA layers; needs packing."""
+    nproc: Positive = 1
+    """Ranks on each host, one per GPU; ignored under torchrun, which has its own numbers."""
+    nnodes: Positive = 1
+    """Hosts that train together; run the same command on each."""
     rank_timeout: Annotated[float, Field(gt=0)] = 600
     """Seconds that ranks wait for each other during training before the run ends with an error."""
     rank_start_timeout: Annotated[float, Field(gt=0)] = 1800

@@ -52,7 +52,7 @@ class ModelSettings(Section):
     sdpa."""
     load_in_4bit: bool = False
     """Load the frozen base model in 4-bit (bitsandbytes, GPU only)."""
-    shard: Literal["auto", "off", "host"] = "auto"
+    shard: Annotated[Literal["auto", "off", "host"], Env("SHARD")] = "auto"
     """With several ranks, spread the frozen base model over the GPUs of each host (host), or keep it whole on every GPU
     (off); auto shards it if its weights exceed 70 % of a GPU's memory. Needs vLLM servers for sampling."""
     shard_offload: bool = False

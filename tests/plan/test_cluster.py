@@ -53,6 +53,8 @@ def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
     assert split.tokens_per_second == pytest.approx(24 * 4000 / split.step)
     assert split.run == pytest.approx(200 * split.step + 21 * split.evaluation)
     assert made.run_seconds == split.run and alone.split is None
+    turns = plan_of(tmp_path, 3, max_staleness=0).split
+    assert turns is not None and turns.step == pytest.approx(turns.sampler + turns.trainer)
 
 
 def test_servers_share_the_trajectories(tmp_path: Path) -> None:
@@ -63,7 +65,17 @@ def test_servers_share_the_trajectories(tmp_path: Path) -> None:
     many = plan_of(tmp_path, 8, 125)
     assert many.split is not None and many.split.trainers + many.split.servers == 1000
     assert many.split.sampling > 1000 * 36 * 0.53e-3
-    assert many.split.tokens_per_second > 300 * made.split.tokens_per_second
+
+
+def test_rank_0_plays_so_many_and_no_more(tmp_path: Path) -> None:
+    """It takes 14.4 ms for a trajectory of 4,000 tokens, so more than 278,000 tokens a second are out of reach."""
+    few, many = plan_of(tmp_path, 8, 8), plan_of(tmp_path, 8, 125)
+    assert few.split is not None and many.split is not None
+    assert few.split.playing == pytest.approx(few.split.tokens.trajectories * 0.69 / 48)
+    assert few.split.playing < few.split.sampling
+    assert many.split.sampler == pytest.approx(max(many.split.playing, many.split.sampling) + 1.7)
+    assert 0.8 * 4000 / (0.69 / 48) < many.split.tokens_per_second < 4000 / (0.69 / 48)
+    assert any("rank 0" in note for note in many.notes) and not any("rank 0" in note for note in few.notes)
 
 
 def test_updates_reduce_as_often(tmp_path: Path) -> None:
