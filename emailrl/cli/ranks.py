@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 
+LaunchOf = Callable[[Any], Launch]
+"""From settings, which have NPROC and NNODES, to a launch; the rest of it is given on the command line alone."""
+
+
 def _options(
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this host, one per GPU.")] = 1,
-    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Hosts; run the same command on each.")] = 1,
     node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.")] = None,
     rdzv_endpoint: Annotated[
         str | None, typer.Option("--rdzv-endpoint", metavar="<host:port>", help="First host and a free port on it.")
@@ -28,12 +30,14 @@ def _options(
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
     ] = 0,
-) -> Launch:
-    return Launch(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+) -> LaunchOf:
+    return lambda settings: Launch(
+        settings.training.nproc, settings.training.nnodes, node_rank, rdzv_endpoint, max_restarts
+    )
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``ranks`` with the options of a `Launch`, which it receives."""
+    """Replace a command's parameter ``ranks`` with options; it receives the `Launch` that these and settings make."""
     signature, options = (inspect.signature(function, eval_str=True) for function in (command, _options))
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -49,8 +53,9 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_ranks
 
 
-def does_other_work(ranks: Launch, settings: Settings) -> bool:
+def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
     """Launch the ranks, or be one besides the first, and return True at the end; False if this is to train."""
+    ranks = launch_of(settings)
     if ranks.is_needed:
         own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # it is trusted by now
         if code := launch(ranks, own):

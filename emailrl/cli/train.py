@@ -34,8 +34,7 @@ from emailrl.cli.inputs import check_inputs
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
-from emailrl.cli.ranks import after_restart, does_other_work, launch_options
-from emailrl.ranks.launch import Launch
+from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_options
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -46,12 +45,13 @@ if TYPE_CHECKING:
     "max_steps num_train_epochs per_device_train_batch_size num_generations learning_rate beta",
     "temperature max_turns max_tokens train_dataset_size eval_dataset_size",
     "eval_steps save_steps target_accuracy patience",
+    "nproc nnodes",
     "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose show_trajectory_details",
 )
 @launch_options
 def train(
     overrides: Overrides,
-    ranks: Launch,
+    ranks: LaunchOf,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None, typer.Option(metavar="<flags>", help="Print OpenRLHF flags as an emailrl.toml, without training.")

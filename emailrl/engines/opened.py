@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from emailrl.engines import PolicyEngine, build_engine
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.resolve import with_token_limit
 from emailrl.settings import Settings
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,17 @@ class OpenPolicy:
         self.engine.close()
 
 
-def open_policy(settings: Settings, adapter: Path | None = None, *, trainable: bool = False) -> OpenPolicy:
+def open_policy(
+    settings: Settings, adapter: Path | None = None, *, trainable: bool = False, mesh: DeviceMesh | None = None
+) -> OpenPolicy:
     """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
 
     ``trainable`` puts the adapter, or without one a fresh adapter, into the policy instead: it is trained, and the
-    trainer hands the engine each version of it; MAX_TOKENS stays as set. Raises as `load_policy` and `build_engine` do.
+    trainer hands the engine each version of it; MAX_TOKENS stays as set. ``mesh`` as for `load_policy`. Raises as
+    `load_policy` and `build_engine` do.
     """
     if trainable:
-        policy = load_policy(settings, adapter=adapter, trainable=True)
+        policy = load_policy(settings, adapter=adapter, trainable=True, mesh=mesh)
         return OpenPolicy(settings, policy, build_engine(settings, policy))
     policy = load_policy(settings)
     settings = with_token_limit(settings, policy.model)

@@ -34,8 +34,8 @@ SWITCHES: Final = {
     "async_train": ("max_staleness", 0),
 }
 """Flags off by default in OpenRLHF, and the setting that is on here."""
-_UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu"))
-"""Refused here (no adapter), or without effect unless another flag is given."""
+_UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu", "actor_num_gpus_per_node"))
+"""Refused here (no adapter), without effect unless another flag is given, or a matter of the machine."""
 _LITERAL: Final = re.compile(r"-?\d\S*( -?\d\S*)?|`[^`…]+`")
 """A default that is a literal value: not ``computed``, ``as training`` or an abbreviated path."""
 

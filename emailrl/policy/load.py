@@ -12,23 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedTokenizerBase
 
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_base
-from emailrl.policy.device import choose_device, choose_dtype
+from emailrl.policy.base import load_base
 from emailrl.policy.fresh import check_lora, with_fresh_adapter
 from emailrl.policy.logprobs import check_projection
 from emailrl.policy.packing import takes_packed
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.prepare import prepare_training, train_whole
-from emailrl.policy.resolve import base_name, read_chat_template, resolve_model, same_base
-from emailrl.policy.shard import check_shardable, shard_base
-from emailrl.policy.size import check_fits, load_config, parameters_of
+from emailrl.policy.resolve import base_name, same_base
+from emailrl.policy.shard import shard_base
 from emailrl.policy.tensors import write_tensors, writing_tensors
-from emailrl.policy.unsloth_backend import load_unsloth, prepare_unsloth
+from emailrl.policy.unsloth_backend import prepare_unsloth
 from emailrl.policy.value_head import ValueHead, load_value_head
 from emailrl.settings import Settings
 
@@ -54,11 +52,11 @@ class Policy:
     start: list[Tensor] | None = None
     """The adapter as a run began with it, in the order of ``trainable_parameters``, where that is the reference."""
     notes: list[str] = field(default_factory=list)
-    """Why it trains more slowly than the settings ask for."""
+    """Why it trains more slowly than the settings ask for, and whether it is sharded."""
     sharded: bool = False
     """Whether the base is spread over several ranks: every forward pass then takes all of them."""
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Stands around each forward pass that only this rank needs; with a sharded base the others pass along."""
+    """Stands around each forward pass of other threads than the trainer's, and of this rank alone."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
@@ -158,10 +156,10 @@ def load_policy(
         )
     if adapter is not None:
         check_adapter(adapter, settings.model.name)
-    model, tokenizer, path, device, sharded = _load_base(settings, mesh, trainable=trainable)
-    dtype = model.dtype  # before float32 adapters
-    model = _adapted(model, settings, adapter, trainable=trainable, full=full)
-    if mesh is not None and sharded:
+    base = load_base(settings, cards=1 if mesh is None else mesh.size(), trainable=trainable)
+    dtype = base.model.dtype  # before float32 adapters
+    model = _adapted(base.model, settings, adapter, trainable=trainable, full=full)
+    if mesh is not None and base.sharded:
         shard_base(model, mesh, offload=settings.model.shard_offload)
     model.eval()  # the updater alone, while it updates, wants dropout
     notes: list[str] = []
@@ -170,19 +168,21 @@ def load_policy(
         if settings.model.backend == "unsloth":
             model = prepare_unsloth(model, settings)
         else:
-            notes = train_whole(model, settings) if full else prepare_training(model, settings, device)
+            notes = train_whole(model, settings) if full else prepare_training(model, settings, base.device)
+    if mesh is not None and base.sharded:
+        notes.append(f"{settings.model.name} is sharded over the {mesh.size()} ranks of a host")
     return Policy(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=base.tokenizer,
         base_model=settings.model.name,
-        path=path,
-        device=device,
+        path=base.path,
+        device=base.device,
         dtype=dtype,
         trainable=trainable,
         lora=_lora_facts(model),
         value_head=load_value_head(model, adapter) if trainable and adapter else None,
         notes=notes,
-        sharded=sharded,
+        sharded=base.sharded,
     )
 
 
@@ -194,79 +194,6 @@ def check_adapter(adapter: Path, model_name: str) -> None:
             f"The adapter in {adapter} was trained on '{base}', but the base model here is '{model_name}'.",
             f"Use --model {base}, or another adapter.",
         )
-
-
-def _load_base(
-    settings: Settings, mesh: DeviceMesh | None, *, trainable: bool
-) -> tuple[Any, PreTrainedTokenizerBase, str | Path, torch.device, bool]:
-    """The base model, its tokenizer, where it came from, where it computes, and whether it is to be sharded.
-
-    A base to be sharded stays on the CPU, where its pages are the files' own, which all ranks of a host share.
-    """
-    sharded = False
-    if settings.model.backend == "unsloth":
-        model, tokenizer, path = load_unsloth(settings)
-        device = next(model.parameters()).device
-    else:
-        path = resolve_model(settings.model.name, settings.model.smol_base)
-        device = choose_device(settings.model.device)
-        sampled = 0 if trainable else parameters_of(settings.model.name, path)
-        dtype = choose_dtype(settings.model.dtype, device, sampled_parameters=sampled)
-        sharded = check_fits(settings.model, path, device, dtype, cards=1 if mesh is None else mesh.size())
-        if sharded:
-            check_shardable(settings)
-        model, tokenizer = _load_plain(settings, path, device, dtype, move=not sharded)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if settings.model.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(settings.model.chat_template)
-    return model, tokenizer, path, device, sharded
-
-
-def _load_plain(
-    settings: Settings, path: str | Path, device: torch.device, dtype: torch.dtype, *, move: bool
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The base model, moved to ``device`` or left on the CPU, and its tokenizer."""
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": settings.model.attn_implementation,
-        "trust_remote_code": False,
-        "use_safetensors": True,
-    }
-    if settings.model.load_in_4bit:
-        options["quantization_config"] = _four_bit(device)
-        options["device_map"] = {"": device}
-    disable_progress_bar()  # a bar over tensors already on disk says nothing
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        # Read apart from the weights: a `_attn_implementation` of its own would else win over ours.
-        config = load_config(settings.model.name, path)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EmailRLError(
-            f"The model '{settings.model.name}' failed to load: {first_line}",
-            "Check the model's files, or choose another.",
-        ) from error
-    model.requires_grad_(False)
-    return (model.to(device) if move and not settings.model.load_in_4bit else model), tokenizer
-
-
-def _four_bit(device: torch.device) -> Any:
-    from importlib.util import find_spec
-
-    if device.type != "cuda" or find_spec("bitsandbytes") is None:
-        raise EmailRLError(
-            "LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", "Run: pip install bitsandbytes, or unset it."
-        )
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
 
 
 def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable: bool, full: bool) -> Any:

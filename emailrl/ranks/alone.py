@@ -66,7 +66,7 @@ class Ranks:
         """Raise EmailRLError unless ``value`` is equal on all ranks; ``what`` names it."""
 
     def host_mesh(self) -> DeviceMesh | None:
-        """The ranks of this host, over which a base may be sharded; None where this one is alone on it."""
+        """The ranks of this host, over which a base may be sharded; None where they are one, or not as many on each."""
         return None
 
     @contextmanager

@@ -187,18 +187,11 @@ class RankGroup(Ranks):
             raise self._agreed
 
     def host_mesh(self) -> DeviceMesh | None:
-        """See ``Ranks.host_mesh``. Raises EmailRLError where the hosts have different numbers of ranks."""
+        """See ``Ranks.host_mesh``."""
         import torch.distributed as dist
         from torch.distributed.device_mesh import DeviceMesh
 
-        sizes = self.gather(self.local_world)
-        if len(set(sizes)) > 1:
-            self._agreed = EmailRLError(
-                f"The hosts have different numbers of ranks ({min(sizes)} to {max(sizes)}): a base cannot be sharded.",
-                "Start as many ranks on each host, or set SHARD=off.",
-            )
-            raise self._agreed
-        if self.local_world == 1:
+        if set(self.gather(self.local_world)) != {self.local_world} or self.local_world == 1:
             return None
         group, _ = dist.new_subgroups(group_size=self.local_world, timeout=timedelta(seconds=self._limit))
         return DeviceMesh.from_group(group, "cuda" if "nccl" in dist.get_backend_config(group) else "cpu")

@@ -27,7 +27,7 @@ def test_every_default_that_differs_is_a_comment_of_its_own(tmp_path: Path) -> N
         **{"learning_rate": 1e-6, "critic_learning_rate": 9e-6, "warmup_ratio": 0.03, "lr_scheduler": "cosine"},
         **{"min_lr_ratio": 0.1, "adam_beta2": 0.95, "packing": False, "gradient_checkpointing": "off"},
         **{"eval_steps": 10**9, "save_steps": 10**9, "export_dir": "./ckpt", "wandb_mode": "disabled"},
-        **{"wandb_project": "openrlhf_train_ppo", "nproc": 8, "shard": "off"},
+        **{"wandb_project": "openrlhf_train_ppo", "shard": "off"},
     }
     text = re.sub(r"^# (\w+ = .+?  # --\w+ not given)", r"\1", to_toml(""), flags=re.MULTILINE)
     (tmp_path / "emailrl.toml").write_text(text)

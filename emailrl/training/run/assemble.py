@@ -24,7 +24,7 @@ from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import Display
 from emailrl.training.run.filtering import make_filter
-from emailrl.training.run.follower import Task
+from emailrl.training.run.follower import Task, mesh_of
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
@@ -126,7 +126,7 @@ def _loaded(
     """The policy and its engine, the updater and the state, as at the checkpoint, once every rank has the same."""
 
     def load() -> tuple[OpenPolicy, Updater, RunState]:
-        opened = stack.enter_context(closing(open_policy(settings, adapter, trainable=True)))
+        opened = stack.enter_context(closing(open_policy(settings, adapter, trainable=True, mesh=mesh)))
         policy = opened.policy
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
         updater = Updater(policy, resolve(own), own, total_steps=total, ranks=ranks)
@@ -135,6 +135,7 @@ def _loaded(
     with ExitStack() as stack:
         with ranks.at_work():
             ranks.broadcast(None if ranks.is_alone else Task.of(settings, total, adapter))
+            mesh = mesh_of(settings, ranks)
             opened, updater, state = ranks.agree(load)
             updater.synchronize()
             ranks.started()

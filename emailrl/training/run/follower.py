@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from emailrl.errors import UsageError
 from emailrl.policy.adapter import CONFIG, WEIGHTS
 from emailrl.policy.load import load_policy
-from emailrl.ranks import RankGroup, joined
+from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
 from emailrl.training.step.update import Updater
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +67,30 @@ class Follower:
             return
         task: Task | None = self.ranks.broadcast(None)
         assert task is not None
-        updater = self.ranks.agree(lambda: self._load(task))
+        mesh = mesh_of(task.settings, self.ranks)
+        updater = self.ranks.agree(lambda: self._load(task, mesh))
         updater.synchronize()
         self.ranks.started()
         self.updater = updater
 
-    def _load(self, task: Task) -> Updater:
+    def _load(self, task: Task, mesh: DeviceMesh | None) -> Updater:
         with TemporaryDirectory() as folder:
             for name, content in (task.adapter or {}).items():
                 (Path(folder) / name).write_bytes(content)
-            policy = load_policy(task.settings, adapter=Path(folder) if task.adapter else None, trainable=True)
+            adapter = Path(folder) if task.adapter else None
+            policy = load_policy(task.settings, adapter=adapter, trainable=True, mesh=mesh)
         return Updater(policy, resolve(task.settings), task.settings, total_steps=task.total_steps, ranks=self.ranks)
+
+
+def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:
+    """The ranks of this host, if a base may be sharded over them; UsageError for SHARD=host where there is only one."""
+    mesh = None if settings.model.shard == "off" else ranks.host_mesh()
+    if mesh is None and settings.model.shard == "host":
+        raise UsageError(
+            "SHARD=host needs at least two ranks on each host, and equally many on all.",
+            "Start them with emailrl train --nproc N, or unset SHARD.",
+        )
+    return mesh
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -29,6 +30,8 @@ class LogprobScorer:
 
     def __init__(self, policy: Policy, settings: Settings, ranks: Ranks = ALONE) -> None:
         self.policy, self.settings, self.ranks = policy, settings, ranks
+        self.lock = Lock()
+        """Held while the policy is trained: servers that come back are proven by rollouts in another thread."""
         self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda")
 
     def micro_batches(self, samples: Sequence[TrainingSample], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
@@ -95,10 +98,14 @@ class LogprobScorer:
 
     @contextmanager
     def accompanied(self) -> Iterator[None]:
-        """On rank 0: let the other ranks take part in the one forward pass of the block."""
-        with self.ranks.at_work():
-            self.ranks.scatter([None] * self.ranks.world)
-            yield
+        """Keep the one forward pass of the block apart from training; a sharded base has the other ranks pass along."""
+        with self.lock:
+            if not self.policy.sharded:
+                yield
+                return
+            with self.ranks.at_work():
+                self.ranks.scatter([None] * self.ranks.world)
+                yield
 
     def size(self, batch: MicroBatch) -> int:
         """Tokens of a micro-batch that take memory: those to compute where it is packed, padding too where not."""

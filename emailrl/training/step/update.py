@@ -82,8 +82,7 @@ class Updater:
         self.gradients = Gradients(
             self.parameters, self.critic, self.scorer, self.objective, self.loss_scale, settings, ranks
         )
-        if policy.sharded:
-            policy.accompanied = self.scorer.accompanied
+        policy.accompanied = self.scorer.accompanied
         self.skipped_in_a_row = 0
         self.skipped_dir: Path | None = None
         """Where batches go whose loss is not finite; None keeps none."""
@@ -107,7 +106,7 @@ class Updater:
             step=step,
             share_prefixes=self.scorer.shares_prefixes,
         )
-        with self.ranks.at_work():
+        with self.scorer.lock, self.ranks.at_work():
             metrics, tokens = self._train(self.ranks.scatter(shares))
         metrics |= {
             "trainable_tokens": sum(sample.num_trainable for sample in samples),

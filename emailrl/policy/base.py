@@ -1,0 +1,105 @@
+"""A base model and its tokenizer from files or the hub: on its device, in 4 bits, or on the CPU to be sharded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from emailrl.errors import EmailRLError
+from emailrl.policy.device import choose_device, choose_dtype
+from emailrl.policy.resolve import read_chat_template, resolve_model
+from emailrl.policy.shard import check_shardable
+from emailrl.policy.size import check_fits, load_config, parameters_of
+from emailrl.policy.unsloth_backend import load_unsloth
+from emailrl.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A loaded base model, frozen."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    path: str | Path
+    """Where it came from."""
+    device: torch.device
+    """Where it computes."""
+    sharded: bool
+    """Whether it is to be sharded. It then lies on the CPU: its pages are the files' own, which all ranks share."""
+
+
+def load_base(settings: Settings, *, cards: int, trainable: bool) -> Base:
+    """Load the base that ``settings.model`` names, to be sharded over ``cards`` ranks of this host if SHARD says so.
+
+    Raises UsageError for an unknown model, or for settings that cannot be sharded, EmailRLError where the model cannot
+    be had or does not fit.
+    """
+    sharded = False
+    if settings.model.backend == "unsloth":
+        model, tokenizer, path = load_unsloth(settings)
+        device = next(model.parameters()).device
+    else:
+        path = resolve_model(settings.model.name, settings.model.smol_base)
+        device = choose_device(settings.model.device)
+        sampled = 0 if trainable else parameters_of(settings.model.name, path)
+        dtype = choose_dtype(settings.model.dtype, device, sampled_parameters=sampled)
+        sharded = check_fits(settings.model, path, device, dtype, cards=cards)
+        if sharded:
+            check_shardable(settings)
+        model, tokenizer = _load_plain(settings, path, device, dtype, move=not sharded)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if settings.model.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(settings.model.chat_template)
+    return Base(model, tokenizer, path, device, sharded)
+
+
+def _load_plain(
+    settings: Settings, path: str | Path, device: torch.device, dtype: torch.dtype, *, move: bool
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The base model, moved to ``device`` or left on the CPU, and its tokenizer."""
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": settings.model.attn_implementation,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+    }
+    if settings.model.load_in_4bit:
+        options["quantization_config"] = _four_bit(device)
+        options["device_map"] = {"": device}
+    disable_progress_bar()  # a bar over tensors already on disk says nothing
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        # Read apart from the weights: a `_attn_implementation` of its own would else win over ours.
+        config = load_config(settings.model.name, path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EmailRLError(
+            f"The model '{settings.model.name}' failed to load: {first_line}",
+            "Check the model's files, or choose another.",
+        ) from error
+    model.requires_grad_(False)
+    return (model.to(device) if move and not settings.model.load_in_4bit else model), tokenizer
+
+
+def _four_bit(device: torch.device) -> Any:
+    from importlib.util import find_spec
+
+    if device.type != "cuda" or find_spec("bitsandbytes") is None:
+        raise EmailRLError(
+            "LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", "Run: pip install bitsandbytes, or unset it."
+        )
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
