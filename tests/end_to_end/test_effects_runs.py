@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,17 @@ from end_to_end import test_effects_rollouts, test_effects_update
 from end_to_end.effects import SHOWN, group, shows
 
 from emailrl.checkpoints import list_checkpoints
+from emailrl.cli import ranks
+from emailrl.cli.app import app
 from emailrl.errors import UsageError
-from emailrl.openrlhf import FLAGS
+from emailrl.openrlhf import FLAGS, to_toml
+from emailrl.policy import shard
+from emailrl.policy.load import load_policy
+from emailrl.ranks.launch import Launch
 from emailrl.recording import read_records
 from emailrl.scenarios import load_scenario_set, read_jsonl
-from emailrl.settings import Settings, trust_folder
+from emailrl.serving import command
+from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.searching import conversations
 from emailrl.training.loop import train
 from emailrl.training.run import tracking
@@ -184,6 +191,51 @@ def test_where_numbers_go(make_settings: MakeSettings, tmp_path: Path, monkeypat
     for changes in {}, {"tensorboard": True}, {"tensorboard": True, "tensorboard_dir": tmp_path / "all"}:
         Tracker(tmp_path / "run", make_settings(**changes), run_id="r7", step=0, say=lambda line: None).close()
     assert folders == [tmp_path / "run" / "tensorboard", tmp_path / "all" / "r7"]
+
+
+@shows("nproc", "nnodes")
+def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As converted from OpenRLHF's flags, ``emailrl train`` starts as many ranks, on as many hosts."""
+    launched: list[Launch] = []
+    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments: launched.append(wanted))
+    monkeypatch.chdir(tmp_path)
+    for flags, arguments in (
+        ("--actor_num_gpus_per_node 8", []),
+        ("--actor_num_nodes 2 --actor_num_gpus_per_node 8", ["--rdzv-endpoint", "first:29500"]),
+    ):
+        (tmp_path / "emailrl.toml").write_text(to_toml(flags))
+        app(["train", "--trust", *arguments], standalone_mode=False)
+    assert [(one.nproc, one.nnodes) for one in launched] == [(8, 1), (8, 2)]
+
+
+@shows("shard", "shard_offload")
+def test_where_the_base_lies(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of it is cut up over two ranks, and whether its parts stay in the host's memory."""
+    policies: list[Any] = []
+    monkeypatch.setattr(shard, "fully_shard", lambda module, **given: policies.append(given["offload_policy"]))
+    mesh: Any = SimpleNamespace(device_type="cpu", size=lambda: 2)
+    served = {"model_name": str(tiny_model), "engine": "vllm", "vllm_urls": "http://one:8000"}
+    found = {}
+    for changes in ({"shard": "off"}, {"shard": "auto"}, {"shard": "host"}, {"shard": "host", "shard_offload": True}):
+        policy = load_policy(load_settings(served | changes, environ={}), trainable=True, mesh=mesh)
+        found[str(changes)] = policy.sharded, {type(one).__name__ for one in policies}
+        policies.clear()
+    assert list(found.values()) == [
+        (False, set()), (False, set()), (True, {"OffloadPolicy"}), (True, {"CPUOffloadPolicy"}),
+    ]  # fmt: skip
+
+
+@shows("max_staleness")
+def test_servers_have_room_for_the_versions_of_steps_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: True)
+
+    def room(flags: str) -> str:
+        (tmp_path / "emailrl.toml").write_text(to_toml(f"{flags} --vllm_num_engines 2 --pretrain nano"))
+        settings = load_settings(cwd=tmp_path, environ={}, trust=True)
+        words = command.server_command(settings, host="h", port=1, on_gpu=False)
+        return words[words.index("--max-loras") + 1]
+
+    assert (room("--async_train"), room("--async_train --async_queue_size 3")) == ("3", "5")
 
 
 def test_every_setting_that_a_flag_comes_to_is_shown() -> None:
