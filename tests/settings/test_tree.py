@@ -15,7 +15,7 @@ from emailrl.settings import PRESETS, Settings, load_settings, run_root
 from emailrl.settings.names import leaves, nearest
 
 SECRET = "sk-or-v1-do-not-show"
-PLAIN_WORDS = {"SEED", "BETA", "REFERENCE", "PATIENCE", "TEMPERATURE", "VERBOSE"}
+PLAIN_WORDS = {"SHARD", "SEED", "BETA", "REFERENCE", "PATIENCE", "TEMPERATURE", "VERBOSE"}
 
 
 def test_every_name_belongs_to_one_setting() -> None:
