@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from emailrl.trajectory import Message
 
@@ -102,4 +102,21 @@ class PolicyEngine(Engine, Protocol):
 
     def resume(self) -> None:
         """Take memory again before the next rollout."""
+        ...
+
+
+class PinnedEngine(Engine, Protocol):
+    """An engine that stays on one version of the weights until it is closed."""
+
+    def cancel(self) -> None:
+        """End what another thread generates here, and whatever it would generate later, by an exception."""
+        ...
+
+
+@runtime_checkable
+class VersionedEngine(PolicyEngine, Protocol):
+    """An engine that samples from several versions at once, in several threads."""
+
+    def pin(self) -> PinnedEngine:
+        """An engine that samples from the version loaded now, whatever is loaded after it."""
         ...

@@ -99,8 +99,9 @@ class Fleet:
 
     async def wait_for_any(self, client: httpx.AsyncClient, version: Version, why: str) -> None:
         """Wait until a replica that went away has come back, and give it the version; EmailRLError if none does."""
-        if self.wait:
-            report(f"No vLLM server is left ({why.rstrip('.')}); waiting up to {self.wait:g} s for one to come back.")
+        if self.wait and not self.alive:
+            because = f" ({why.rstrip('.')})" if why else ""
+            report(f"No vLLM server is left{because}; waiting up to {self.wait:g} s for one to come back.")
         until = time.monotonic() + self.wait
         while not self.alive:
             if time.monotonic() >= until:

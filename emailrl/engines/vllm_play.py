@@ -47,6 +47,7 @@ class Play:
     _homes: dict[str, Replica] = field(default_factory=dict, init=False)
     _restoring: dict[Replica, asyncio.Lock] = field(default_factory=dict, init=False)
     _waiting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _cancelled: bool = field(default=False, init=False)
     _under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = field(default=None, init=False)
 
     def run(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
@@ -56,6 +57,8 @@ class Play:
             task = asyncio.current_task()
             assert task is not None
             self._under_way = asyncio.get_running_loop(), task
+            if self._cancelled:
+                raise asyncio.CancelledError
 
             async def complete(request: Request) -> Completion:
                 return await self._complete(client, request)
@@ -68,7 +71,8 @@ class Play:
             self._under_way = None
 
     def cancel(self) -> None:
-        """End the call under way, from another thread."""
+        """End the call under way, from another thread, and every later one."""
+        self._cancelled = True
         if (under_way := self._under_way) is not None:
             with suppress(RuntimeError):  # it ended by itself
                 under_way[0].call_soon_threadsafe(under_way[1].cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -57,6 +58,12 @@ class Collector:
         self.db = db
         self.run_id = run_id
         self.make_environment = make_environment
+
+    def on(self, engine: Engine) -> Collector:
+        """The same collector, sampling from another engine."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
 
     def collect(
         self,

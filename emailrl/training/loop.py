@@ -14,7 +14,7 @@ from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import Display, NoDisplay
-from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, rollout_metrics, update_metrics
+from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
 from emailrl.training.run.printing import step_line
 from emailrl.training.run.run import Run
 from emailrl.training.step.samples import make_samples
@@ -87,7 +87,6 @@ def loop(run: Run) -> None:
     while (reason := state.stop_reason(settings.evaluation, run.total_steps, run.epochs)) is None:
         clock = Clock()
         with droppable(), clock.phase("rollout"):
-            run.refresh_engine()
             collected, questions = run.collect()
         paid = terminal_rewards(collected.kept, run.algorithm)
         samples, counts = make_samples(collected.kept, run.mode.loss_mask, mask_truncated=run.mask_truncated)
@@ -103,9 +102,10 @@ def loop(run: Run) -> None:
             {"step": state.step, "epoch": state.cursor.epoch}
             | update_metrics(trained.metrics)
             | rollouts
+            | policy_ages(collected, state.step - 1)
             | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
             | evaluation_metrics(evaluation)
-            | {"dropped": collected.dropped() | counts, "seconds": clock.seconds()}
+            | {"dropped": collected.dropped() | counts, "seconds": clock.seconds() | run.waits}
         )
         seconds_left = pace.seconds_left(state.step, run.total_steps)
         run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)

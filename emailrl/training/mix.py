@@ -52,7 +52,7 @@ def resolve(settings: Settings) -> Algorithm:
     algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
     if not algorithm.has_critic and wanted.value_clip is None:
         algorithm = replace(algorithm, value_clip=None)
-    for check in (_idle, _ratio, _bounds, _rollouts, _filters):
+    for check in (_idle, _ratio, _bounds, _rollouts, _filters, _stale):
         for message, hint in check(algorithm, settings):
             raise UsageError(message, hint)
     return algorithm
@@ -201,6 +201,25 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
             f"IMPORTANCE_CORRECTION={correction} needs the sampler's log-probabilities, which EMAILRL_ENGINE=openai"
             " does not return.",
             "Train with EMAILRL_ENGINE=transformers or vllm.",
+        )
+
+
+def staleness(settings: Settings) -> int:
+    """Steps by which the sampling policy may lag behind the trained one: MAX_STALENESS or its default."""
+    return settings.vllm.staleness(servers=settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls))
+
+
+def _stale(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
+    lag = staleness(settings)
+    if lag and not (settings.agent.engine == "vllm" and settings.vllm.vllm_urls):
+        yield (
+            f"MAX_STALENESS={lag} needs samplers of their own; in process, sampling and training take turns.",
+            "Use --engine vllm with VLLM_URLS (emailrl serve starts servers), or MAX_STALENESS=0.",
+        )
+    if lag and algorithm.importance_correction == "off":
+        yield (
+            f"MAX_STALENESS={lag} trains on rollouts of an older policy, which IMPORTANCE_CORRECTION=off ignores.",
+            "Use IMPORTANCE_CORRECTION=tis, icepop or sequence_mask, or MAX_STALENESS=0.",
         )
 
 

@@ -60,8 +60,8 @@ class VllmStub:
             if path == "/v1/load_lora_adapter":
                 return self._load(body)
             if path == "/v1/unload_lora_adapter":
-                del self.adapters[body["lora_name"]]
-                return 200, {}
+                known = self.adapters.pop(body["lora_name"], None) is not None
+                return (200, {}) if known else (404, {"error": {"message": "The lora adapter cannot be found."}})
             return self._complete(body)
 
     def _listed(self, name: str) -> dict[str, Any]:

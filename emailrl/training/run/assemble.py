@@ -8,6 +8,7 @@ from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine
+from emailrl.engines.base import VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
@@ -19,7 +20,8 @@ from emailrl.rollout.collect import Scores, build_collector
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
-from emailrl.training.mix import advice, resolve
+from emailrl.training.mix import advice, resolve, staleness
+from emailrl.training.run.ahead import Ahead, rollouts_in_flight
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import Display
@@ -67,8 +69,7 @@ def open_run(
         scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
         data = load_data(settings)
         data.notes += restored + start.notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
-        if checkpoint:
-            data.notes += _changes(checkpoint, settings, data)
+        data.notes += _changes(checkpoint, settings, data) if checkpoint else []
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
@@ -82,19 +83,38 @@ def open_run(
                 _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
-                updater.skipped_dir, tracker.display = directory / "skipped", display
+                tracker.display = display
                 _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
                     parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
                     saved_step=state.step if checkpoint else None,
                 )  # fmt: skip
-                yield Run(
+                run = Run(
                     settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
                     policy=policy, engine=engine, collector=collector, evaluator=evaluator, updater=updater,
                     tracker=tracker, interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
                     epochs=_epochs(settings, mode), writer=writer, ranks=ranks,
+                    kept_versions=2 + staleness(settings),
                 )  # fmt: skip
+                with _overlapping(run, checkpoint):
+                    yield run
+
+
+@contextmanager
+def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
+    """Let rollouts be played while steps are trained, where MAX_STALENESS allows it."""
+    if not (lag := staleness(run.settings)):
+        yield
+        return
+    assert isinstance(run.engine, VersionedEngine)
+    ahead = Ahead(
+        run.rollouts, run.collector, run.engine, run.state, staleness=lag, last_step=run.total_steps,
+        load=run.refresh_engine, played=rollouts_in_flight(checkpoint.path) if checkpoint else {},
+    )  # fmt: skip
+    run.ahead, run.writer.keep_ahead = ahead, ahead.save
+    with closing(ahead):
+        yield
 
 
 @contextmanager

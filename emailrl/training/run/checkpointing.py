@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class CheckpointWriter:
     """The step of the last checkpoint on disk."""
     resumed_from: str | None = None
     """The checkpoint that this process went on from."""
+    keep_ahead: Callable[[Path, int], None] = lambda folder, step: None
+    """Puts what was played of later steps into the checkpoint's folder."""
 
     @property
     def step(self) -> int:
@@ -51,6 +54,7 @@ class CheckpointWriter:
         def fill(directory: Path) -> None:
             self.policy.save_adapter(directory)
             save_state(directory / STATE_FILE, self.snapshot, self.updater.state_dict())
+            self.keep_ahead(directory, self.step)
 
         checkpoint = write_checkpoint(self.directory / name, self._metadata(kind), fill)
         self.saved_step = self.step

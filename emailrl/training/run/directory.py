@@ -144,6 +144,14 @@ def clear_run(directory: Path) -> None:
         _remove(path)
 
 
+def remove_records(directory: Path, *, after: int) -> None:
+    """Remove what a run recorded of steps after this one, and what it left half-written."""
+    for path in (path for name in RECORD_FOLDERS for path in directory.glob(f"{name}/*")):
+        found = RECORD.fullmatch(path.name)
+        if found and (found["hidden"] or int(found["step"]) > after):
+            _remove(path)
+
+
 def check_replaceable(directory: Path) -> None:
     """Raise UsageError for a folder that holds something, but no sign that a run made it."""
     if not directory.is_dir():

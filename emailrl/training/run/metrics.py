@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -101,6 +101,20 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "trajectories_broken": sum(len(trajectory.samples) > 1 for trajectory in trajectories),
         "exceptions": len(trajectories) - len(completed),
         "duration": mean([trajectory.seconds for trajectory in completed]),
+    }
+
+
+def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
+    """Which policies sampled a step's rollouts, and how many steps they lag behind the one after ``step``.
+
+    ``policy_versions`` counts trajectories by version; ages are over those that sampled anything.
+    """
+    stamps = [each.policy_version for group in collected.groups for each in group.trajectories if each.policy_version]
+    ages = [step - int(stamp.removeprefix("v-")) for stamp in stamps]
+    return {
+        "policy_versions": dict(sorted(Counter(stamps).items())),
+        "policy_age_mean": mean([float(age) for age in ages]),
+        "policy_age_max": max(ages, default=None),
     }
 
 

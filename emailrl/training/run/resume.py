@@ -35,11 +35,10 @@ from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
 from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.directory import (
-    RECORD,
-    RECORD_FOLDERS,
     checkpoint_to_resume,
     held,
     loss_of_going_back,
+    remove_records,
     run_to_resume,
 )
 from emailrl.training.run.start import check_resumed
@@ -195,10 +194,7 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     """
     recover(run_dir)
     said = []
-    for path in (path for name in RECORD_FOLDERS for path in run_dir.glob(f"{name}/*")):
-        found = RECORD.fullmatch(path.name)
-        if found and (found["hidden"] or int(found["step"]) > state.step):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    remove_records(run_dir, after=state.step)
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]
     remove_checkpoints(numbered)

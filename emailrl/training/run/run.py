@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +17,28 @@ from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
 from emailrl.policy.load import Policy
 from emailrl.ranks import ALONE, Ranks
-from emailrl.recording import write_records, write_trajectories
+from emailrl.recording import write_records
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.collapse import Alarm, watch, way_back
 from emailrl.training.run.curve import draw_curves
-from emailrl.training.run.directory import REPLACED
-from emailrl.training.run.filtering import Collected, Filter, collect_groups
+from emailrl.training.run.directory import REPLACED, remove_records
+from emailrl.training.run.filtering import Collected, Filter
 from emailrl.training.run.interrupts import Interrupts
-from emailrl.training.run.metrics import first_exception, training_records
+from emailrl.training.run.metrics import training_records
 from emailrl.training.run.modes import Mode
 from emailrl.training.run.printing import evaluation_block, percent
 from emailrl.training.run.questions import RunData
-from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
+from emailrl.training.run.rollouts import Rollouts
+from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.training.run.tracking import Tracker
 from emailrl.training.step.meter import TokenNumbers, UpdateResult
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
-
-logger = logging.getLogger(__name__)
-
-KEPT_VERSIONS = 2
-"""Directories of sampled-from adapters that stay: the one in use and the one before."""
+from emailrl.trajectory import Scenario
 
 
 @dataclass
@@ -69,24 +64,45 @@ class Run:
     """Passes over the questions that end the run; None where only ``total_steps`` does."""
     writer: CheckpointWriter
     ranks: Ranks = ALONE
+    kept_versions: int = 2
+    """Directories of sampled-from adapters that stay: the one in use, the one before, and those of rollouts ahead."""
+    ahead: Ahead | None = field(default=None, init=False)
+    """Plays rollouts while steps are trained; None takes turns."""
+    rollouts: Rollouts = field(init=False)
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
+
+    def __post_init__(self) -> None:
+        self.rollouts = Rollouts(
+            self.settings, self.data.train, self.directory, self.filter, self.epochs, num_ranks=self.ranks.world
+        )
+        self.updater.skipped_dir = self.directory / "skipped"
 
     @property
     def mask_truncated(self) -> bool:
         """Whether trajectories cut off at the token limit are left out of the loss."""
         return self.settings.algorithm.truncated_trajectories == "mask"
 
+    @property
+    def waits(self) -> dict[str, float]:
+        """Seconds that trainer and sampler waited for each other in the last step; empty where they take turns."""
+        return self.ahead.seconds if self.ahead is not None else {}
+
     # -- rollouts and evaluation
 
-    def refresh_engine(self) -> None:
-        """Let the engine sample from the policy as it is now, out of a directory that is never written again."""
+    def refresh_engine(self, step: int | None = None) -> None:
+        """Let the engine sample from the policy as it is now, out of a directory that is never written again.
+
+        With ``step``: as it was after that step, if that is still there.
+        """
         self.engine.resume()
-        name = f"v-{self.state.step:06d}"
+        versions, name = self.directory / "policy", f"v-{self.state.step:06d}"
+        if step is not None and (versions / f"v-{step:06d}").exists():
+            name = f"v-{step:06d}"
         if name == self._loaded_version:
             return
-        directory = self.directory / "policy" / name
+        directory = versions / name
         if not directory.exists():
             beside = directory.with_name(f".{name}")
             self.policy.save_adapter(beside)
@@ -94,40 +110,23 @@ class Run:
         self.engine.load_adapter(directory, name)
         self._loaded_version = name
         # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
-        remove_checkpoints(sorted(directory.parent.glob("v-*"))[:-KEPT_VERSIONS])
+        remove_checkpoints(sorted(versions.glob("v-*"))[: -self.kept_versions])
 
     def collect(self) -> tuple[Collected, StepQuestions]:
-        """Roll out the next step's questions, others in place of those dropped, and record all that came.
+        """The rollouts of the next step, played now or ahead, with the questions that were asked.
 
-        Returns it with the questions that were asked; raises EmailRLError where every rollout raised.
+        Raises EmailRLError where every rollout raised.
         """
-        training, step = self.settings.training, self.state.step + 1
-        questions = StepQuestions(
-            self.data.train,
-            self.state.cursor,
-            training.seed,
-            epochs=self.epochs,
-            resting=partial(self.state.resting, rest_epochs=training.rest_epochs),
-        )
-        played: list[Trajectory] = []
-
-        def play(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
-            label = f"refill-{refill}" if refill else "train"
-            if refill:
-                logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
-            self.tracker.display.phase(f"{label} rollouts of step {step}", len(scenarios) * training.num_generations)
-            groups = self.collector.collect(
-                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label,
-                progress=self.tracker.display.played,
-            )  # fmt: skip
-            new = [trajectory for group in groups for trajectory in group.trajectories]
-            played.extend(new)
-            self._record(f"step-{step:06d}.jsonl", played, new)
-            return groups
-
-        collected = collect_groups(
-            questions.take, play, self.filter, count=questions_per_step(training, self.ranks.world)
-        )
+        step, display = self.state.step + 1, self.tracker.display
+        if self.ahead is not None:
+            display.phase(f"train rollouts of step {step}")
+            collected, questions = self.ahead.take()
+            played = [trajectory for group in collected.groups for trajectory in group.trajectories]
+            display.recorded(self.rollouts.file_of(f"step-{step:06d}.jsonl"), played)
+            return collected, questions
+        self.refresh_engine()
+        questions = self.rollouts.questions(self.state)
+        collected = self.rollouts.play(step, questions, self.collector, display=display)
         self.engine.release()
         return collected, questions
 
@@ -140,7 +139,7 @@ class Run:
         self.refresh_engine()
         self.tracker.say(f"--- Evaluating at step {state.step} ---")
         evaluation = self._evaluate(self.data.val, state.step, "val")
-        self._record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, evaluation.trajectories)
+        self.rollouts.record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, self.tracker.display)
         is_best = False
         if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
             state.last_evaluated = state.step
@@ -168,16 +167,6 @@ class Run:
         )
         self.engine.release()
         return evaluation
-
-    def _record(self, name: str, trajectories: Sequence[Trajectory], new: Sequence[Trajectory]) -> None:
-        path = self.directory / "trajectories" / name
-        write_trajectories(path, trajectories)
-        self.tracker.display.recorded(path, new)
-        if (reason := first_exception(trajectories)) is not None:
-            raise EmailRLError(
-                f"Every rollout failed ({path.stem}). First error: {reason.rstrip('.')}.",
-                "Fix it, then rerun with --resume latest.",
-            )
 
     # -- state
 
@@ -258,6 +247,9 @@ class Run:
 
     def finish(self, reason: str) -> None:
         """Write ``final`` and the curves, say why the run ended, and measure the best model on other questions."""
+        if self.ahead is not None:
+            self.ahead.close()
+            remove_records(self.directory, after=self.state.step)
         self._save("final")
         training = self.settings.training
         draw_curves(self.directory, f"{self.settings.model.name}, {training.algorithm}, mode {training.mode}")
@@ -279,7 +271,7 @@ class Run:
             self.engine.resume()
             self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
             confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
-        self._record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, confirmed.trajectories)
+        self.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, self.tracker.display)
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.say(

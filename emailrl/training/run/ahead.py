@@ -1,0 +1,184 @@
+"""Asynchronous rollouts: while a step is trained, those of the next MAX_STALENESS steps are played.
+
+The rollouts of step t are sampled by the policy as it was after step max(0, t - 1 - MAX_STALENESS). They begin as soon
+as that policy is loaded and wait for nothing else, so staleness is bounded by what is begun, never by dropping what
+comes late, which would favour short conversations. Which policy plays a step depends on no clock: a resumed run plays
+the rest as the uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from types import MappingProxyType
+
+from emailrl.engines.base import PinnedEngine, VersionedEngine
+from emailrl.errors import EmailRLError
+from emailrl.recording import read_trajectories, write_trajectories
+from emailrl.rollout.collect import Collector
+from emailrl.training.run.display import NoDisplay
+from emailrl.training.run.filtering import Collected
+from emailrl.training.run.rollouts import Rollouts
+from emailrl.training.run.state import RunState, StepQuestions
+from emailrl.trajectory import Trajectory
+
+IN_FLIGHT = "in_flight.jsonl"
+"""In a checkpoint: the rollouts that had ended, of steps not yet trained; without rewards."""
+STOP_SECONDS = 5.0
+"""What ending a step's rollouts may take; a custom environment that hangs is left behind."""
+
+Result = tuple[Collected, StepQuestions]
+
+
+class Ended(NoDisplay):
+    """Copies of the rollouts that have ended (scoring changes the originals); they are shown once they are trained."""
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+
+    def played(self, trajectory: Trajectory) -> None:
+        """Keep a rollout."""
+        self.trajectories.append(copy.deepcopy(trajectory))
+
+
+@dataclass
+class Batch:
+    """The rollouts of one step, under way in a thread of their own."""
+
+    step: int
+    engine: PinnedEngine
+    result: Future[Result] = field(default_factory=Future)
+    ended: Ended = field(default_factory=Ended)
+    ended_at: float | None = None
+    thread: Thread | None = None
+
+
+class Ahead:
+    """Plays the steps after the one in training; all methods are for the trainer's thread.
+
+    ``load(n)`` lets the engine sample from the policy after step ``n``, or from the present one if that is no longer
+    kept. ``played`` are rollouts of an interrupted run, by id.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        collector: Collector,
+        engine: VersionedEngine,
+        state: RunState,
+        *,
+        staleness: int,
+        last_step: int,
+        load: Callable[[int], None],
+        played: Mapping[str, Trajectory] = MappingProxyType({}),
+    ) -> None:
+        self._rollouts, self._collector, self._engine, self._state = rollouts, collector, engine, state
+        self._staleness, self._last_step, self._load, self._played = staleness, last_step, load, played
+        self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
+        """Where the questions of the next step to be begun start."""
+        self._batches: dict[int, Batch] = {}
+        self._begun = state.step
+        self.seconds: dict[str, float] = {}
+        """How long the trainer waited for the last step's rollouts, and before it no rollouts were under way."""
+
+    def take(self) -> Result:
+        """The rollouts of the next step, once they have ended; begins those that may be played meanwhile.
+
+        Raises what ended them early.
+        """
+        step = self._state.step + 1
+        for done in [number for number in self._batches if number < step]:
+            self._batches.pop(done).engine.close()
+        sampler_wait = self._begin_until(min(step + self._staleness, self._last_step))
+        begun = time.perf_counter()
+        result = self._batches[step].result.result()
+        self.seconds = {"trainer_wait": time.perf_counter() - begun, "sampler_wait": sampler_wait}
+        return result
+
+    def save(self, directory: Path, step: int) -> None:
+        """Keep in a checkpoint of ``step`` what has ended of later steps."""
+        batches = [batch for number, batch in sorted(self._batches.items()) if number > step]
+        later = [trajectory for batch in batches for trajectory in batch.ended.trajectories]
+        if later:
+            write_trajectories(directory / IN_FLIGHT, later)
+
+    def close(self) -> None:
+        """End everything under way."""
+        for batch in self._batches.values():
+            batch.engine.cancel()
+        until = time.monotonic() + STOP_SECONDS
+        for batch in self._batches.values():
+            if batch.thread is not None:
+                batch.thread.join(max(until - time.monotonic(), 0.0))
+            batch.engine.close()
+        self._batches.clear()
+
+    def _begin_until(self, last: int) -> float:
+        """Begin the steps up to ``last``; returns for how long no rollouts were under way before them, in seconds."""
+        ends = [batch.ended_at for batch in self._batches.values()]
+        idle = 0.0
+        for step in range(self._begun + 1, last + 1):
+            self._load(max(0, step - 1 - self._staleness))
+            if step == self._begun + 1 and ends:
+                idle = 0.0 if None in ends else time.perf_counter() - max(end for end in ends if end is not None)
+            self._begin(step)
+        return idle
+
+    def _begin(self, step: int) -> None:
+        batch = Batch(step, self._engine.pin())
+        before = self._batches.get(step - 1)
+        questions = None if self._rollouts.choose_by_outcome else self._foreseen()
+        self._batches[step], self._begun = batch, step
+        batch.thread = Thread(target=self._run, args=(batch, before, questions), name=f"step-{step}", daemon=True)
+        batch.thread.start()
+
+    def _foreseen(self) -> StepQuestions:
+        """The questions of the next step where no outcome decides which they are; moves the place behind them."""
+        questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
+        same.take(self._rollouts.per_step)
+        self._place.cursor = same.cursor
+        return questions
+
+    def _run(self, batch: Batch, before: Batch | None, questions: StepQuestions | None) -> None:
+        try:
+            result = self._play(batch, before, questions)
+        except Exception as error:
+            batch.result.set_exception(error)
+        except BaseException as error:  # what would end the thread unseen
+            what = str(error) or type(error).__name__
+            failure = EmailRLError(f"The rollouts of step {batch.step} were ended: {what}.", "Use --resume latest.")
+            batch.result.set_exception(failure)
+        else:
+            batch.result.set_result(result)
+        finally:
+            batch.ended_at = time.perf_counter()
+
+    def _play(self, batch: Batch, before: Batch | None, questions: StepQuestions | None) -> Result:
+        if questions is None:
+            if before is not None:
+                before.result.result()
+            questions = self._rollouts.questions(self._place)
+        collected = self._rollouts.play(
+            batch.step,
+            questions,
+            self._collector.on(batch.engine),
+            display=batch.ended,
+            played=self._played,
+        )
+        if self._rollouts.choose_by_outcome:
+            self._place.note_pass_rates(questions.asked, collected.groups)
+            self._place.cursor = questions.cursor
+        return collected, questions
+
+
+def rollouts_in_flight(checkpoint: Path) -> dict[str, Trajectory]:
+    """The rollouts that a checkpoint keeps of steps it had not trained, by id; those that raised are played again."""
+    path = checkpoint / IN_FLIGHT
+    if not path.is_file():
+        return {}
+    return {each.id: each for each in read_trajectories(path) if each.exception is None}

@@ -1,0 +1,107 @@
+"""The rollouts of one step: questions asked, others in place of those dropped, all of it recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from emailrl.errors import EmailRLError
+from emailrl.recording import write_trajectories
+from emailrl.rollout.collect import Collector
+from emailrl.settings import Settings
+from emailrl.training.run.display import Display
+from emailrl.training.run.filtering import Collected, Filter, collect_groups
+from emailrl.training.run.metrics import first_exception
+from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
+from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Plays the steps of one run, from any thread."""
+
+    settings: Settings
+    train: Sequence[Scenario]
+    directory: Path
+    filter: Filter
+    epochs: int | None
+    num_ranks: int = 1
+
+    @property
+    def per_step(self) -> int:
+        """Questions of a step, those in place of dropped ones not counted."""
+        return questions_per_step(self.settings.training, self.num_ranks)
+
+    @property
+    def choose_by_outcome(self) -> bool:
+        """Whether what came of earlier questions decides which ones are asked next."""
+        return self.filter.max_refill_rounds > 0 or self.settings.training.rest_epochs > 0
+
+    def questions(self, place: RunState) -> StepQuestions:
+        """The questions of the step that begins at ``place``."""
+        training = self.settings.training
+        return StepQuestions(
+            self.train,
+            place.cursor,
+            training.seed,
+            epochs=self.epochs,
+            resting=partial(place.resting, rest_epochs=training.rest_epochs),
+        )
+
+    def play(
+        self,
+        step: int,
+        questions: StepQuestions,
+        collector: Collector,
+        *,
+        display: Display,
+        played: Mapping[str, Trajectory] = MappingProxyType({}),
+    ) -> Collected:
+        """Roll out the questions of ``step`` and record all that came.
+
+        Those ``played`` before, by id, are not played again. Raises EmailRLError where every rollout raised.
+        """
+        training = self.settings.training
+        recorded: list[Trajectory] = []
+
+        def ask(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+            label = f"refill-{refill}" if refill else "train"
+            if refill:
+                logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
+            display.phase(f"{label} rollouts of step {step}", len(scenarios) * training.num_generations)
+            groups = collector.collect(
+                scenarios, training.num_generations, step=step, seed=training.seed, split_label=label,
+                progress=display.played, played=played,
+            )  # fmt: skip
+            new = [trajectory for group in groups for trajectory in group.trajectories]
+            recorded.extend(new)
+            self.record(f"step-{step:06d}.jsonl", recorded, display, new)
+            return groups
+
+        return collect_groups(questions.take, ask, self.filter, count=self.per_step)
+
+    def file_of(self, name: str) -> Path:
+        """Where the trajectories of a step or an evaluation go."""
+        return self.directory / "trajectories" / name
+
+    def record(
+        self, name: str, trajectories: Sequence[Trajectory], display: Display, new: Sequence[Trajectory] | None = None
+    ) -> None:
+        """Write trajectories to a file of the run, and show those that are ``new`` in it (None: all).
+
+        Raises EmailRLError where every one raised.
+        """
+        path = self.file_of(name)
+        write_trajectories(path, trajectories)
+        display.recorded(path, trajectories if new is None else new)
+        if (reason := first_exception(trajectories)) is not None:
+            raise EmailRLError(
+                f"Every rollout failed ({path.stem}). First error: {reason.rstrip('.')}.",
+                "Fix it, then rerun with --resume latest.",
+            )

@@ -1,0 +1,264 @@
+"""Rollouts ahead of the trainer, on HTTP servers with a tiny real model: overlap, ages, resume, failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.conftest import Options
+from engines.vllm_stub import BASE, VllmStub
+from hang import must_end
+from same_run import assert_same_run
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import load_policy
+from emailrl.recording import read_records
+from emailrl.rollout.collect import Collector
+from emailrl.settings import load_settings
+from emailrl.training.loop import TrainResult, train
+from emailrl.training.run import rollouts
+from emailrl.training.step.update import Updater
+
+STEPS, SERVED_PER_STEP = 5, 6
+"""Of a step at least one completion for each of 2 questions x 3 rollouts."""
+
+
+@pytest.fixture
+def stub(workplace: Path) -> Iterator[VllmStub]:
+    settings = load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)
+    server = VllmStub(load_policy(settings))
+    yield server
+    server.close()
+
+
+Start = Callable[..., TrainResult]
+
+
+@pytest.fixture
+def start(options: Options, stub: VllmStub, tmp_path: Path) -> Start:
+    """Trains on the server, under a folder of that name."""
+
+    def run(name: str, *, resume: str | None = None, say: Callable[[str], None] = print, **changes: Any) -> TrainResult:
+        given = options(
+            tmp_path / name,
+            **{"engine": "vllm", "vllm_urls": stub.url, "max_steps": STEPS, "eval_steps": 3, "lora_dropout": 0.0}
+            | {"vllm_return_timeout": 0}
+            | changes,
+        )
+        return train(load_settings(given, environ={}), resume=resume, progress=say)
+
+    return run
+
+
+@pytest.fixture
+def uninterrupted(start: Start) -> Path:
+    return start("whole").run_dir
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return list(read_records(run / "metrics.jsonl"))
+
+
+def versions_served(stub: VllmStub) -> Counter[str]:
+    """Completions by version."""
+    found = (re.search(r"v-\d{6}", name) for name in list(stub.served))
+    return Counter(version.group() for version in found if version)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        if condition():
+            return
+        until.wait(0.02)
+    raise AssertionError("in vain")
+
+
+def seeds_asked(stub: VllmStub) -> Counter[int]:
+    """Completions asked for; the seed stands for trajectory and turn."""
+    return Counter(body["seed"] for path, body in stub.http.requests if "prompt" in body and body["seed"])
+
+
+def step_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-")]
+
+
+def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(
+    start: Start, stub: VllmStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step t is trained on what the policy of step t - 2 sampled, and only once the server works on step t + 1."""
+    original = Updater.train
+
+    def train_once_the_next_is_under_way(self: Updater, *given: Any, step: int) -> Any:
+        if step < STEPS:
+            wait_for(lambda: versions_served(stub)[f"v-{step - 1:06d}"] > 0)
+        return original(self, *given, step=step)
+
+    monkeypatch.setattr(Updater, "train", train_once_the_next_is_under_way)
+    steps = metrics(start("run", eval_steps=9).run_dir)
+    assert [list(step["policy_versions"]) for step in steps] == [
+        ["v-000000"], ["v-000000"], ["v-000001"], ["v-000002"], ["v-000003"]
+    ]  # fmt: skip
+    assert [step["policy_age_max"] for step in steps] == [0, 1, 1, 1, 1]
+    assert [step["policy_age_mean"] for step in steps] == [0, 1, 1, 1, 1]
+    for step in steps:
+        assert {"trainer_wait", "sampler_wait"} <= set(step["seconds"])
+        assert 0.5 <= step["correction_mean"] <= 5 and step["correction_min"] <= 1 <= step["correction_max"]
+    assert list(stub.adapters) == [BASE] and step_threads() == []  # everything let go
+
+
+@pytest.mark.parametrize("staleness", [2, 3])
+def test_ages_never_exceed_the_bound(start: Start, staleness: int) -> None:
+    steps = metrics(start("run", max_staleness=staleness).run_dir)
+    assert [step["policy_age_max"] for step in steps] == [min(n, staleness) for n in range(STEPS)]
+
+
+def test_without_staleness_the_bits_are_those_of_taking_turns_in_process(start: Start) -> None:
+    on_server = start("server", max_staleness=0, importance_correction="off")
+    in_process = start(
+        "process", engine="transformers", vllm_urls="", importance_correction="off", max_batch_trajectories=1
+    )  # one at a time, as the server computes
+    names = ("final", "checkpoint-4")
+    weights = [
+        [(run.run_dir / name / "adapter_model.safetensors").read_bytes() for name in names]
+        for run in (on_server, in_process)
+    ]
+    assert weights[0] == weights[1]
+    assert [step["policy_age_max"] for step in metrics(on_server.run_dir)] == [0] * STEPS
+    assert all("trainer_wait" not in step["seconds"] for step in metrics(on_server.run_dir))
+
+
+def test_an_interrupted_run_goes_on_as_if_uninterrupted_and_asks_no_question_twice(
+    start: Start, stub: VllmStub, uninterrupted: Path
+) -> None:
+    """Stopped after step 3, when step 4's rollouts had ended: they are in the checkpoint."""
+    asked = seeds_asked(stub)
+    stub.http.requests.clear()
+    stub.served.clear()
+
+    directory = uninterrupted.parents[1] / "parts/grpo_masked"
+
+    def stop(line: str) -> None:
+        if line.startswith(f"Step 3/{STEPS}"):
+            wait_for((directory / "trajectories/step-000004.jsonl").exists)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start("parts", say=stop)
+    kept = list(read_records(directory / "checkpoint-3/in_flight.jsonl"))
+    assert Counter(each["step"] for each in kept) == {4: SERVED_PER_STEP}
+    resumed = start("parts", resume="latest")
+    assert_same_run(uninterrupted, resumed.run_dir)
+    assert seeds_asked(stub) == asked
+
+
+@pytest.mark.parametrize("name", ["dapo", "resting"])
+def test_questions_that_depend_on_outcomes_are_asked_once_an_epoch(start: Start, name: str) -> None:
+    changes = {"dapo": {"dynamic_filtering": True, "filter_on": "reward", "max_refill_rounds": 2},
+               "resting": {"rest_epochs": 1}}[name]  # fmt: skip
+    result = start("run", **changes)
+    asked = [
+        record["scenario"]["id"]
+        for path in sorted((result.run_dir / "trajectories").glob("step-*.jsonl"))
+        for record in read_records(path)
+        if record["id"].endswith("-0")
+    ]
+    epoch = len(set(asked))
+    assert len(asked) >= 2 * STEPS and len(set(asked[:epoch])) == epoch
+    assert [step["policy_age_max"] for step in metrics(result.run_dir)] == [0, 1, 1, 1, 1]
+
+
+def test_a_server_killed_in_mid_step_and_coming_back_costs_nothing(
+    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(line: str) -> None:
+        if line.startswith("Step 2/"):
+            stub.dies_after = len(stub.served) + 3
+            stub.adapters = {BASE: None}
+            threading.Timer(3.0, come_back).start()
+
+    def come_back() -> None:
+        stub.dies_after = None
+
+    stub.served.clear()
+    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=60).run_dir)
+    told = capsys.readouterr().err
+    assert "No vLLM server is left" in told and "is back in use" in told
+
+
+def test_a_hung_server_ends_the_run_in_bounded_time_with_the_last_step_saved(start: Start, stub: VllmStub) -> None:
+    said: list[str] = []
+
+    def hang(line: str) -> None:
+        said.append(line)
+        if line.startswith("Step 2/"):
+            stub.http.delay = 20
+
+    try:
+        with must_end(60), pytest.raises(EmailRLError, match=r"Every rollout failed|No vLLM server available"):
+            start("run", say=hang, vllm_timeout=1.0, vllm_retries=0)
+    finally:
+        stub.http.delay = 0
+    assert re.search(r"Stopped after step [23], saved in|Stopped after step 2, which is saved", said[-1])
+    assert step_threads() == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (SystemExit("the end"), r"The rollouts of step 3 were ended: the end\. Use --resume latest"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), "No space left on device"),
+    ],
+)
+def test_a_collector_that_dies_ends_the_run_with_one_line_and_the_steps_before_are_saved(
+    start: Start, failure: BaseException, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, said = Collector.collect, list[str]()
+
+    def collect(self: Collector, *given: Any, step: int, **how: Any) -> Any:
+        if step == 3 and how.get("split_label", "train") == "train":
+            raise failure
+        return original(self, *given, step=step, **how)
+
+    monkeypatch.setattr(Collector, "collect", collect)
+    with must_end(60), pytest.raises((EmailRLError, OSError), match=expected):
+        start("run", say=said.append)
+    assert "Stopped after step 2" in said[-1] and step_threads() == []
+    monkeypatch.undo()
+    assert start("run", resume="latest").steps == STEPS
+
+
+def test_a_full_disk_under_the_rollouts_ends_the_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = rollouts.write_trajectories
+
+    def write(path: Path, trajectories: Any) -> None:
+        if path.name == "step-000003.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        original(path, trajectories)
+
+    monkeypatch.setattr(rollouts, "write_trajectories", write)
+    with must_end(60), pytest.raises(OSError, match=r"No space left on device: .*step-000003\.jsonl"):
+        start("run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"engine": "transformers", "vllm_urls": "", "max_staleness": 1},
+            "MAX_STALENESS=1 needs samplers of their own",
+        ),
+        ({"importance_correction": "off"}, "MAX_STALENESS=1 trains on rollouts of an older policy"),
+    ],
+)
+def test_what_cannot_overlap_is_refused(start: Start, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        start("run", **changes)
