@@ -8,21 +8,25 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from end_to_end.conftest import Options
-from engines.vllm_stub import BASE, VllmStub
+from engines.vllm_stub import BASE, STOP_IDS, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
+from emailrl.engines import opened
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.load import load_policy
+from emailrl.policy.load import Policy, load_policy
 from emailrl.recording import read_records
 from emailrl.rollout.collect import Collector
-from emailrl.settings import load_settings
+from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import rollouts
 from emailrl.training.step.update import Updater
@@ -50,7 +54,7 @@ def start(options: Options, stub: VllmStub, tmp_path: Path) -> Start:
         given = options(
             tmp_path / name,
             **{"engine": "vllm", "vllm_urls": stub.url, "max_steps": STEPS, "eval_steps": 3, "lora_dropout": 0.0}
-            | {"vllm_return_timeout": 0}
+            | {"vllm_return_timeout": 0, "save_steps": 1}
             | changes,
         )
         return train(load_settings(given, environ={}), resume=resume, progress=say)
@@ -121,19 +125,42 @@ def test_ages_never_exceed_the_bound(start: Start, staleness: int) -> None:
     assert [step["policy_age_max"] for step in steps] == [min(n, staleness) for n in range(STEPS)]
 
 
-def test_without_staleness_the_bits_are_those_of_taking_turns_in_process(start: Start) -> None:
+class OneByOne:
+    """Samples in process as the server does: every turn by itself, nothing kept between two."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        waiting, ended = list(requests), list[Completion]()
+        while waiting:
+            request = waiting.pop(0)
+            fresh = f"{request.trajectory_id}-{len(ended)}"
+            [completion] = self._engine.generate([replace(request, trajectory_id=fresh)])
+            completion.trajectory_id = request.trajectory_id
+            ended.append(completion)
+            if advance is not None and (following := advance(completion)) is not None:
+                waiting.append(following)
+        return ended
+
+
+def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     on_server = start("server", max_staleness=0, importance_correction="off")
-    in_process = start(
-        "process", engine="transformers", vllm_urls="", importance_correction="off", max_batch_trajectories=1
-    )  # one at a time, as the server computes
-    names = ("final", "checkpoint-4")
-    weights = [
-        [(run.run_dir / name / "adapter_model.safetensors").read_bytes() for name in names]
-        for run in (on_server, in_process)
-    ]
-    assert weights[0] == weights[1]
-    assert [step["policy_age_max"] for step in metrics(on_server.run_dir)] == [0] * STEPS
-    assert all("trainer_wait" not in step["seconds"] for step in metrics(on_server.run_dir))
+
+    def build(settings: Settings, policy: Policy) -> Any:
+        return OneByOne(TransformersEngine(policy.model, STOP_IDS, max_rows=1))
+
+    monkeypatch.setattr(opened, "build_engine", build)
+    in_process = start("process", engine="transformers", vllm_urls="", importance_correction="off")
+    for name in ("final", "checkpoint-4"):
+        weights = [(run.run_dir / name / "adapter_model.safetensors").read_bytes() for run in (on_server, in_process)]
+        assert weights[0] == weights[1]
+    steps = metrics(on_server.run_dir)
+    assert [step["policy_versions"] for step in steps] == [{f"v-{n:06d}": SERVED_PER_STEP} for n in range(STEPS)]
+    assert all("trainer_wait" not in step["seconds"] for step in steps)
 
 
 def test_an_interrupted_run_goes_on_as_if_uninterrupted_and_asks_no_question_twice(
@@ -200,11 +227,11 @@ def test_a_hung_server_ends_the_run_in_bounded_time_with_the_last_step_saved(sta
     def hang(line: str) -> None:
         said.append(line)
         if line.startswith("Step 2/"):
-            stub.http.delay = 20
+            stub.http.delay = 60
 
     try:
         with must_end(60), pytest.raises(EmailRLError, match=r"Every rollout failed|No vLLM server available"):
-            start("run", say=hang, vllm_timeout=1.0, vllm_retries=0)
+            start("run", say=hang, vllm_timeout=8.0, vllm_retries=0)
     finally:
         stub.http.delay = 0
     assert re.search(r"Stopped after step [23], saved in|Stopped after step 2, which is saved", said[-1])

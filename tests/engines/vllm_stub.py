@@ -16,6 +16,7 @@ from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
 
 BASE = "the-base"
+STOP_IDS = [1]
 
 
 class VllmStub:
@@ -34,7 +35,7 @@ class VllmStub:
         """Answers to give before it works on."""
         self.untempered = False
         self._policy = policy
-        self.engine = TransformersEngine(policy.model, [1], max_rows=8)
+        self.engine = TransformersEngine(policy.model, STOP_IDS, max_rows=8)
         self._weights = sampling_weights(policy.model)
         self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
@@ -88,7 +89,8 @@ class VllmStub:
         self._weights.load(path)
         temperature = 1.0 if self.untempered else body["temperature"]
         sampling = SamplingParams(body["max_tokens"], body["temperature"])
-        [completion] = self.engine.generate([Request("x", sampling, body["prompt"], seed=body["seed"])])
+        fresh = f"{len(self.http.requests)}-{body['seed']}"  # no keys and values of another request
+        [completion] = self.engine.generate([Request(fresh, sampling, body["prompt"], seed=body["seed"])])
         prompt, sampled = body["prompt"], completion.token_ids
         choice: dict[str, Any] = {
             "finish_reason": completion.finish_reason,
