@@ -30,6 +30,8 @@ LONGEST = 128
 """Tokens of the probe."""
 SAMPLED = 8
 """Tokens sampled after it, to see that their log-probabilities are those after temperature."""
+SAMPLED_ALONE = 32
+"""As many where they are all that is compared."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUNDING = 0.1
 """Mean gap allowed in 16 bits, where two sets of kernels round differently."""
@@ -101,7 +103,7 @@ class Probe:
                 f"while the trainer's moved by {moved:.2g}.",
                 "Restart it.",
             )
-        self._check_sampled(who, sampled, logprobs)
+        self.check_sampled(who, sampled, logprobs)
         self._answers[who] = list(prompt)
         return gap
 
@@ -118,7 +120,8 @@ class Probe:
             )
         return gap
 
-    def _check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
+    def check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Compare what an engine drew after the probe's text with the trainer's model; ProbeError, naming ``who``."""
         ids, start = [*self.ids, *sampled], len(self.ids)
         gap = mean_gap(logprobs, self.score(ids, start, self.temperature))
         # The sampled tokens are few, and their gap is no mean over a whole text.

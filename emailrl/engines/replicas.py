@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import httpx
 
 from emailrl.engines.base import Completion, Request
-from emailrl.engines.probe import SAMPLED, Probe
+from emailrl.engines.probe import SAMPLED, SAMPLED_ALONE, Probe
 from emailrl.engines.vllm_answers import ModelList, ReplicaDown, prompt_logprobs, read_answer, read_choice, refusal
 from emailrl.errors import EmailRLError
 from emailrl.remote.reply import EndlessReply
@@ -19,6 +21,8 @@ from emailrl.settings import redacted, secrets_in, split_credentials, without_cr
 
 HEALTH_TIMEOUT = 10.0
 """Seconds a server has to say that it is well."""
+FULL = 0.02
+"""Seconds between looks at a replica that may not have another request now."""
 
 
 @dataclass(eq=False)
@@ -41,15 +45,15 @@ class Replica:
     """Requests under way, by adapter."""
 
     def __post_init__(self) -> None:
-        self._counting = Lock()
+        self._counting, self._claimed = Lock(), False
         self._secrets = [self.key, *secrets_in(self.url)]
         self._shown = without_credentials(self.url)
         self.url, self._credentials = split_credentials(self.url)  # httpx logs the address that it asks
 
-    def begin(self, name: str) -> bool:
-        """Count a request under way on ``name``; False where it has as many as it may have."""
+    def begin(self, name: str, *, above_cap: bool = False) -> bool:
+        """Count a request under way on ``name``; False where it has as many as it may have, or is to be left alone."""
         with self._counting:
-            if self.in_flight.total() >= self.most:
+            if self._claimed or (self.in_flight.total() >= self.most and not above_cap):
                 return False
             self.in_flight[name] += 1
             return True
@@ -58,6 +62,25 @@ class Replica:
         """Count a request as over."""
         with self._counting:
             self.in_flight[name] -= 1
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Wait until nothing is under way here, and let nothing begin inside the block."""
+        while not self._claim():
+            await asyncio.sleep(FULL)
+        try:
+            while self.in_flight.total():
+                await asyncio.sleep(FULL)
+            yield
+        finally:
+            self._claimed = False
+
+    def _claim(self) -> bool:
+        with self._counting:
+            if self._claimed:
+                return False
+            self._claimed = True
+            return True
 
     def __str__(self) -> str:
         return f"The vLLM server {self._shown}"
@@ -114,10 +137,22 @@ class Replica:
     ) -> None:
         """Compare its log-probabilities of the probe's text with the trainer's; ProbeError where they differ.
 
-        With those ``expected`` of an earlier version the trainer's model is not asked.
+        With those ``expected`` of an earlier version the trainer's model is not asked. Beside other requests only what
+        it samples is compared: log-probabilities of a prompt may end vLLM's engine there (vllm #16668).
         """
-        body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "prompt_logprobs": 0, "seed": 0}
-        response = await self._call(client, "POST", "/v1/completions", body)
+        body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
+        if expected is None and self.in_flight.total():
+            while not self.begin(name, above_cap=True):
+                await asyncio.sleep(FULL)
+            try:
+                response = await self._call(client, "POST", "/v1/completions", body | {"max_tokens": SAMPLED_ALONE})
+            finally:
+                self.end(name)
+            choice = read_choice(str(self), response, name, probe.vocabulary)
+            probe.check_sampled(str(self), choice.token_ids, choice.logprobs.token_logprobs)
+            return
+        async with self.alone():
+            response = await self._call(client, "POST", "/v1/completions", body | {"prompt_logprobs": 0})
         choice = read_choice(str(self), response, name, probe.vocabulary)
         prompt = prompt_logprobs(str(self), probe.ids, choice)
         if expected is None:

@@ -16,14 +16,12 @@ import httpx
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
-from emailrl.engines.replicas import Replica, cause, completion_body, read_completion, retry_after
+from emailrl.engines.replicas import FULL, Replica, cause, completion_body, read_completion, retry_after
 from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_fleet import Fleet, Version, room
 
 LONGEST_WAIT = 8.0
 """Seconds; pauses between tries double from half a second, or follow ``Retry-After``, up to this."""
-FULL = 0.02
-"""Seconds between looks at a replica that has all the requests it may have."""
 
 
 @dataclass(frozen=True, slots=True)

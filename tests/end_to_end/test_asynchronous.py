@@ -41,6 +41,7 @@ def stub(workplace: Path) -> Iterator[VllmStub]:
     server = VllmStub(load_policy(settings))
     yield server
     server.close()
+    assert server.mixed == 0
 
 
 Start = Callable[..., TrainResult]

@@ -28,7 +28,8 @@ class StubServer:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str] = []
         self.busiest = 0
-        self._running = 0
+        self.running: list[dict[str, Any]] = []
+        """The bodies of those it holds now."""
         self._lock = threading.Lock()
         stub = self
 
@@ -43,13 +44,13 @@ class StubServer:
                 with stub._lock:
                     stub.requests.append((self.path, body))
                     stub.keys.append(self.headers.get("Authorization", ""))
-                    stub._running += 1
-                    stub.busiest = max(stub.busiest, stub._running)
+                    stub.running.append(body)
+                    stub.busiest = max(stub.busiest, len(stub.running))
                 if body:
                     time.sleep(stub.delay)
                 status, content, *headers = stub.reply(body | {"path": self.path})
                 with stub._lock:
-                    stub._running -= 1
+                    del stub.running[next(n for n, one in enumerate(stub.running) if one is body)]
                 if status is None:
                     self.close_connection = True
                     return

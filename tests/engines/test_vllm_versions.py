@@ -14,6 +14,7 @@ from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 
 from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.probe import ProbeError
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.errors import EmailRLError
 
@@ -135,3 +136,34 @@ def test_servers_that_stay_away_end_the_call_in_bounded_time(
     stub.dies_after = 0
     with must_end(30), pytest.raises(EmailRLError, match=r"No vLLM server available \(1 configured\)"):
         ask(engine)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], wrong: bool
+) -> None:
+    """Log-probabilities of a prompt beside other requests may end vLLM's engine."""
+    stub = serve(delay=0.1)
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+        turns: list[int] = []
+
+        def advance(completion: Completion) -> Request | None:
+            turns.append(1)
+            return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if not over.is_set() else None
+
+        over = threading.Event()
+        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])] * 3, advance)
+        try:
+            if wrong:
+                stub.adapter_instead = adapters[2]
+                with pytest.raises(ProbeError, match="log-probabilities of sampled tokens that are off"):
+                    engine.load_adapter(adapters[1], "v-2")
+            else:
+                engine.load_adapter(adapters[1], "v-2")
+        finally:
+            over.set()
+            call.result(60)
+        pinned.close()
+    assert stub.mixed == 0 and len(turns) > 3

@@ -26,6 +26,8 @@ class VllmStub:
         self.adapters: dict[str, Path | None] = {BASE: None}
         self.served: list[str] = []
         """The model of each completion, probes apart."""
+        self.mixed = 0
+        """How often it was asked for a prompt's log-probabilities beside other completions, which may end vLLM."""
         self.ignore_adapters = False
         self.adapter_instead: Path | None = None
         self.list_loaded = True
@@ -79,6 +81,9 @@ class VllmStub:
         return 200, {}
 
     def _complete(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        under_way = [one for one in list(self.http.running) if "prompt" in one]
+        if len(under_way) > 1 and any("prompt_logprobs" in one for one in under_way):
+            self.mixed += 1
         if self.failures:
             return self.failures.pop(0)
         name = body["model"]
