@@ -25,8 +25,8 @@ PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """So many tokens cost as much as one more pass: less padding is borne."""
 GATHERED_SHARE = 1 / 8
 PATIENCE = 8
-"""Beside captured decode steps a prefill pass is dear. New prompts wait for others: until they are so large a share of
-what runs, or for so many steps."""
+"""Next to captured decode steps a prefill pass is expensive: new prompts wait until they are this share of what runs,
+or for this many steps."""
 
 
 class Passes:

@@ -24,6 +24,7 @@ class PaddedSteps(DecodeGraphs):
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.rows: list[int] = []
+        self.forgotten = 0
         super().__init__(engine.weights.model, engine.cache, most_rows=ROWS, most_tokens=224)
 
     def logits(self, tables: Sequence[Table], starts: Sequence[int], ids: Sequence[int]) -> Tensor | None:
@@ -34,6 +35,9 @@ class PaddedSteps(DecodeGraphs):
         return padded_step(self.engine.weights.model, self.engine.cache, pack(tables, starts, ids, ROWS, WIDTH), 255)[
             : len(ids)
         ]
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
 
 def test_a_step_is_packed_with_zeros_around_it() -> None:
@@ -47,6 +51,27 @@ def test_padded_steps_sample_the_same_tokens(model: Qwen3ForCausalLM) -> None:
     engine.passes.graphs = steps = PaddedSteps(engine)
     same(engine.generate(asked), TransformersEngine(model, [39], max_rows=4).generate(asked))
     assert max(steps.rows) == 4
+
+
+def test_graphs_are_forgotten_with_the_weights_and_the_cache_they_refer_to(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4)
+    engine.passes.graphs = steps = PaddedSteps(engine)
+    engine.load_adapter(None, "base")
+    assert steps.forgotten == 1
+    engine.release()
+    assert steps.forgotten == 2
+
+
+def test_the_cache_says_when_its_tensors_moved(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [39], max_rows=4)
+    before = engine.cache.moves
+    engine.generate(requests(20, max_tokens=2))
+    first = engine.cache.moves
+    assert first > before
+    engine.generate(requests(20, max_tokens=2))
+    assert engine.cache.moves == first  # room for both
+    engine.generate(requests(200, max_tokens=2))
+    assert engine.cache.moves > first
 
 
 def conversations(engine: TransformersEngine, rows: int) -> list[Completion]:
