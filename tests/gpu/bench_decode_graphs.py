@@ -91,7 +91,7 @@ def load(given: argparse.Namespace, dtype: torch.dtype, device: str) -> Any:
 def check(model: Any, rows: int) -> None:
     """Raise AssertionError unless all sides sample the same tokens in float32, rare near-ties apart."""
     for temperature in (0.0, 1.0):
-        ended = {side: play(model, side, rows=rows, turns=2, longest=40, temperature=temperature)[0] for side in SIDES}
+        ended = {side: play(model, side, rows=rows, turns=2, longest=24, temperature=temperature)[0] for side in SIDES}
         for side in SIDES[1:]:
             mean, differing = gap(ended["plain"], ended[side])
             said = f"{side}, float32, temperature {temperature}: {differing} of {len(ended[side])} completions differ"
