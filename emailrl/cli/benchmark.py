@@ -88,20 +88,15 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.benchmark import choose_subjects, to_resume, with_attacked
+    from emailrl.benchmark import to_resume
     from emailrl.engines import is_chat
-    from emailrl.policy.adapter import untrained_note
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, trust=trust)
     check_inputs(settings)
     root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
-    subjects = choose_subjects(checkpoint or [], model or [], settings)
-    subjects = with_attacked(subjects) if attack else subjects
-    unnamed = not checkpoint and not model and not is_chat(settings)
-    if unnamed and (note := untrained_note(settings.output.output_dir)):
-        progress_console().print(note, style="yellow", soft_wrap=True)
+    subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
     if not is_chat(settings):
         say_loading()
@@ -113,6 +108,19 @@ def benchmark(
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
+    """What to measure; a note says if the newest run's best model, taken because nothing is named, is untrained."""
+    from emailrl.benchmark import choose_subjects, with_attacked
+    from emailrl.engines import is_chat
+    from emailrl.policy.adapter import untrained_note
+
+    subjects = choose_subjects(checkpoints, models, settings)
+    unnamed = not checkpoints and not models and not is_chat(settings)
+    if unnamed and (note := untrained_note(settings.output.output_dir)):
+        progress_console().print(note, style="yellow", soft_wrap=True)
+    return with_attacked(subjects) if attack else subjects
 
 
 def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:

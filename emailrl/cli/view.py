@@ -49,11 +49,14 @@ def view(
 
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> Path:
-    """The run or file to serve, once it has a trajectory."""
-    from emailrl.inspection.locate import existing, newest_file, output_roots
+    """The run or file to serve, once it has a trajectory; a run that has just been started may have no folder yet."""
+    from emailrl.inspection.locate import newest_file, output_roots
 
     said = False
-    while (newest := newest_file(output_roots(settings.output.output_dir) if run is None else [existing(run)])) is None:
+    while True:
+        roots = output_roots(settings.output.output_dir) if run is None else [run]
+        if (newest := newest_file(root for root in roots if root.exists())) is not None:
+            break
         if not said:
             say(f"Waiting for the first trajectory in {run or settings.output.output_dir.parent} ...")
             said = True

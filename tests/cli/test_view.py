@@ -19,14 +19,13 @@ from emailrl.trajectory import Trajectory
 __all__ = ["trajectory"]
 
 
-def test_it_serves_the_newest_run_until_it_is_interrupted(tmp_path: Path, trajectory: Trajectory) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "emailrl", "view"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("run", [None, "outputs/grpo_masked"])
+def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Trajectory, run: str | None) -> None:
+    command = [sys.executable, "-m", "emailrl", "view", *([run] if run else [])]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
     try:
-        assert process.stderr.readline() == "Waiting for the first trajectory in outputs ...\n"
+        assert process.stderr.readline() == f"Waiting for the first trajectory in {run or 'outputs'} ...\n"
         time.sleep(0.2)
         write_trajectories(tmp_path / "outputs" / "grpo_masked" / "trajectories" / "step-000001.jsonl", [trajectory])
         address = process.stdout.readline().strip()
@@ -40,9 +39,6 @@ def test_it_serves_the_newest_run_until_it_is_interrupted(tmp_path: Path, trajec
     assert rest == ("", "Serving outputs/grpo_masked on this machine only; Ctrl-C ends it.\nStopped.\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"), [(["nowhere"], "No such file or folder: nowhere."), (["--port", "x"], "--port")]
-)
-def test_wrong_arguments_end_in_one_line(emailrl, arguments: list[str], line: str) -> None:
-    code, out, error = emailrl("view", *arguments)
-    assert (code, out) == (2, "") and line in error and error.count("\n") == 1
+def test_a_wrong_port_is_an_error(emailrl) -> None:
+    code, out, error = emailrl("view", "--port", "x")
+    assert (code, out) == (2, "") and "--port" in error and error.count("\n") == 1
