@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.drawing import FAINT, FIRST, new_figure, save
 from emailrl.recording import Record, read_records
+from emailrl.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ def curve(records: Sequence[Record], name: str) -> Points:
     return [(record["step"], record[name]) for record in records if record.get(name) is not None]
 
 
-def draw_curves(run_dir: Path, title: str) -> list[Path]:
+def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
     """Draw a run's ``metrics.jsonl`` and ``evaluations.jsonl`` as ``curve.png`` and ``curve.svg`` in its folder."""
     steps, evaluations = (list(read_records(run_dir / f"{name}.jsonl")) for name in ("metrics", "evaluations"))
     figure = new_figure(9, 3.6)
@@ -34,6 +35,8 @@ def draw_curves(run_dir: Path, title: str) -> list[Path]:
     _draw(reward, curve(steps, "reward_mean"), curve(evaluations, "reward"))
     reward.set(title="Reward", xlabel="training step")
     reward.legend(loc="lower right")
+    training = settings.training
+    title = f"{settings.model.name}, {training.algorithm}, mode {training.mode}"
     figure.suptitle(title, fontsize=11, parse_math=False)  # names may hold a $
     return save(figure, run_dir / "curve")
 

@@ -251,9 +251,7 @@ class Run:
             self.ahead.close()
             remove_records(self.directory, after=self.state.step)
         self._save("final")
-        training = self.settings.training
-        title = f"{self.settings.model.name}, {training.algorithm}, mode {training.mode}"
-        self.tracker.say(f"Curves saved to: {draw_curves(self.directory, title)[0]}")
+        self.tracker.say(f"Curves saved to: {draw_curves(self.directory, self.settings)[0]}")
         best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
         if best is None or interval is None:
             said = "No evaluation was complete, so there is no best_model"
