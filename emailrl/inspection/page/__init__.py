@@ -1,4 +1,8 @@
-"""One HTML page of a run, a trajectory file or one trajectory: a single file that opens without network."""
+"""One HTML page of a run, a trajectory file or one trajectory: a single file that opens without network.
+
+The page's sources (``page.html``, ``page.css`` and the scripts) use no library and need no build: ``html.py`` joins
+them, without indentation and comments, whenever a page is written.
+"""
 
 from emailrl.inspection.page.build import PageData, gather
 from emailrl.inspection.page.html import dump, page, served_page

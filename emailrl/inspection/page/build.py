@@ -18,7 +18,7 @@ from emailrl.inspection.page.place import (
 )
 from emailrl.inspection.page.shapes import detail, row
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Record
+from emailrl.recording import Record, TrajectoryIndex
 from emailrl.trajectory import Trajectory
 
 MAX_TRAJECTORIES = 10_000
@@ -78,9 +78,12 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
         if count >= max_trajectories or tokens >= MAX_TOKENS:
             records[file] = file_record(file, None, 0) | {"left_out": True}
             continue
-        found, total = trajectories_of(file, place.index)
-        if place.index is not None and total > 1:
-            cut.append(f"{total - 1} of the {total} trajectories in {file.name}")
+        index = TrajectoryIndex(file)
+        found = trajectories_of(index, place.index)
+        if len(found) < len(index):
+            cut.append(f"{len(index) - len(found)} of the {len(index)} trajectories in {file.name}")
+        if index.torn_line is not None:
+            cut.append(f"{file.name}, line {index.torn_line}: incomplete (still being written, or cut off)")
         if count + len(found) > max_trajectories:
             cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
             found = found[: max_trajectories - count]

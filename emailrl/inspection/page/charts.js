@@ -3,21 +3,36 @@
 const CHART = { width: 360, height: 150, left: 40, right: 8, top: 8, bottom: 20 };
 const MOST_POINTS = 300;
 
+const bucketSize = (points) => Math.ceil(points.length / MOST_POINTS);
+
+function buckets(points) {
+  const size = bucketSize(points);
+  return Array.from({ length: Math.ceil(points.length / size) }, (_, index) => points.slice(index * size, (index + 1) * size));
+}
+
 // Means of neighbouring steps where there are more than a chart can show; the interval then spans theirs.
 function thinned(points) {
-  const size = Math.ceil(points.length / MOST_POINTS);
-  if (size <= 1) return points;
-  const buckets = [];
-  for (let at = 0; at < points.length; at += size) {
-    const part = points.slice(at, at + size);
-    buckets.push({
-      x: part[part.length - 1].x,
-      y: mean(part.map((each) => each.y)),
-      low: Math.min(...part.map((each) => each.low ?? each.y)),
-      high: Math.max(...part.map((each) => each.high ?? each.y)),
-    });
-  }
-  return buckets;
+  if (bucketSize(points) <= 1) return points;
+  return buckets(points).map((part) => ({
+    x: part.at(-1).x,
+    y: mean(part.map((each) => each.y)),
+    low: Math.min(...part.map((each) => each.low ?? each.y)),
+    high: Math.max(...part.map((each) => each.high ?? each.y)),
+  }));
+}
+
+function thinnedColumns(columns) {
+  if (bucketSize(columns) <= 1) return columns;
+  const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts)))];
+  const meanOf = (part, name) => mean(part.map((column) => column.parts[name] || 0));
+  return buckets(columns).map((part) => ({ x: part.at(-1).x, parts: Object.fromEntries(names.map((name) => [name, meanOf(part, name)])) }));
+}
+
+// What is written under a chart, with a word on what was averaged to draw it.
+function noteNode(note, points) {
+  const size = bucketSize(points);
+  const text = size > 1 ? `${note} Each point: ${size} steps.`.trim() : note;
+  return text ? el("p", { class: "note", text }) : null;
 }
 
 function scaleOf(low, high, from, to) {
@@ -42,7 +57,8 @@ function tickText(value, show) {
 
 // lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: how values are written.
 function lineChart(title, lines, { show = number, note = "", zero = false } = {}) {
-  const drawn = lines.map((line) => ({ ...line, points: thinned(line.points.filter((point) => point.y !== null && point.y !== undefined)) }));
+  const recorded = lines.map((line) => ({ ...line, points: line.points.filter((point) => point.y !== null && point.y !== undefined) }));
+  const drawn = recorded.map((line) => ({ ...line, points: thinned(line.points) }));
   const points = drawn.flatMap((line) => line.points);
   if (!points.length) return null;
   const xs = points.map((point) => point.x);
@@ -58,7 +74,7 @@ function lineChart(title, lines, { show = number, note = "", zero = false } = {}
     readout.textContent = step === null ? latest(drawn, show) : `step ${step}: ${valuesAt(drawn, step, show)}`;
   });
   const keys = drawn.length > 1 ? el("p", { class: "keys" }, drawn.map((line, index) => el("span", { class: `key series-${index}` }, line.name))) : null;
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, note && el("p", { class: "note", text: note }));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, recorded.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
 
 function makeFrame(xLow, xHigh, yLow, yHigh) {
@@ -145,7 +161,8 @@ function follow(picture, frame, steps, cursor, tell) {
 }
 
 // columns: [{x, parts: {name: value}}]
-function stackChart(title, columns, { show = number, note = "" } = {}) {
+function stackChart(title, all, { show = number, note = "" } = {}) {
+  const columns = thinnedColumns(all);
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name])))];
   if (!names.length) return null;
   const totals = columns.map((column) => sum(names.map((name) => column.parts[name] || 0)));
@@ -174,5 +191,5 @@ function stackChart(title, columns, { show = number, note = "" } = {}) {
   picture.append(cursor);
   follow(picture, frame, columns.map((column) => column.x), cursor, tell);
   const keys = el("p", { class: "keys" }, names.map((name, index) => el("span", { class: `key series-${index % 6}`, text: name })));
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, note && el("p", { class: "note", text: note }));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, all));
 }

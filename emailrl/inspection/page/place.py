@@ -86,11 +86,10 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
     }
 
 
-def trajectories_of(file: Path, index: int | None) -> tuple[list[tuple[int, Trajectory]], int]:
-    """Return a file's trajectories (or the one at ``index``) with the byte offsets of their lines, and their number."""
-    entries = TrajectoryIndex(file)
-    positions = range(len(entries)) if index is None else [position_in(entries, index)]
-    return [(entries[each].offset, build(file, *entries.record(each))) for each in positions], len(entries)
+def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[int, Trajectory]]:
+    """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line."""
+    positions = range(len(index)) if wanted is None else [position_in(index, wanted)]
+    return [(index[each].offset, build(index.path, *index.record(each))) for each in positions]
 
 
 def notes_of(file: Path) -> dict[str, Record]:

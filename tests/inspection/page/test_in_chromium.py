@@ -95,3 +95,17 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
     markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=question")
     columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
     assert columns == ["evaluation at step 0", "evaluation at step 2"]
+
+
+@needs_chromium
+def test_of_more_steps_than_a_chart_can_show_means_are_drawn_and_the_page_says_so(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    steps = [{"step": step, "entropy": float(step), "dropped": {"exception": step % 3}} for step in range(1, 601)]
+    write_records(run_dir / "metrics.jsonl", steps)
+    target = tmp_path / "page.html"
+    target.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
+    markup = shown(target, tmp_path / "profile")
+    assert "entropy from 1.500 at step 2 to 599.500 at step 600" in markup  # means of the first two and the last two
+    assert markup.count("Each point: 2 steps.") == 2  # entropy and drops
+    assert markup.count('<rect class="stack') == 300

@@ -69,6 +69,15 @@ def test_one_trajectory_says_that_the_others_are_left_out(run_dir: Path) -> None
         gather(place_of(file, 3), model_name="nano")
 
 
+def test_an_unfinished_line_is_said_to_be_left_out(run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000001.jsonl"
+    with file.open("a") as stream:
+        stream.write('{"id": "torn')
+    data = gather(place_of(file), model_name="nano")
+    assert len(data.rows) == 3
+    assert data.run["left_out"] == ["step-000001.jsonl, line 4: incomplete (still being written, or cut off)"]
+
+
 def test_over_the_budget_the_evaluations_stay_and_the_page_says_what_is_missing(run_dir: Path) -> None:
     data = gather(place_of(run_dir), model_name="nano", max_trajectories=5)
     assert [row["file"][:-6] for row in data.rows] == ["eval-000000"] * 2 + ["step-000010"] + ["eval-000010"] * 2
