@@ -61,6 +61,8 @@ def serve(
     folder = log_dir or settings.output.output_dir.parent / "servers"
     servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
     folder.mkdir(parents=True, exist_ok=True)
+    if not host.startswith("127.") and host != "localhost" and settings.vllm.vllm_api_key is None:
+        say(f"Note: whoever reaches {host} can load adapters into these servers; set VLLM_API_KEY.")
     say(f"Starting {replicas} vLLM server{'s' * (replicas > 1)} of {settings.model.name}; logs in {folder} ...")
     with running(servers):
         seconds = wait_until_well(servers, timeout=start_timeout, say=say)

@@ -55,6 +55,8 @@ class Fleet:
     timeout: float
     wait: float
     sampling: dict[str, float | int | bool] = field(default_factory=dict)
+    _waiting: int = field(default=0, init=False)
+    """Calls that wait for any server: one tells of it."""
 
     @classmethod
     def of(cls, settings: Settings, probe: Probe) -> Fleet:
@@ -99,17 +101,21 @@ class Fleet:
 
     async def wait_for_any(self, client: httpx.AsyncClient, version: Version, why: str) -> None:
         """Wait until a replica that went away has come back, and give it the version; EmailRLError if none does."""
-        if self.wait and not self.alive:
+        if self.wait and not self.alive and not self._waiting:
             because = f" ({why.rstrip('.')})" if why else ""
             report(f"No vLLM server is left{because}; waiting up to {self.wait:g} s for one to come back.")
         until = time.monotonic() + self.wait
-        while not self.alive:
-            if time.monotonic() >= until:
-                raise self._nobody(why)
-            await asyncio.sleep(min(LOOK_AGAIN, self.wait))
-            for replica in self.replicas:
-                if not replica.alive and await self.restore(client, replica, version) is None:
-                    report(f"{replica} is back in use.")
+        self._waiting += 1
+        try:
+            while not self.alive:
+                if time.monotonic() >= until:
+                    raise self._nobody(why)
+                await asyncio.sleep(min(LOOK_AGAIN, self.wait))
+                for replica in self.replicas:
+                    if not replica.alive and await self.restore(client, replica, version) is None:
+                        report(f"{replica} is back in use.")
+        finally:
+            self._waiting -= 1
 
     async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
         """Bring a replica to a version that was proven before; returns why it is not well, None when it is.

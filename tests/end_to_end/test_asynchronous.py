@@ -109,8 +109,8 @@ def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(
 
     monkeypatch.setattr(Updater, "train", train_once_the_next_is_under_way)
     steps = metrics(start("run", eval_steps=9).run_dir)
-    assert [list(step["policy_versions"]) for step in steps] == [
-        ["v-000000"], ["v-000000"], ["v-000001"], ["v-000002"], ["v-000003"]
+    assert [(step["policy_version_min"], step["policy_version_max"]) for step in steps] == [
+        (0, 0), (0, 0), (1, 1), (2, 2), (3, 3)
     ]  # fmt: skip
     assert [step["policy_age_max"] for step in steps] == [0, 1, 1, 1, 1]
     assert [step["policy_age_mean"] for step in steps] == [0, 1, 1, 1, 1]
@@ -160,7 +160,7 @@ def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monk
         weights = [(run.run_dir / name / "adapter_model.safetensors").read_bytes() for run in (on_server, in_process)]
         assert weights[0] == weights[1]
     steps = metrics(on_server.run_dir)
-    assert [step["policy_versions"] for step in steps] == [{f"v-{n:06d}": SERVED_PER_STEP} for n in range(STEPS)]
+    assert [(step["policy_version_min"], step["policy_age_max"]) for step in steps] == [(n, 0) for n in range(STEPS)]
     assert all("trainer_wait" not in step["seconds"] for step in steps)
 
 

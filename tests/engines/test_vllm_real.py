@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -245,6 +246,53 @@ def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) 
     steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
     assert models(server) == before
+
+
+def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) -> None:
+    """`emailrl serve` restarts it, and the run waits for it and goes on with the same adapters."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = str(probe.getsockname()[1])
+    memory = ("--gpu-memory-utilization", str(MEMORY_SHARE), "--dtype", "bf16" if CUDA else "fp32")
+    command = [sys.executable, "-m", "emailrl", "serve", "--port", port, *memory, "--enforce-eager", "--json"]
+    environ = os.environ | ENVIRONMENT
+    serving = subprocess.Popen(command, cwd=world, env=environ, stdout=subprocess.PIPE, text=True)
+    try:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["vllm_urls"]
+        train = [
+            sys.executable,
+            "-m",
+            "emailrl",
+            "train",
+            "--engine",
+            "vllm",
+            "--max-steps",
+            "5",
+            "--output-dir",
+            "kill",
+        ]
+        training = subprocess.Popen(train, cwd=world, env=environ | {"VLLM_URLS": url})
+        metrics = world / "kill_masked/metrics.jsonl"
+        while not metrics.is_file() or len(metrics.read_text().splitlines()) < 2:
+            assert training.poll() is None
+            time.sleep(0.1)
+        [keeper] = children(serving.pid)
+        os.kill(children(keeper)[0], signal.SIGKILL)
+        assert training.wait(400) == 0
+        steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert [step["policy_age_max"] for step in steps] == [0, 1, 1, 1, 1]
+        assert all(step["exceptions"] == 0 for step in steps)
+        assert models(url) == ["nano"]
+    finally:
+        serving.terminate()
+        serving.wait(30)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/health")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def models(server: str) -> list[str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -146,7 +145,7 @@ def server(work: Path, given: argparse.Namespace) -> Iterator[str]:
         assert line, "emailrl serve ended"
         yield json.loads(line)["vllm_urls"]
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(30)
 
 

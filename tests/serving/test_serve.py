@@ -174,3 +174,11 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
         assert f"Port {taken.getsockname()[1]} on 127.0.0.1 cannot be used: Address already in use." in command.said()
     command = serving(PYTHONPATH=str(PACKAGE))
     assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
+
+
+def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:
+    command = serving("--host", "0.0.0.0", "--gpus", "")
+    until(lambda: "Note: whoever reaches 0.0.0.0 can load adapters" in command.said())
+    command = serving("--host", "0.0.0.0", "--gpus", "", VLLM_API_KEY="secret")
+    until(lambda: "Starting 1 vLLM server" in command.said())
+    assert "Note:" not in command.said() and "secret" not in command.said()

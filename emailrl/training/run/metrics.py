@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -105,16 +105,14 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
 
 
 def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
-    """Which policies sampled a step's rollouts, and how many steps they lag behind the one after ``step``.
-
-    ``policy_versions`` counts trajectories by version; ages are over those that sampled anything.
-    """
+    """After which steps the policies stood that sampled the rollouts, and how far they lag behind that of ``step``."""
     stamps = [each.policy_version for group in collected.groups for each in group.trajectories if each.policy_version]
-    ages = [step - int(stamp.removeprefix("v-")) for stamp in stamps]
+    versions = [int(stamp.removeprefix("v-")) for stamp in stamps]
     return {
-        "policy_versions": dict(sorted(Counter(stamps).items())),
-        "policy_age_mean": mean([float(age) for age in ages]),
-        "policy_age_max": max(ages, default=None),
+        "policy_version_min": min(versions, default=None),
+        "policy_version_max": max(versions, default=None),
+        "policy_age_mean": mean([float(step - version) for version in versions]),
+        "policy_age_max": step - min(versions) if versions else None,
     }
 
 
