@@ -32,9 +32,14 @@ the nearest known one.
 Equivalent settings do not always give the same numbers: the last column says what differs. The formulas are compared in
 [algorithms.md](algorithms.md).
 
-A test converts and trains three typical OpenRLHF combinations, scaled down to `nano` on demo
-mail: REINFORCE++-baseline and dynamic filtering unchanged, and the hybrid engine for eight A100 with the engine in
-process instead of vLLM (four engines that share GPUs with the trainer are not built yet).
+Tests convert and train four typical OpenRLHF combinations, scaled down to `nano` or a smaller model on demo mail:
+REINFORCE++-baseline and dynamic filtering unchanged; the hybrid engine for eight A100 with two ranks and the engine in
+process instead of vLLM; and asynchronous training with one server. Differences in placement:
+
+- Of several engines that share GPUs with the trainer, one runs here: in the process of rank 0, while the other ranks
+  wait. Servers on GPUs of their own use more GPUs for sampling.
+- The base is frozen and an adapter is trained, so ZeRO's stages 1 and 2 have nothing to partition. Stage 3 and offload
+  concern the base ([scaling.md](scaling.md#a-base-model-that-does-not-fit)) and need vLLM servers.
 """
 _NONE: Final = """\
 ## Without a setting

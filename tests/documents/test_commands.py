@@ -8,6 +8,7 @@ download or a person's own mail. A path leaves the block to that test. Without a
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from emailrl.settings import load_settings
 SHELL = [block for page in DOCUMENTS for block in blocks(page) if block.language in ("bash", "console")]
 FAST = sorted({block.page for block in SHELL if not block.how})
 SLOW = sorted({block.page for block in SHELL if block.how.startswith("slow")})
+SCALING = "docs/scaling.md"
+RECIPES = ("sh", "yaml")
+"""Languages of the files that a cluster's own tools read."""
 WRONG_USAGE = typer.BadParameter.__mro__[1]
 
 
@@ -49,6 +53,21 @@ def test_the_examples_of_every_command_parse() -> None:
             check(words)
 
 
+def test_the_commands_in_recipes_parse() -> None:
+    """Whatever the cluster fills in is a number, or taken for a text."""
+    found = []
+    for block in (block for block in blocks(SCALING) if block.language in RECIPES):
+        text = re.sub(r"\\\n\s*", "", block.text)
+        for line in re.findall(r"emailrl,? (?:serve|train)\b.*", text):
+            line = re.sub(
+                r"[][,]", " ", line.removesuffix("]").replace('"$(echo "$SKYPILOT_NODE_IPS" | head -n1)', '"')
+            )
+            words = shlex.split(re.sub(r"\$\{?\w+( \d+ )?\}?", "1", line).removesuffix(" &"))
+            check(words)
+            found.append(words[1])
+    assert sorted(found) == ["serve"] * 3 + ["train"] * 3
+
+
 @pytest.mark.parametrize("block", SHELL, ids=named)
 def test_every_block_is_run_or_says_why_not(block: Block) -> None:
     if block.how.startswith("tests/"):
@@ -63,7 +82,8 @@ def test_no_command_hides_outside_a_block(page: str) -> None:
         re.findall(r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*", prose(page), re.MULTILINE)
         == []
     )
-    assert {block.language for block in blocks(page)} <= {"", "bash", "console", "python", "toml", "json", "text"}
+    known = {"", "bash", "console", "python", "toml", "json", "text"} | ({*RECIPES} if page == SCALING else set())
+    assert {block.language for block in blocks(page)} <= known
 
 
 @pytest.mark.parametrize("page", DOCUMENTS)

@@ -1,21 +1,29 @@
 """The three typical combinations of OpenRLHF's list, converted, scaled down and trained with nano on demo mail.
 
-The first is for eight A100 with vLLM; what makes it big (engines, GPUs, memory) cannot run on a CPU, so its engine is
-changed to the one in process. What it optimises, PPO with a critic, is trained as it stands.
+The first is for eight A100 with vLLM; its GPUs become two ranks here, and its engine the one that needs none. What it
+optimises, PPO with a critic, is trained as it stands. Asynchronous training has a server with a tiny real model.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.conftest import Options
+from engines.vllm_stub import VllmStub
 
 from emailrl.checkpoints import read_checkpoint
 from emailrl.openrlhf import to_toml
+from emailrl.policy.load import load_policy
 from emailrl.recording import read_records
 from emailrl.settings import load_settings
+from emailrl.settings.names import leaves
 from emailrl.training.loop import train
 
 SEED = Path(__file__).resolve().parents[3] / "shared" / "seeds" / "openrlhf_options.zh.txt"
@@ -38,6 +46,12 @@ REINFORCE_BASELINE = r"""
 --init_kl_coef 1e-5 \
 --use_kl_loss \
 --kl_estimator k2
+"""
+ASYNCHRONOUS = r"""
+--advantage_estimator group_norm \
+--vllm_num_engines 1 \
+--async_train \
+--async_queue_size 1
 """
 FILTERING = r"""
 --dynamic_filtering \
@@ -93,13 +107,46 @@ def run(flags: str, demo: dict[str, Any], folder: Path, **scaled: Any) -> tuple[
     return list(read_records(result.run_dir / "metrics.jsonl")), metadata.settings
 
 
-def test_hybrid_engine_scaled_down_to_one_process(demo: dict[str, Any], tmp_path: Path) -> None:
-    steps, settings = run(HYBRID_ENGINE, demo, tmp_path, engine="transformers")
+def test_hybrid_engine_scaled_down_to_two_ranks(demo: dict[str, Any], tmp_path: Path) -> None:
+    """By the command itself, which starts as many ranks as the flags say: eight, or as ``--nproc`` says now."""
+    (tmp_path / "emailrl.toml").write_text(to_toml(HYBRID_ENGINE), encoding="utf-8")
+    assert load_settings(cwd=tmp_path, environ={}, trust=True).training.nproc == 8
+    scaled = demo | {"output_dir": tmp_path / "grpo", "engine": "transformers", "device": "cpu", "nproc": 2}
+    environment = {
+        leaf.env_names[0]: str(scaled[leaf.key]) for leaf in leaves() if leaf.key in scaled
+    }  # fmt: skip
+    command = [sys.executable, "-m", "emailrl", "train", "--trust", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
+    steps, settings = (
+        list(read_records(run_dir / "metrics.jsonl")),
+        read_checkpoint(run_dir / "final").metadata.settings,
+    )
+    assert [step["num_trajectories"] for step in steps] == [12, 12]  # two questions a rank, three rollouts each
+    assert all(step["rank_tokens_max"] >= step["rank_tokens_mean"] > 0 for step in steps)
     assert settings["training"]["algorithm"] == "ppo" and settings["algorithm"]["kl_in"] == "reward"
     assert (settings["vllm"]["vllm_tensor_parallel_size"], settings["vllm"]["vllm_gpu_memory_utilization"]) == (2, 0.5)
     for step in steps:
         assert step["trainable_tokens"] > 0 and step["value_loss"] > 0 and step["grad_norm"] > 0
     assert steps[0]["kl"] == 0.0 < steps[1]["kl"]  # the adapter has moved
+
+
+def test_asynchronous_training(options: Options, workplace: Path, tmp_path: Path) -> None:
+    """The rollouts of a step are played by the policy of the step before last."""
+    server = VllmStub(load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)))
+    try:
+        (tmp_path / "emailrl.toml").write_text(to_toml(ASYNCHRONOUS), encoding="utf-8")
+        given = options(tmp_path / "run", max_steps=3, lora_dropout=0.0) | {"vllm_urls": server.url}
+        settings = load_settings(given, cwd=tmp_path, environ={}, trust=True)
+        assert (settings.agent.engine, settings.vllm.max_staleness) == ("vllm", 1)
+        result = train(settings)
+    finally:
+        server.close()
+    ages = [step["policy_age_max"] for step in read_records(result.run_dir / "metrics.jsonl")]
+    assert ages == [0, 1, 1]
 
 
 def test_reinforce_with_a_baseline(demo: dict[str, Any], tmp_path: Path) -> None:
