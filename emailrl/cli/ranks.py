@@ -45,7 +45,8 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_ranks(**given: Any) -> None:
-        command(ranks=_options(**{name: given.pop(name) for name in options.parameters}), **given)
+        own = {name: given.pop(name) for name in options.parameters if name in given}
+        command(ranks=_options(**own), **given)
 
     with_ranks.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]

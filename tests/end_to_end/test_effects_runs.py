@@ -29,6 +29,7 @@ from emailrl.sft.searching import conversations
 from emailrl.training.loop import train
 from emailrl.training.run import tracking
 from emailrl.training.run.assemble import open_run
+from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.run import Run
 from emailrl.training.run.tracking import Tracker, start_wandb
 from emailrl.trajectory import Scenario, Turn
@@ -41,7 +42,8 @@ def opened(make_settings: MakeSettings) -> Callable[..., Run]:
     """Put a run together and take it apart again."""
 
     def opened(**changes: Any) -> Run:
-        with open_run(make_settings(**changes), resume=None, overwrite=False, say=lambda line: None) as run:
+        settings = make_settings(**changes)
+        with open_run(settings, resume=None, overwrite=False, say=lambda line: None, display=NoDisplay()) as run:
             return run
 
     return opened
