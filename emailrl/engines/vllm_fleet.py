@@ -113,7 +113,7 @@ class Fleet:
                 await asyncio.sleep(min(LOOK_AGAIN, self.wait))
                 for replica in self.replicas:
                     if not replica.alive and await self.restore(client, replica, version) is None:
-                        report(f"{replica} is back in use.")
+                        report(f"{replica} is back in use, with {version.label or 'its base model'}.")
         finally:
             self._waiting -= 1
 

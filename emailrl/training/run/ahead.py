@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +38,8 @@ Result = tuple[Collected, StepQuestions]
 class Ended(NoDisplay):
     """Copies of the rollouts that have ended (scoring changes the originals); they are shown once they are trained."""
 
-    def __init__(self) -> None:
-        self.trajectories: list[Trajectory] = []
+    def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
+        self.trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
 
     def played(self, trajectory: Trajectory) -> None:
         """Keep a rollout."""
@@ -52,8 +52,8 @@ class Batch:
 
     step: int
     engine: PinnedEngine
+    ended: Ended
     result: Future[Result] = field(default_factory=Future)
-    ended: Ended = field(default_factory=Ended)
     ended_at: float | None = None
     thread: Thread | None = None
 
@@ -130,7 +130,7 @@ class Ahead:
         return idle
 
     def _begin(self, step: int) -> None:
-        batch = Batch(step, self._engine.pin())
+        batch = Batch(step, self._engine.pin(), Ended(each for each in self._played.values() if each.step == step))
         before = self._batches.get(step - 1)
         questions = None if self._rollouts.choose_by_outcome else self._foreseen()
         self._batches[step], self._begun = batch, step

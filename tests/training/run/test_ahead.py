@@ -1,0 +1,111 @@
+"""Rollouts ahead of the trainer, with scripted parts: which policy plays a step, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from emailrl.training.run.ahead import Ahead, rollouts_in_flight
+from emailrl.training.run.filtering import Collected
+from emailrl.training.run.state import RunState, StepQuestions
+from emailrl.trajectory import Scenario, StopReason, Trajectory
+
+QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(20)]
+
+
+@dataclass
+class Pinned:
+    """Stays on one version."""
+
+    version: int
+    open: set[int]
+
+    def __post_init__(self) -> None:
+        self.open.add(self.version)
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None:
+        self.open.discard(self.version)
+
+
+@dataclass
+class Scripted:
+    """Engine and rollouts in one: every step has two questions and one rollout of each."""
+
+    loaded: list[int] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)
+    played: dict[int, list[str]] = field(default_factory=dict)
+    choose_by_outcome: bool = False
+    per_step: int = 2
+
+    def load(self, step: int) -> None:
+        self.loaded.append(step)
+
+    def pin(self) -> Pinned:
+        return Pinned(self.loaded[-1], self.open)
+
+    def on(self, engine: Pinned) -> int:
+        return engine.version
+
+    def questions(self, place: RunState) -> StepQuestions:
+        return StepQuestions(QUESTIONS, place.cursor, 1, epochs=None)
+
+    def play(self, step: int, questions: StepQuestions, collector: int, *, display: Any, played: Any) -> Collected:
+        taken = questions.take(self.per_step)
+        self.played[step] = [question.id for question in taken]
+        for question in taken:
+            if f"{step}-{question.id}" not in played:
+                display.played(rollout(step, question, collector))
+        return Collected()
+
+
+def rollout(step: int, question: Scenario, version: int) -> Trajectory:
+    trajectory = Trajectory(f"{step}-{question.id}", f"{step}", question, step=step)
+    trajectory.policy_version, trajectory.stop_reason = f"v-{version:06d}", StopReason.ANSWERED
+    return trajectory
+
+
+def ahead(parts: Scripted, state: RunState, staleness: int, **how: Any) -> Ahead:
+    given = cast(Any, parts)
+    return Ahead(given, given, given, state, staleness=staleness, last_step=5, load=parts.load, **how)
+
+
+def train(one: Ahead, state: RunState, steps: int) -> None:
+    for _ in range(steps):
+        _, questions = one.take()
+        state.end_step(questions.cursor, 0.0)
+
+
+def test_each_step_is_played_by_the_policy_that_its_number_says() -> None:
+    for staleness, expected in ((1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2])):
+        for by_outcome in (False, True):
+            parts, state = Scripted(choose_by_outcome=by_outcome), RunState()
+            one = ahead(parts, state, staleness)
+            train(one, state, 5)
+            one.close()
+            assert parts.loaded == expected
+            asked = [name for step in range(1, 6) for name in parts.played[step]]
+            assert len(asked) == len(set(asked)) == 10 and parts.open == set()
+
+
+def test_a_checkpoint_keeps_what_has_ended_also_over_two_interruptions(tmp_path: Path) -> None:
+    parts, state = Scripted(), RunState()
+    one = ahead(parts, state, 1)
+    train(one, state, 2)
+    one.take()  # step 3, of which the trainer never comes to the end
+    one.save(tmp_path / "first", 2)
+    kept = rollouts_in_flight(tmp_path / "first")
+    assert {name for name, each in kept.items() if each.step == 3} == {f"3-{name}" for name in parts.played[3]}
+    again = Scripted()
+    two = ahead(again, RunState(step=2, cursor=state.cursor), 1, played=kept)
+    two.take()
+    two.save(tmp_path / "second", 2)
+    assert kept.keys() <= rollouts_in_flight(tmp_path / "second").keys()
+    assert again.loaded == [1, 2] and again.played[3] == parts.played[3]
+
+
+def test_without_rollouts_in_flight_a_checkpoint_has_no_file(tmp_path: Path) -> None:
+    ahead(Scripted(), RunState(), 1).save(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == [] and rollouts_in_flight(tmp_path) == {}
