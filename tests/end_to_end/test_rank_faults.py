@@ -1,0 +1,204 @@
+"""Ranks that die, hang or are asked to stop, in real processes under torchrun's agent: one line, in bounded time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from emailrl.checkpoints import list_checkpoints, newest_run
+from emailrl.recording import read_records
+from emailrl.settings import load_settings, trust_folder
+from emailrl.training.loop import train
+
+pytestmark = pytest.mark.slow
+
+EXACT = {"lora_dropout": 0.0, "warmup_steps": 0, "learning_rate": 1e-3, "num_mini_batches": 1, "save_steps": 1}
+LIMIT = 8
+"""RANK_TIMEOUT in seconds."""
+
+
+@dataclass
+class Started:
+    """A command with ranks."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "grpo_masked"
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The processes of the ranks."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            environment = child.environ()
+            if "RANK" in environment:
+                found[int(environment["RANK"])] = child
+        return found
+
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until so many steps are recorded."""
+        metrics, end = self.run / "metrics.jsonl", time.monotonic() + 120
+        while time.monotonic() < end and self.process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{count} steps never came: {self.finish(1)}")
+
+    def finish(self, seconds: float) -> tuple[int, str, float]:
+        """Wait for the end: exit code, what it printed, and how long it took."""
+        begun = time.monotonic()
+        try:
+            _, said = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, said = self.process.communicate()
+            raise AssertionError(f"not at its end after {seconds:g} s: {said[-2000:]}") from None
+        return self.process.returncode, said, time.monotonic() - begun
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(options: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[Start]:
+    """Begin ``emailrl train`` in a folder, as three ranks unless ``how`` says otherwise; settings by name."""
+    begun: list[Started] = []
+
+    def run(*how: str, launcher: tuple[str, ...] = (), **changes: Any) -> Started:
+        given = options(tmp_path, **EXACT | {"max_steps": 500, "per_device_train_batch_size": 1} | changes)
+        lines = [f"{name} = {json.dumps(str(v) if isinstance(v, Path) else v)}" for name, v in given.items()]
+        (tmp_path / "emailrl.toml").write_text("\n".join([*lines, f"rank_timeout = {LIMIT}"]))
+        trust_folder(tmp_path)
+        command = [*(launcher or (sys.executable, "-m", "emailrl")), "train", *how]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+        )
+        begun.append(Started(process, tmp_path))
+        return begun[-1]
+
+    yield run
+    for one in begun:
+        left = [*psutil.Process(one.process.pid).children(recursive=True)] if one.process.poll() is None else []
+        for process in (*left, one.process):
+            process.kill()
+
+
+def assert_none_left(folder: Path, before: dict[int, psutil.Process]) -> None:
+    """No rank lives on, not even stopped."""
+    _, alive = psutil.wait_procs(before.values(), timeout=10)
+    assert not alive, f"{alive} in {folder}"
+
+
+def errors_in(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("error:")]
+
+
+def steps_saved(run: Path) -> int:
+    return max(item.metadata.step for item in list_checkpoints(run))
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_rank_that_is_killed_ends_all_with_one_line(which: int, start: Start) -> None:
+    running = start("--nproc", "3")
+    running.wait_for_steps(2)
+    ranks = running.ranks()
+    ranks[which].kill()
+    code, said, seconds = running.finish(60)
+    (line,) = errors_in(said)
+    assert code == 1 and re.search(rf"Rank {which} (of 3 ended|was ended by SIGKILL)", line)
+    assert "Traceback" not in said and seconds < 30
+    assert_none_left(running.folder, ranks)
+    recorded = [record["step"] for record in read_records(running.run / "metrics.jsonl")]
+    assert steps_saved(running.run) >= recorded[-1] - 1  # at most the step under way is lost
+
+
+def test_a_rank_that_hangs_ends_all_within_the_limit(start: Start) -> None:
+    running = start("--nproc", "3")
+    running.wait_for_steps(2)
+    ranks = running.ranks()
+    ranks[1].suspend()
+    code, said, seconds = running.finish(150)
+    (line,) = errors_in(said)
+    assert code == 1 and f"Rank 1 of 3 ended or did not answer within {LIMIT} s." in line
+    assert "Traceback" not in said
+    assert_none_left(running.folder, ranks)
+    assert seconds < 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 2"])
+def test_a_signal_to_any_of_them_saves_the_last_step_and_ends_all(
+    number: signal.Signals, whom: str, start: Start
+) -> None:
+    running = start("--nproc", "3", save_steps=500)
+    running.wait_for_steps(2)
+    ranks = running.ranks()
+    if whom == "launcher":
+        running.process.send_signal(number)
+    else:
+        ranks[int(whom[-1])].send_signal(number)
+    code, said, _ = running.finish(60)
+    assert code == 130 and errors_in(said) == [] and "Traceback" not in said, said
+    assert "Stopped after step" in said
+    assert_none_left(running.folder, ranks)
+    assert steps_saved(running.run) == len(list(read_records(running.run / "metrics.jsonl")))
+
+
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(start: Start) -> None:
+    running = start("--nproc", "2", save_steps=500)
+    running.wait_for_steps(2)
+    ranks = running.ranks()
+    running.process.kill()
+    running.process.wait()
+    _, alive = psutil.wait_procs(ranks.values(), timeout=40)
+    assert not alive
+    assert steps_saved(running.run) == len(list(read_records(running.run / "metrics.jsonl")))
+
+
+def test_a_restart_goes_on_from_the_last_checkpoint_to_the_same_weights(
+    start: Start, options: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    changes = EXACT | {"max_steps": 6, "per_device_train_batch_size": 2, "output_dir": tmp_path / "whole" / "grpo"}
+    whole = train(load_settings(options(tmp_path, **changes), environ={}, cwd=tmp_path))
+    running = start("--nproc", "2", "--max-restarts", "1", "--overwrite", max_steps=6)
+    running.wait_for_steps(3)
+    running.ranks()[1].kill()
+    code, said, _ = running.finish(180)
+    assert code == 0, said
+    assert "Resuming" in said and newest_run(running.folder / "grpo") == running.run
+    assert [record["step"] for record in read_records(running.run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    wanted = load_file(whole.run_dir / "final" / "adapter_model.safetensors")
+    for name, value in load_file(running.run / "final" / "adapter_model.safetensors").items():
+        torch.testing.assert_close(value, wanted[name], atol=2e-5, rtol=0)
+
+
+def test_torchrun_itself_starts_it_too(start: Start) -> None:
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    assert torchrun is not None
+    running = start(launcher=(torchrun, "--nproc-per-node", "2", "-m", "emailrl"), max_steps=2)
+    code, said, _ = running.finish(120)
+    assert code == 0, said
+    assert [record["step"] for record in read_records(running.run / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_wrong_option_is_one_line_and_exit_code_2(start: Start) -> None:
+    code, said, _ = start("--nproc", "2", "--adapter", "nowhere").finish(120)
+    (line,) = errors_in(said)
+    assert code == 2 and "nowhere" in line and "Traceback" not in said
