@@ -6,9 +6,10 @@ each writes a mark into the store and looks whose mark does not come.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -225,19 +226,28 @@ class RankGroup(Ranks):
         self.lost = LostRank(message, "Continue from the last checkpoint with --resume latest.")
 
     def _missing(self) -> list[int] | None:
-        """Ranks that leave no mark in the store; None where the store itself is out of reach."""
+        """Ranks that leave no mark in the store; None where the store itself is out of reach.
+
+        On a thread: a request to a host that the network has lost never returns.
+        """
+        found: list[list[int]] = []
         keys = [f"lost/{rank}" for rank in range(self.world)]
-        try:
-            self._store.set_timeout(timedelta(seconds=SECONDS_TO_REPORT))
-            self._store.set(keys[self.rank], "1")
+
+        def look() -> None:
             end = time.monotonic() + SECONDS_TO_REPORT
-            while True:
-                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                if not missing or time.monotonic() >= end:
-                    return missing
-                time.sleep(0.1)
-        except RuntimeError:
-            return None
+            with suppress(RuntimeError):
+                self._store.set(keys[self.rank], "1")
+                while True:
+                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                    if not missing or time.monotonic() >= end:
+                        found.append(missing)
+                        return
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=look, name="missing", daemon=True)
+        thread.start()
+        thread.join(SECONDS_TO_REPORT + 2)
+        return found[0] if found else None
 
 
 def _said(error: Exception) -> tuple[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from emailrl.ending import bounded
 from emailrl.errors import EmailRLError, UsageError
@@ -49,6 +51,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
 def _meet(settings: Settings, place: Place) -> RankGroup:
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     on_gpu = settings.model.device != "cpu" and torch.cuda.is_available()
@@ -59,6 +62,7 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
     start = timedelta(seconds=training.rank_start_timeout)
     try:
         store, rank, world = next(rendezvous("env://", timeout=start))
+        store = PrefixStore(f"attempt/{_attempt(store, place)}", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world, timeout=start
         )
@@ -71,6 +75,16 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
             "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
         ) from error
     return ranks
+
+
+def _attempt(store: Any, place: Place) -> int:
+    """A number that earlier attempts did not have: an agent that starts its ranks again may keep their store.
+
+    The agents of several hosts do not count alike, so each rank counts for itself there.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(store.add(f"attempts/{place.rank}", 1))
 
 
 def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:

@@ -189,6 +189,30 @@ def test_a_restart_goes_on_from_the_last_checkpoint_to_the_same_weights(
         torch.testing.assert_close(value, wanted[name], atol=2e-5, rtol=0)
 
 
+def can_make_networks() -> bool:
+    unshare = shutil.which("unshare")
+    if unshare is None or shutil.which("ip") is None or shutil.which("nsenter") is None:
+        return False
+    return subprocess.run([unshare, "-r", "-n", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_make_networks(), reason="no unprivileged network namespaces, or no iproute2, here")
+def test_a_cut_cable_between_two_hosts_ends_both(start: Start) -> None:
+    hosts = ("unshare", "-r", "-n", "-m", str(Path(__file__).with_name("two_hosts.sh")))
+    meeting = ("--nnodes", "2", "--rdzv-endpoint", "10.77.0.1:29511")
+    folder = start("--help").folder
+    running = start(*meeting, launcher=(*hosts, str(folder), "2", sys.executable, "-m", "emailrl"))
+    _, said, _ = running.finish(240)
+    assert (folder / "codes.txt").exists(), said
+    first, second, seconds = map(int, (folder / "codes.txt").read_text().split())
+    errors = [(folder / f"host-{host}.err").read_text() for host in (0, 1)]
+    assert (first, second) == (1, 1), errors
+    for text in errors:
+        assert len(errors_in(text)) == 1 and "Traceback" not in text, text
+    assert seconds < 60
+    assert steps_saved(running.run) >= 2
+
+
 def test_torchrun_itself_starts_it_too(start: Start) -> None:
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     assert torchrun is not None
