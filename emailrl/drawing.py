@@ -1,4 +1,4 @@
-"""Figures as files: the same data give the same bytes, and no file of the working folder has a say in them."""
+"""Figures as files: the same data give the same bytes, whatever configuration lies in the working folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#9aa3ab"
-"""Colors that differ for every kind of eyesight and in gray, on the white ground that figures bring with them."""
+"""Colors that stay distinct in grayscale and for color-blind readers, on the figures' own white background."""
 
 
 def new_figure(width: float, height: float) -> Figure:

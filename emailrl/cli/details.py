@@ -30,7 +30,7 @@ def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Sett
 
     verbose, tokens = settings.output.verbose, None
     for trajectory in trajectories:
-        if verbose and tokens is None:  # all of a file are one policy's
+        if verbose and tokens is None:  # a file holds trajectories of one policy
             tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory)
         made_by = origin(file, trajectory)
         console.print(render_trajectory(trajectory, title=str(file), verbose=verbose, tokens=tokens, origin=made_by))

@@ -1,4 +1,4 @@
-"""A run while it trains: on a terminal a display that stays below the lines printed, elsewhere the lines alone."""
+"""A run while it trains: on a terminal, a display below the printed lines; elsewhere the lines alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFRESH = 4
 
 
 class LiveRun:
-    """Prints a run's lines and shows how it goes (``training.run.display.Display``); a context manager."""
+    """Prints a run's lines and shows its progress (``training.run.display.Display``); a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None) -> None:
         self._settings = settings
@@ -40,11 +40,11 @@ class LiveRun:
         self.end()
 
     def say(self, line: str) -> None:
-        """Print a line, above the display where there is one."""
+        """Print a line, above the display if there is one."""
         say(line, self._console)
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
-        """Begin to show a run; what it did before a resume is read from its files."""
+        """Show a run from now on; its curves before a resume are read from its files."""
         from rich.live import Live
 
         self._run = _Numbers(step=step, total=total)
@@ -54,7 +54,7 @@ class LiveRun:
             self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Show what the run does now."""
+        """Show the phase that begins."""
         self._run.phase, self._run.phase_total, self._run.phase_done = name, total, 0
 
     def played(self, trajectory: Trajectory) -> None:
@@ -62,7 +62,7 @@ class LiveRun:
         self._run.phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """Print the trajectories where the settings ask for them."""
+        """Print the trajectories if the settings ask for them."""
         show_trajectories(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
@@ -75,7 +75,7 @@ class LiveRun:
         self._run.take(metrics, seconds_left)
 
     def end(self) -> None:
-        """Leave the display as it is now."""
+        """Stop the display and leave its last state on the terminal."""
         if self._live is not None:
             self._run.phase, self._run.phase_total = "", 0
             self._live.stop()

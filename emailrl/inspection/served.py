@@ -1,4 +1,4 @@
-"""What a served page asks for: the record of a run as it is now, rows of its trajectories, and the whole of one."""
+"""The data of a served page: the record of a run as it is now, rows of its trajectories, whole trajectories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Served:
         self._model_name = model_name
         self._files: dict[Path, _File] = {}
         self._shown: list[tuple[_File, int]] = []
-        """The files of the record handed out last, and how many of their trajectories it counts."""
+        """The files of the last record returned, and how many trajectories of each it counts."""
         self._lock = threading.Lock()
         self.place: Place = place_of(path)
 
@@ -44,7 +44,7 @@ class Served:
             return run_record(self.place, records)
 
     def rows(self, start: int, stop: int) -> list[Record]:
-        """Return the rows from ``start`` to before ``stop``, at most ``MAX_ROWS``, of the record handed out last."""
+        """Return the rows from ``start`` to before ``stop``, at most ``MAX_ROWS``, of the last record returned."""
         with self._lock:
             rows: list[Record] = []
             stop = min(stop, start + MAX_ROWS)
@@ -100,7 +100,7 @@ class _File:
         return build(self.path, *self._index.record(position))
 
     def _tokenizer(self, trajectory: Trajectory, model_name: str) -> TokenTexts | None:
-        """The tokenizer of the policy that made a trajectory; a file has one policy but where runs were mixed."""
+        """The tokenizer of the policy that made a trajectory, found once per policy."""
         policy = trajectory.policy_version
         if self._tokens.get(policy) is None:
             self._tokens[policy] = fitting_tokenizer(tokenizer_folders(self.path, model_name), trajectory)

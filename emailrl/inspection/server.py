@@ -1,8 +1,8 @@
-"""Serves the page of a run to browsers on this machine; it reads and never writes, and answers nobody else.
+"""Serves the page of a run, read-only, to browsers on this machine.
 
 Email is private, and any page that a browser opens can send requests to 127.0.0.1. So every request must name this
-server as its host, come from its own page or from the address bar, and carry the token of the printed address: other
-users of the machine do not have it.
+server as its host, come from its own page or the address bar, and carry the token of the printed address, which other
+users of the machine do not have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from emailrl.inspection.served import Served
 
 ADDRESS = "127.0.0.1"
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
-"""The policy of everything but the page itself."""
+"""The Content-Security-Policy of every answer but the page itself."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -45,7 +45,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has gone away."""
+        """Ignore browsers that disconnect."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "The run was moved or removed.")
 
     def _refuse_method(self) -> None:
-        self.close_connection = True  # what a body holds is not read
+        self.close_connection = True  # the request's body is not read
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is allowed.")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: addresses hold the token."""
 
     def _check(self) -> None:
-        """Refuse what does not come from a browser that was given the printed address."""
+        """Refuse a request that does not come from a browser with the printed address."""
         own = {f"http://{host}" for host in self.server.hosts}
         if self.headers.get("Host") not in self.server.hosts:
             raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "Unknown host.")

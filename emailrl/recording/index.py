@@ -1,8 +1,8 @@
-"""Where each trajectory of a file lies, in a small index beside the file, so that 100,000 can be listed at once.
+"""An index of the trajectories in a file, kept beside it, so that 100,000 of them can be listed at once.
 
 The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory,
-appended by whoever appends the trajectory. It only saves time: an index that does not fit its file (older, longer or
-damaged) is built again from the file, and what was appended without it is read from the file.
+appended together with the trajectory. It only saves time: an index that does not match its file (older, longer or
+damaged) is rebuilt, and lines that it lacks are read from the file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from emailrl.errors import EmailRLError
 from emailrl.recording.lines import JsonlWriter, Record, encode, parse_line
 
 _UNSAVED = 100
-"""Lines that a reader may find missing in an index before it writes a new one: a writer under way is behind by one."""
+"""Lines that an index may lack before a reader rewrites it; while a file is written, it lacks one at most."""
 _QUESTION = 200
-"""Characters of a question that are kept."""
+"""Longest question or error text kept, in characters."""
 _RUBRIC = (
     "answer_correct",
     "attempted_answer",
@@ -36,9 +36,9 @@ _RUBRIC = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a trajectory file: where it lies, and what a list shows of it.
+    """One line of a trajectory file: its position, and what lists show of it.
 
-    ``evaluation.verdict`` takes it for a trajectory. ``id`` is None for a line that is no trajectory.
+    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
     """
 
     line: int
@@ -56,7 +56,7 @@ class Entry:
     kind: str | None = None
     reward: float | None = None
     rubric: dict[str, Any] = field(default_factory=dict)
-    """Of it only what the verdict and the evidence need."""
+    """Only the fields that verdicts and evidence need."""
     stop_reason: str | None = None
     exception: str | None = None
     turns: int = 0
@@ -73,7 +73,7 @@ _FIRST = [0, 0, 0, 0]
 
 
 def index_path(path: Path) -> Path:
-    """Where the index of a trajectory file lies."""
+    """The path of a trajectory file's index."""
     return path.with_name(f"{path.name}.index")
 
 
@@ -89,7 +89,7 @@ def write_index(path: Path, lines: Iterable[bytes]) -> None:
 
 
 class IndexWriter(JsonlWriter):
-    """Appends to the index of a trajectory file, which it first brings up to date."""
+    """Appends to the index of a trajectory file, after bringing it up to date."""
 
     def __init__(self, path: Path) -> None:
         index = TrajectoryIndex(path)
@@ -98,7 +98,7 @@ class IndexWriter(JsonlWriter):
         self._line, self._offset = index.num_lines, index.size
 
     def append(self, content: bytes, record: Record) -> None:
-        """Note that a line has been appended to the trajectory file."""
+        """Add a line that has been appended to the trajectory file."""
         self._line += 1
         self.write_bytes(entry_line(self._line, self._offset, content, record))
         self._offset += len(content)
@@ -120,11 +120,11 @@ class TrajectoryIndex(Sequence[Entry]):
         self.refresh()
         is_stale = known == 0 < len(self) and index_path(path).exists()
         if is_stale or len(self) - known > _UNSAVED:
-            with suppress(OSError):  # a folder that cannot be written: the next reader builds it again
+            with suppress(OSError):  # a read-only folder: the next reader builds it again
                 self.save()
 
     def refresh(self) -> None:
-        """Take up what has been appended to the file since; one that was replaced is read from its start."""
+        """Read what has been appended to the file; a file that was replaced is read from its start."""
         if not self._fits():
             self._take([])
         for content in _whole_lines(self.path, self.size):
@@ -194,7 +194,7 @@ class TrajectoryIndex(Sequence[Entry]):
         return lines
 
     def _fits(self) -> bool:
-        """Whether the last entry still says what lies in the file."""
+        """Whether the last entry still matches the file."""
         return not self._lines or zlib.crc32(self._content(self[-1])) == self[-1].checksum
 
     def _content(self, entry: Entry) -> bytes:
@@ -217,7 +217,7 @@ def _record(path: Path, line: int, content: bytes) -> Record | None:
     try:
         return parse_line(path, line, content)
     except EmailRLError:
-        return None  # who looks at the line is told what is wrong with it
+        return None  # reading the line raises the error
 
 
 def _summary(record: Record | None) -> list[Any]:

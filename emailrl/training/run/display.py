@@ -1,4 +1,4 @@
-"""What a run tells whoever shows it while it trains, beyond the lines it prints."""
+"""What a run reports to a display while it trains, besides the lines it prints."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from emailrl.trajectory import Trajectory
 
 
 class Display(Protocol):
-    """Hears of a run's progress; must not raise."""
+    """Follows a run's progress; its methods must not raise."""
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
-        """The run stands after ``step`` of ``total`` steps; what it did before is recorded in ``run_dir``."""
+        """The run begins, or resumes, after ``step`` of ``total`` steps; ``run_dir`` has what it recorded before."""
 
     def phase(self, name: str, total: int = 0) -> None:
-        """What the run does now; ``total`` rollouts where it plays."""
+        """A phase begins; ``total`` is its number of rollouts, 0 for a phase without any."""
 
     def played(self, trajectory: Trajectory) -> None:
         """A rollout has ended; it is not scored yet."""
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """These were scored and are in ``file`` now."""
+        """These trajectories were scored and written to ``file``."""
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """An evaluation has ended."""
 
     def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """A step has ended, with the line that ``metrics.jsonl`` has for it."""
+        """A step has ended; ``metrics`` is its object in ``metrics.jsonl``."""
 
     def end(self) -> None:
-        """The run has ended, well or not."""
+        """The run has ended, successfully or not."""
 
 
 class NoDisplay:
