@@ -52,7 +52,7 @@ def test_metrics_have_one_line_a_step_with_every_number(finished: TrainResult) -
     evaluations = list(read_records(finished.run_dir / "evaluations.jsonl"))
     assert [line["step"] for line in evaluations] == [0, 2, 4, 6]
     assert [line["accuracy_high"] for line in evaluations] == [wilson_interval(0, 3)[1]] * 4
-    assert "Step 6/6 | Loss " in (finished.run_dir / "training.log").read_text()
+    assert "Step 6/6 | Loss: " in (finished.run_dir / "training.log").read_text()
 
 
 def test_trajectories_name_the_adapter_they_were_sampled_from(finished: TrainResult) -> None:

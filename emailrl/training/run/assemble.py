@@ -50,7 +50,13 @@ from emailrl.training.step.update import Updater
 
 @contextmanager
 def open_run(
-    settings: Settings, *, resume: str | None, overwrite: bool, say: Say, display: Display, ranks: Ranks = ALONE
+    settings: Settings,
+    *,
+    resume: str | None,
+    overwrite: bool,
+    say: Say,
+    display: Display | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Run]:
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
 
@@ -83,7 +89,7 @@ def open_run(
                 _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
-                tracker.display = display
+                tracker.display = display or tracker.display
                 _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
