@@ -55,7 +55,7 @@ function number(value, digits = 3) {
 const sign = (text) => text.replace("-", "−").replace("e−", "e-");
 const signed = (value, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
-const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const plural = (count, noun, many = `${noun}s`) => `${count.toLocaleString("en")} ${count === 1 ? noun : many}`;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => (values.length ? sum(values) / values.length : null);
 

@@ -21,7 +21,7 @@ function updateList({ follow = true } = {}) {
   list.rows = sorted(selected());
   list.places = new Map(list.rows.map((row, place) => [keyOf(row), place]));
   const total = data.rows.length;
-  const text = list.rows.length === total ? `${total.toLocaleString("en")} trajectories` : `${list.rows.length.toLocaleString("en")} of ${total.toLocaleString("en")} trajectories`;
+  const text = (list.rows.length === total ? "" : `${list.rows.length.toLocaleString("en")} of `) + plural(total, "trajectory", "trajectories");
   const counted = document.getElementById("counted");
   counted.textContent = text + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
   if (counted.dataset.said !== text) announce(`${text} shown`);

@@ -16,7 +16,7 @@ function section(title, lead, ...content) {
 
 function heading() {
   const { run } = data;
-  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), plural(data.rows.length, "trajectory").replace("trajectorys", "trajectories"), run.run.run_id];
+  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
   return el("div", { class: "heading" }, outside(run.title, "h1"), outside(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
@@ -29,14 +29,12 @@ function leftOut() {
   return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;
 }
 
-const LAST_OF = (items) => items.at(-1);
-
 function tiles() {
   const { run } = data;
   const tile = (name, value, note) => el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? el("span", { class: "under", text: note }) : null));
   const tilesOf = [];
   if (run.evaluations.length) {
-    const [first, last] = [run.evaluations[0], LAST_OF(run.evaluations)];
+    const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
     tilesOf.push(tile("Held-out accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `95 % interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
     tilesOf.push(tile("Best evaluation", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}`));
@@ -153,7 +151,7 @@ function resultTable() {
 function compared() {
   const held = (source) => data.run.files.filter((file) => file.source === source && file.count && !file.left_out);
   const evaluations = held("eval");
-  if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], LAST_OF(evaluations)] : evaluations;
+  if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], evaluations.at(-1)] : evaluations;
   const benchmarks = held("benchmark");
   return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
 }
@@ -167,10 +165,10 @@ function failures() {
   const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length)));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
-    const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory").replace("ys", "ies")}: ${name}, ${plain(file.label)}`, text: String(found) });
+    const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory", "trajectories")}: ${name}, ${plain(file.label)}`, text: String(found) });
     return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, most), el("span", { class: "under", text: percent(found / rows.length) })));
   })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(file.label), el("span", { class: "under block", text: `${rows.length} trajectories` })))];
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory", "trajectories") })))];
   return section("Why answers fail", "How far the search for the email with the answer came. Each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
@@ -196,7 +194,7 @@ function changes() {
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  const last = LAST_OF(held.filter((file) => file.source === "step")) || LAST_OF(held);
+  const last = held.findLast((file) => file.source === "step") || held.at(-1);
   const rows = data.rows.filter((row) => row.file === last.name);
   const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });
   return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));
