@@ -156,7 +156,7 @@ def test_two_spellings_of_one_fact_are_one() -> None:
 
 
 def test_a_file_name_states_nothing_but_what_is_attached() -> None:
-    for text in ("Two files:\n - Budget $500.xls\nBye", "It is here (see ATTACHED file: $500.xls)"):
+    for text in ("Two files:\n - $500 budget.xls\nBye", "It is here (see ATTACHED file: $500 budget.xls)"):
         assert mentions.AMOUNT.find(text) and mentions.AMOUNT.only(text, text) is None
     text = "Two files:\n - Budget.xls\nBye"
     found = mentions.ATTACHMENT.only(text, text)

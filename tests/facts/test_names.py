@@ -59,6 +59,9 @@ def test_a_name_stands_where_it_is_written() -> None:
         ("a", "ada", True),
         ("ada", "a", True),
         ("a", "bo", False),
+        ("moss", "m", True),
+        ("s", "moss", False),
+        ("moss", "s", False),
         ("b", "ab", False),
         ("ab", "abe", False),  # two letters are no initial
         ("marseille", "marseilles", True),

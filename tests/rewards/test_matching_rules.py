@@ -14,6 +14,7 @@ from emailrl.rewards.matching.kinds import with_names
     [
         ("Emily Bronte/Ellis Bell", ["Emily Bronte", "Ellis Bell"]),
         ("the pump | the valve", ["the pump", "the valve"]),
+        ("Federal Power Commission (FPC)", ["Federal Power Commission", "FPC"]),
         ("a b c d e f g h / one", ["a b c d e f g h", "one"]),
         ("a b c d e f g h i / one", ["a b c d e f g h i / one"]),  # nine words are a sentence
         ("one / a b c d e f g h i", ["one / a b c d e f g h i"]),
@@ -72,6 +73,7 @@ def test_an_answer_has_a_longest_length() -> None:
         ("subject", "What is the subject?", "Pump survey in June", "Pump survey in July", False),
         ("subject", "What is the subject?", "Pump survey in June", "Survey of a pump, June", False),
         ("subject", "What is the subject?", "Pump survey", "Pump survey and boiler paint contract", False),
+        ("subject", "What is the subject?", "Pump survey", "Pump survey: boiler paint", False),
         ("count", "How many mails came?", "3", "3 mails", True),
         ("count", "How many mails came?", "3", "4 mails", False),
         ("count", "How many mails came?", "3", "three", True),
@@ -79,6 +81,8 @@ def test_an_answer_has_a_longest_length() -> None:
         ("amount", "How much is it?", "$80", "It is 80 euros.", False),
         ("date", "When was it sent?", "2001-05-03", "on May 3, 2001", True),
         ("date", "When was it sent?", "2001-05-03", "on May 4, 2001", False),
+        ("person", "Who sent it?", "Ada Moss", "Moss", True),
+        ("amount", "How much is it?", "$80 for the pumps", "$80", True),
         ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0142.", True),
         ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0143.", False),
         ("nonsense", "Who sent it?", "Ada Moss", "Ada Moss", True),
@@ -101,8 +105,10 @@ RULES = {
         ("Who got the letter from Ada Moss?", "Bo Hale", "Bo Hale got the letter from Ada Moss.", True),
         ("Who got the letter from Ada Moss?", "Bo Hale", "Ada Moss got the letter from Bo Hale.", False),
         ("Who got the letter from Ada Moss?", "Bo Hale", "Bo Hale got the letter from Ned Orr.", False),
+        ("Who got the letter from Ada Moss?", "Bo Hale", "Ada got the letter from Bo Hale.", False),
         ("Who sold the barge to Corvane?", "Delmar", "Delmar sold it to Corvane.", True),
         ("Who sold the barge to Corvane?", "Delmar", "Corvane sold it to Delmar.", False),
+        ("Who leads the survey?", "Ada Moss", "Leads = Ada Moss", True),
         ("Who leads the survey?", "Ada Moss", "Ada Moss helps, in fact Bo Hale does it.", False),
         (
             "Who leads the survey?",
@@ -174,6 +180,7 @@ RULES = {
     "rivals": [
         ("When is the drill?", "May 3", "May 3 or May 4", False),
         ("When is the drill?", "May 3", "May 3 and May 4", False),
+        ("Which leaks, the pump or the valve?", "the pump", "It is the pump or the old valve", False),
         ("When is the drill?", "May 3", "May 3, May 4, May 5", False),
         ("How many people came?", "12", "12 people: 5 men and 7 women", True),
         ("How many people came?", "12", "5 men and 8 women, 12 people", False),
@@ -202,10 +209,21 @@ RULES = {
         ("Who pays?", "Ada Moss", "Moss", True),
         ("Who pays?", "Ada Moss", "A. Moss", True),
         ("Who pays?", "Ada Moss", "Ida Moss", False),
+        ("Who pays?", "Ada Moss", "ida moss", False),
+        ("Who pays?", "Ada Moss", "M.", False),
+        ("Which college is it?", "Ada B. Moss", "Ada Moss", True),
+        ("At what time on May 3 does it begin?", "May 3 at 4 pm", "at 4 pm", True),
+        ("At what time on May 3 does it begin?", "May 3 at 4 pm", "on May 3", False),
         ("Who pays?", "Ada Moss", "Ada Hale", False),
         ("Who pays?", "Katherine Bellwood", "Katherine Belwood", False),
         ("What did she buy?", "a pump and two valves", "two valves and a pump", True),
         ("What did she buy?", "a pump and two valves", "three valves and a pump", False),
+        (
+            "What did she buy?",
+            "a red pump, a blue valve and a green gate",
+            "a red valve, a blue pump and a green gate",
+            False,
+        ),
     ],
 }
 

@@ -42,7 +42,7 @@ def clauses(reading: Reading, said: str) -> Iterator[Clause]:
         for first, last, status in _pieces(text, position, end, said):
             piece = text[first:last]
             doubted = doubted or _is_new(DOUBT, piece, said)
-            if stop and stop[0][0] == "?":
+            if stop and stop[0] == "?":
                 status = None
             elif doubted or (status and denies(piece, said)):
                 status = False

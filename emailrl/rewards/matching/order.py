@@ -75,7 +75,7 @@ def mixed_up(case: Case) -> bool:
         for reading in (case.expected.full, case.given)
     )
     places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
-    sure = [[at[0] for at in part if len(at) == 1] for part in places]
+    sure = [[place for at in part if len(at) == 1 for place in at] for part in places]
     order = [at for part in sure for at in part]
     if order == sorted(order):
         return False

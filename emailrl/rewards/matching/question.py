@@ -114,9 +114,7 @@ def read_question(question: str, kind: str | None = None) -> Question:
 
 
 @lru_cache(maxsize=4096)
-def read_reference(
-    question: str, reference: str, others: str = "", kind: str | None = None
-) -> tuple[Question, Reference]:
+def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
     """Read a cleaned question and its reference."""
     asked = read_question(question, kind)
     bare = re.sub(r"\s*\([^()]*[A-Za-z][^()]*\)", "", reference).strip()
@@ -131,7 +129,7 @@ def read_reference(
     names = tuple(name for name in find_names(reading) if not {*name.tokens} <= known and name.start in starts)
     facts = tuple(unit.fact for unit in stated if unit.fact is not None) or tuple(reading.facts)
     facts = tuple(fact for fact in facts if not any(agree(own, fact) for own in asked.reading.facts)) or facts
-    inside = [unit for unit in reading.units if any(name.start <= unit.start < name.end for name in names)]
+    inside = [unit for unit in reading.units if any(unit.start in range(name.start, name.end) for name in names)]
     outside = [unit.stem for unit in stated if unit.fact is None and unit not in inside]
     words = [stem for stem in outside if stem not in asked.stems] or ([] if names or facts else outside)
     full, unique = read(reference, temporal=asked.temporal), tuple(dict.fromkeys(words))
