@@ -82,6 +82,7 @@ def test_an_answer_has_a_longest_length() -> None:
         ("date", "When was it sent?", "2001-05-03", "on May 3, 2001", True),
         ("date", "When was it sent?", "2001-05-03", "on May 4, 2001", False),
         ("person", "Who sent it?", "Ada Moss", "Moss", True),
+        ("person", "Did Ada send it, or who did?", "Ada Moss", "Yes, Bo Hale did.", False),
         ("amount", "How much is it?", "$80 for the pumps", "$80", True),
         ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0142.", True),
         ("phone", "What is the number?", "713-555-0142", "It is (713) 555-0143.", False),

@@ -36,7 +36,7 @@ def turned_round(case: Case) -> bool:
     for part in case.clauses:
         names = [name for name in every if part.asserted and part.start <= name.start < part.start + len(part.text)]
         for name in names:
-            before, after = word_before(text, name.start), re.match(r"\W+(\w+)", text[name.end :])
+            before, after = word_before(text, name.start), re.match(r"\W+(?!\w+ing\b)(\w+)", text[name.end :])
             is_own = bool(own & {*name.tokens})
             asked = slots.get(before) if before in _SLOTS else None
             if asked and f"{before} {asked}" not in part.text.lower() and (asked in part.text.lower()) is is_own:
@@ -47,7 +47,7 @@ def turned_round(case: Case) -> bool:
             first = name.start <= part.start + len(before) + 3
             if active and is_own and not first and stem(before) == stem(active["verb"]):
                 return True
-            if whom and is_own and after and stem(after[1]) in case.asked.stems and not after[1].endswith("ing"):
+            if whom and is_own and after and stem(after[1]) in case.asked.stems:
                 return True
     return False
 
