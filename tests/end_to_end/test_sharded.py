@@ -39,13 +39,14 @@ def settings_at(options: Options, stub: VllmStub, tmp_path: Path) -> Callable[..
     return make
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
-    settings_at: Callable[..., Settings], stub: VllmStub, tmp_path: Path
+    lag: int, settings_at: Callable[..., Settings], stub: VllmStub, tmp_path: Path
 ) -> None:
     """Rank 0 proves to itself with each adapter that the server samples from it, between updates."""
-    one = train(settings_at("one", per_device_train_batch_size=2))
+    one = train(settings_at("one", per_device_train_batch_size=2, max_staleness=lag))
     proofs = stub.calls.count("/v1/load_lora_adapter")
-    settings = settings_at("two", **SHARDED)
+    settings = settings_at("two", **SHARDED, max_staleness=lag)
     result, _ = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
     assert result.steps == 3 and stub.calls.count("/v1/load_lora_adapter") == 2 * proofs
     assert_close(result.run_dir, one.run_dir)
