@@ -16,8 +16,12 @@ from mutation.mutants import mutants
 from mutation.targets import MODULES, SAMPLED, drawn, modules, source_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FLOORS = [([name for name in MODULES if name not in SAMPLED], 0.97), (list(SAMPLED), 0.85)]
-"""What is mutated together, and the least share to kill; 0.97 is the aim of both, and the second falls short of it."""
+FLOORS = [
+    ([name for name in MODULES if name not in SAMPLED], 0.97),
+    (["emailrl.facts"], 0.97),
+    (["emailrl.rewards.matching"], 0.95),
+]
+"""What is mutated together, and the least share to kill; 0.97 is the aim of all, and the last falls short of it."""
 
 
 def changes(code: str) -> set[tuple[str, str]]:

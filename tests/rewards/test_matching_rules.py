@@ -199,6 +199,13 @@ RULES = {
         ("What did she order?", "two lemon cakes with cream", "two lime cakes with cream", False),
     ],
     "what has to be given": [
+        ("Who leads the survey?", "Ada Moss (of Corvane)", "Ada Moss", True),
+        (
+            "What did she buy?",
+            "a red pump, a blue valve and a green gate",
+            "a new red valve, a blue pump and a green gate",
+            False,
+        ),
         ("How many pumps leak?", "none", "No pumps leak.", True),
         ("How many pumps leak?", "0", "3", False),
         ("How many pumps leak?", "0", "none", True),

@@ -59,7 +59,7 @@ def replaced(case: Case) -> bool:
     for units in case.sentences.values():
         theirs = [unit.stem or unit.fact for unit in units]
         for kind, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-            inside = 0 < first < last < len(own) and 0 < start < end < len(units)
+            inside = first > 0 and last < len(own) and start > 0 and end < len(units)
             alone = kind == "replace" and last - first == end - start == 1
             if inside and alone and case.new(units[start:end]) and not has(case.given.units, own[first]):
                 return True

@@ -91,7 +91,7 @@ class Reference:
 
 
 @lru_cache(maxsize=4096)
-def read_question(question: str, kind: str | None = None) -> Question:
+def read_question(question: str, kind: str | None) -> Question:
     """Read a cleaned question, as one that asks for a ``kind`` alone where that is known."""
     temporal = bool(_TEMPORAL.search(question)) if kind is None else kind == "date"
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
