@@ -19,11 +19,11 @@ from emailrl.policy.adapter import Adapter
 from emailrl.scenarios.demo import questions_file, write_demo
 from emailrl.scenarios.load import load_scenario_set
 from emailrl.settings import load_settings
+from emailrl.training.run.display import SILENT, Display
 from emailrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
-    from emailrl.training.run.display import Display
 
 STEPS = 15
 NUM_TEST_QUESTIONS = 300
@@ -132,7 +132,7 @@ def quickstart(
     say: Callable[[str], None],
     begin: Begin = lambda subject, questions: None,
     progress: Progress | None = None,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Outcome:
     """Run the cycle in ``out``; ``say`` gets every line for the console, ``progress`` each benchmarked trajectory.
 

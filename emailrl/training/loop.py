@@ -13,7 +13,7 @@ from pathlib import Path
 from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
-from emailrl.training.run.display import Display, NoDisplay
+from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
 from emailrl.training.run.printing import step_line
 from emailrl.training.run.run import Run
@@ -39,7 +39,7 @@ def train(
     resume: str | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> TrainResult:
     """Train as the settings say and return what came of it.
 
@@ -52,7 +52,6 @@ def train(
     ``training.run.follower.follow``. Raises UsageError for what the user must change, EmailRLError for a run that
     cannot go on.
     """
-    display = display or NoDisplay()
     with (
         joined(settings) as ranks,
         open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,

@@ -24,7 +24,7 @@ from emailrl.training.mix import advice, resolve, staleness
 from emailrl.training.run.ahead import Ahead, rollouts_in_flight
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
-from emailrl.training.run.display import Display
+from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, mesh_of
 from emailrl.training.run.interrupts import Interrupts
@@ -55,7 +55,7 @@ def open_run(
     resume: str | None,
     overwrite: bool,
     say: Say,
-    display: Display | None = None,
+    display: Display = SILENT,
     ranks: Ranks = ALONE,
 ) -> Iterator[Run]:
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
@@ -89,7 +89,7 @@ def open_run(
                 _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
-                tracker.display = display or tracker.display
+                tracker.display = display
                 _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,

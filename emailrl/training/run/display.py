@@ -51,3 +51,6 @@ class NoDisplay:
     def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None: ...
 
     def end(self) -> None: ...
+
+
+SILENT = NoDisplay()

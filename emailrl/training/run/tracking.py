@@ -13,7 +13,7 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
-from emailrl.training.run.display import Display, NoDisplay
+from emailrl.training.run.display import SILENT, Display
 
 Say = Callable[[str], None]
 
@@ -35,7 +35,7 @@ class Tracker:
 
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
         self._console = say
-        self.display: Display = NoDisplay()
+        self.display: Display = SILENT
         """Shows the run while it trains."""
         self._logging_steps = settings.tracking.logging_steps
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
