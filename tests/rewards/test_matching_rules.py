@@ -206,6 +206,12 @@ RULES = {
             "a new red valve, a blue pump and a green gate",
             False,
         ),
+        (
+            "What did she buy?",
+            "a red pump, a blue valve and a green gate",
+            "a big new red valve, a blue pump and a green gate",
+            False,
+        ),
         ("How many pumps leak?", "none", "No pumps leak.", True),
         ("How many pumps leak?", "0", "3", False),
         ("How many pumps leak?", "0", "none", True),
