@@ -21,7 +21,7 @@ FLOORS = [
     (["emailrl.facts"], 0.97),
     (["emailrl.rewards.matching"], 0.95),
 ]
-"""What is mutated together, and the least share to kill; 0.97 is the aim of all, and the last reaches it narrowly, on some samples."""
+"""What is mutated together, and the least share to kill; 0.97 is the aim of all; the last reaches it narrowly."""
 
 
 def changes(code: str) -> set[tuple[str, str]]:
