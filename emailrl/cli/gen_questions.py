@@ -41,6 +41,11 @@ ASK_ABOVE = 1.0
 """Dollars from which a run is confirmed first; also where the price is not known."""
 
 
+Inboxes = Annotated[
+    list[str] | None, typer.Option("--inbox", help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
+]
+
+
 @setting_options("db seed allow_shared_inbox generator_model generator_base_url")
 def gen_questions(
     *,
@@ -52,9 +57,7 @@ def gen_questions(
         Literal["usual", "hard"],
         typer.Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
-    inbox: Annotated[
-        list[str] | None, typer.Option(help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
-    ] = None,
+    inbox: Inboxes = None,
     overrides: Overrides,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
