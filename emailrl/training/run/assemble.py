@@ -50,14 +50,9 @@ from emailrl.training.step.update import Updater
 
 @contextmanager
 def open_run(
-    settings: Settings,
-    *,
-    resume: str | None,
-    overwrite: bool,
-    say: Say,
-    display: Display = SILENT,
-    ranks: Ranks = ALONE,
-) -> Iterator[Run]:
+    settings: Settings, *,
+    resume: str | None, overwrite: bool, say: Say, display: Display = SILENT, ranks: Ranks = ALONE,
+) -> Iterator[Run]:  # fmt: skip
     """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
 
     A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
@@ -73,9 +68,7 @@ def open_run(
         settings = start.settings
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
         scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
-        data = load_data(settings)
-        data.notes += restored + start.notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
-        data.notes += _changes(checkpoint, settings, data) if checkpoint else []
+        data = _noted_data(settings, algorithm, checkpoint, restored + start.notes)
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
@@ -105,6 +98,15 @@ def open_run(
                 )  # fmt: skip
                 with _overlapping(run, checkpoint):
                     yield run
+
+
+def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint | None, notes: list[str]) -> RunData:
+    """The questions, with what is to be said of this run before it begins."""
+    data = load_data(settings)
+    data.notes += notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
+    if checkpoint:
+        data.notes += _changes(checkpoint, settings, data)
+    return data
 
 
 @contextmanager
