@@ -29,6 +29,7 @@ from emailrl.checkpoints import (
     newest_run,
     number_of,
     read_checkpoint,
+    remove_checkpoints,
     run_folders,
 )
 from emailrl.errors import EmailRLError, UsageError
@@ -257,9 +258,12 @@ def _own(directory: Path) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        if path.name.startswith("."):
+            shutil.rmtree(path)
+        else:
+            remove_checkpoints([path])  # a half-removed adapter must not carry its name
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)  # what was left of a removal went with it
 
 
 def free_directory(base: Path) -> Path:
