@@ -138,6 +138,8 @@ def _converse(session: _Session) -> None:
 
 def _questions() -> Iterator[str]:
     """The lines of stdin that are not blank; on a terminal with a prompt, line editing and this session's history."""
+    if sys.stdin is None:  # closed by the caller
+        return
     on_terminal = sys.stdin.isatty()
     if on_terminal:
         with suppress(ImportError):  # Python without it: input() works, without editing

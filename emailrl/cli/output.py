@@ -81,11 +81,11 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
     Raises UsageError for a folder, and for a file that is there and may not be.
     """
     if out.is_dir():
-        raise UsageError(f"{out} is a folder.", "Pass a file name to --out.")
+        raise UsageError(f"{out} is a folder.", "Pass a file name.")
     if not out.is_file():
         return out
     if not may_exist:
-        raise UsageError(f"{out} already exists.", "Choose another --out, or add --overwrite.")
+        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.")
     return Path(os.path.realpath(out))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.output import say
+from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -52,13 +53,17 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
     """The run or file to serve, once it has a trajectory; a run that has just been started may have no folder yet."""
     from emailrl.inspection.locate import newest_file, output_roots
 
+    if run is not None and run.suffix == ".jsonl" and not run.exists():
+        raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
     said = False
     while True:
         roots = output_roots(settings.output.output_dir) if run is None else [run]
         if (newest := newest_file(root for root in roots if root.exists())) is not None:
             break
         if not said:
-            say(f"Waiting for the first trajectory in {run or settings.output.output_dir.parent} ...")
+            place = run or settings.output.output_dir.parent
+            missing = "" if place.exists() else ", which does not exist yet"
+            say(f"Waiting for the first trajectory in {place}{missing} ...")
             said = True
         time.sleep(poll_seconds)
     if run is not None:

@@ -38,10 +38,15 @@ class Served:
         """Return the record of the whole (``page.run_record``), files and trajectories written since included."""
         with self._lock:
             self.place = place_of(self._path)
-            files = [self._files.setdefault(file, _File(file)) for file in self.place.files]
+            files = [self._file(file) for file in self.place.files]
             records = [file.record() for file in files]
             self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
             return run_record(self.place, records)
+
+    def _file(self, path: Path) -> _File:
+        if path not in self._files:
+            self._files[path] = _File(path)
+        return self._files[path]
 
     def rows(self, start: int, stop: int) -> list[Record]:
         """Return the rows from ``start`` to before ``stop``, at most ``MAX_ROWS``, of the last record returned."""

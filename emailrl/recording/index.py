@@ -68,7 +68,6 @@ class Entry:
 
 _FIELDS = [each.name for each in fields(Entry)]
 _HEADER = encode({"fields": _FIELDS})
-_FIRST = [0, 0, 0, 0]
 """The place before the first line."""
 
 
@@ -166,16 +165,23 @@ class TrajectoryIndex(Sequence[Entry]):
 
     def __getitem__(self, position: int | slice) -> Entry | list[Entry]:
         if isinstance(position, slice):
-            return [Entry(*json.loads(line)) for line in self._lines[position]]
-        return Entry(*json.loads(self._lines[position]))
+            return self._entries(self._lines[position])
+        return self._entries([self._lines[position]])[0]
 
     def __iter__(self) -> Iterator[Entry]:
-        return (Entry(*values) for values in json.loads(b"[" + b",".join(self._lines) + b"]"))
+        return iter(self._entries(self._lines))
+
+    def _entries(self, lines: list[bytes]) -> list[Entry]:
+        try:
+            return [_checked(values) for values in json.loads(b"[" + b",".join(lines) + b"]")]
+        except (ValueError, TypeError, RecursionError):
+            raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
     def _take(self, lines: list[bytes]) -> None:
         self._lines = lines
-        last = Entry(*(json.loads(lines[-1]) if lines else _FIRST))
-        self.num_lines, self.size = last.line, last.offset + last.length
+        self.num_lines = self.size = 0
+        for last in self._entries(lines[-1:]):
+            self.num_lines, self.size = last.line, last.offset + last.length
 
     def _stored(self) -> list[bytes]:
         """The whole lines of the index beside the file; none where it is missing or not such an index."""
@@ -186,21 +192,35 @@ class TrajectoryIndex(Sequence[Entry]):
             header, *lines = stored.read_bytes().splitlines(keepends=True)
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()
-            last = json.loads(lines[-1]) if lines else _FIRST
-            if header != _HEADER or len(last) > len(_FIELDS) or not all(type(number) is int for number in last[:4]):
+            if header != _HEADER:
                 return []
-        except (OSError, ValueError, TypeError):
+            if lines:
+                _checked(json.loads(lines[-1]))
+        except (OSError, ValueError, TypeError, RecursionError):
             return []
         return lines
 
     def _fits(self) -> bool:
         """Whether the last entry still matches the file."""
-        return not self._lines or zlib.crc32(self._content(self[-1])) == self[-1].checksum
+        if not self._lines:
+            return True
+        last = self[-1]
+        if last.offset + last.length > self.path.stat().st_size:
+            return False
+        return zlib.crc32(self._content(last)) == last.checksum
 
     def _content(self, entry: Entry) -> bytes:
         with self.path.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.length)
+
+
+def _checked(values: Any) -> Entry:
+    """An entry of an index; ValueError or TypeError for anything else."""
+    entry = Entry(*values)
+    if any(type(number) is not int or number < 0 for number in values[:4]) or entry.length < 1:
+        raise ValueError("no entry of an index")
+    return entry
 
 
 def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:

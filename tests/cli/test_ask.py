@@ -249,3 +249,8 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path) ->
     )
     assert code == 0 and "search  " in err and "read    " in err
     assert out.startswith(scenario.answer) and "\nSource: " in out
+
+
+def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert emailrl("ask", "--db", db)[:2] == (0, "")

@@ -96,7 +96,7 @@ def test_the_file_that_out_means(tmp_path: Path) -> None:
     assert out_file(there, may_exist=True) == out_file(link, may_exist=True) == there
     assert out_file(pipe, may_exist=False) == pipe
     for taken in (there, link):
-        with pytest.raises(UsageError, match=r"already exists\. Choose another --out, or add --overwrite"):
+        with pytest.raises(UsageError, match=r"already exists\. Choose another file, or add --overwrite"):
             out_file(taken, may_exist=False)
     with pytest.raises(UsageError, match="is a folder"):
         out_file(tmp_path, may_exist=True)

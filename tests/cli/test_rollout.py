@@ -56,7 +56,7 @@ def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> 
     (here / "mine.jsonl").write_text("precious\n")
     code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl")
     assert (code, (here / "mine.jsonl").read_text()) == (2, "precious\n")
-    assert err.splitlines()[-1] == "error: mine.jsonl already exists. Choose another --out, or add --overwrite."
+    assert err.splitlines()[-1] == "error: mine.jsonl already exists. Choose another file, or add --overwrite."
     assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
     assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
 

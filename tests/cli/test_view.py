@@ -25,7 +25,7 @@ def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Tra
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
     try:
-        assert process.stderr.readline() == f"Waiting for the first trajectory in {run or 'outputs'} ...\n"
+        assert process.stderr.readline().startswith(f"Waiting for the first trajectory in {run or 'outputs'}")
         time.sleep(0.2)
         write_trajectories(tmp_path / "outputs" / "grpo_masked" / "trajectories" / "step-000001.jsonl", [trajectory])
         address = process.stdout.readline().strip()
@@ -42,3 +42,9 @@ def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Tra
 def test_a_wrong_port_is_an_error(emailrl) -> None:
     code, out, error = emailrl("view", "--port", "x")
     assert (code, out) == (2, "") and "--port" in error and error.count("\n") == 1
+
+
+def test_a_file_that_does_not_exist_is_an_error_at_once(emailrl) -> None:
+    code, out, err = emailrl("view", "nosuch.jsonl")
+    assert (code, out) == (2, "")
+    assert err == "error: nosuch.jsonl does not exist. Pass a run's folder or a trajectory file.\n"

@@ -106,6 +106,11 @@ def test_an_index_that_does_not_fit_is_built_again(
         lambda whole: b'{"fields":["line"]}\n[1]\n',
         lambda whole: whole + b'["a",{},null,-1]\n',
         lambda whole: whole + b"7\n",
+        lambda whole: whole + b"[]\n",
+        lambda whole: whole + b"[7,0,0,0]\n",
+        lambda whole: whole + b"[4,9000000000000000000,9,1]\n",
+        lambda whole: whole + b"[4,-9,9,1]\n",
+        lambda whole: whole + b"[" * 5000 + b"]" * 5000 + b"\n",
     ],
 )
 def test_a_damaged_index_is_built_again(
@@ -139,3 +144,13 @@ def test_a_line_that_is_no_trajectory_has_an_entry_and_an_error(tmp_path: Path, 
     assert index.record(1) == (3, {"id": 4})
     with pytest.raises(EmailRLError, match="line 4: not JSON"):
         index.record(2)
+
+
+@pytest.mark.parametrize("line", [b"null\n", b"garbage\n", b'[1,"0",9,1]\n'])
+def test_a_damaged_line_in_the_middle_is_one_clear_error(tmp_path: Path, some: list[Trajectory], line: bytes) -> None:
+    file = tmp_path / "file.jsonl"
+    write_trajectories(file, some)
+    lines = beside(file).read_bytes().splitlines(keepends=True)
+    beside(file).write_bytes(b"".join([*lines[:2], line, *lines[3:]]))
+    with pytest.raises(EmailRLError, match=r"file\.jsonl\.index is damaged\. Delete it: it is written again"):
+        ids(TrajectoryIndex(file))

@@ -23,7 +23,8 @@ Span = tuple[int, int, str]
 
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)")
 """Tool results and calls are JSON inside a text: the n of a line break is no letter of the name that follows it."""
-_ADDRESS = re.compile(r"([\w+'&/=-][\w.+'&/=-]*)@([\w-]+(?:\.[\w-]+)*)")
+_ADDRESS = re.compile(r"([\w+'&/=-][\w.+'&/=-]{0,63})@([\w-]+(?:\.[\w-]+)*)")
+"""At most 64 characters before the @ (RFC 5321), so that one long word takes no quadratic time."""
 _HEADER = re.compile(r"^[ \t>*]*(?:From|To|Cc|Bcc|Sent by|Forwarded by)[ \t]*:([^\n]{2,300})", re.I | re.M)
 _CAPITALISED = re.compile(r"\b[^\W\d_a-z][^\W\d_]{2,}\b")
 _WORD = re.compile(r"[^\W\d_]++(?!['’]t\b)")  # Don, but not the Don of Don't

@@ -30,7 +30,7 @@ def header(
             f"Model: {settings.model.name} | algorithm: {training.algorithm}",
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"
-            f" | {total} steps are {epochs:.2g} epochs",
+            f" | {total} step{'s are' if total != 1 else ' is'} {epochs:.2g} epochs",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",
             RULE,

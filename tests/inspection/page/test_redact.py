@@ -73,3 +73,8 @@ def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_pa
     assert cited == [gold]  # one pseudonym each: what was cited is still seen to be the gold email
     [shown] = [item["text"] for item in detail["conversation"] if item.get("name") == "read_email"]
     assert set(json.loads(shown)) == set(mail)  # an address at body@ does not rename the field
+
+
+def test_one_long_word_takes_no_quadratic_time() -> None:
+    """A megabyte without a space would take an hour if every letter could begin an address of any length."""
+    assert learned("q" * 1_000_000, "ann@acme.com").record("ann@acme.com") == "name1@org1.example"
