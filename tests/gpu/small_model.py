@@ -5,7 +5,8 @@
 
 plays the stages ``sft``, ``train`` and ``benchmark`` for each seed in a folder of its own, as a user would: three
 commands on one ``emailrl.toml``. After ``--seconds`` every command gets SIGINT, and the same call goes on where they
-stopped. ``--stages`` runs some of them. The last lines tell what each seed has come to.
+stopped. ``--stages`` runs some of them; ``second`` measures the questions of DATA/second.jsonl (harder kinds,
+ART-E's). The last lines show each seed's results.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ output_dir = "outputs/grpo"
 max_turns = 10
 max_tokens = 192
 max_model_len = 8192
-temperature = 1.0
+temperature = 0.8
+max_batch_trajectories = 256
+kv_cache_gib = 20
 
 lora_rank = 24
 lora_alpha = 48
@@ -43,29 +46,29 @@ train_dataset_size = 4682
 eval_dataset_size = 200
 test_set_size = 600
 
-sft_steps = {sft_steps}
+sft_steps = 150
 sft_batch_size = 32
 sft_learning_rate = 1e-3
-sft_eval_steps = 30
+sft_eval_steps = 75
 
-max_steps = {max_steps}
-per_device_train_batch_size = 16
+max_steps = 400
+per_device_train_batch_size = 32
 num_generations = 8
-learning_rate = {learning_rate}
+num_mini_batches = 2
+learning_rate = 1.5e-4
 warmup_steps = 3
 beta = 0.0
-eval_steps = 10
-save_steps = 10
+eval_steps = 20
+save_steps = 20
 patience = 20
-rest_epochs = 0
 
-engine = "{engine}"
+max_tokens_per_micro_batch = 24576
+gradient_checkpointing = "off"
+
+engine = "vllm"
 vllm_enable_sleep = false
 vllm_gpu_memory_utilization = 0.15
-vllm_probe_tolerance = {tolerance}
-kv_cache_gib = 14
-max_batch_trajectories = 128
-{more}
+vllm_probe_tolerance = 0.3
 """
 INTERRUPTED = 130
 SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
@@ -74,8 +77,8 @@ SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
 class Seed:
     """One seed's folder and the command that runs in it."""
 
-    def __init__(self, folder: Path, deadline: float, train_until: float) -> None:
-        self.folder, self.deadline, self.train_until = folder, deadline, train_until
+    def __init__(self, folder: Path, deadline: float, train_until: float, second: Path) -> None:
+        self.folder, self.deadline, self.train_until, self.second = folder, deadline, train_until, second
 
     def run(self, stages: Sequence[str]) -> None:
         """The stages one after the other, until one fails or the time is up."""
@@ -114,13 +117,14 @@ class Seed:
         going_on = ["--resume", "latest"]
         if stage == "sft":
             made = ["--resume", str(SFT)] if any(self.folder.glob(f"{SFT}/checkpoint-*")) else []
-            return ["sft", *(made or ["--out", str(SFT), "--train-size", "3200"])]
+            return ["sft", *(made or ["--out", str(SFT)])]
         if stage == "train":
             begun = any(self.folder.glob(f"{RUN}/checkpoint-*")) or (self.folder / RUN / "best_model").exists()
             return ["train", *(going_on if begun else ["--adapter", str(SFT / "best_model")])]
-        resume = ["--resume"] if (self.folder / "bench" / "conditions.json").exists() else []
+        resume = ["--resume"] if (self.folder / stage / "conditions.json").exists() else []
+        questions = ["--questions", str(self.second)] if stage == "second" else []
         both = [flag for run in (SFT, RUN) for flag in ("--checkpoint", str(run / "best_model"))]
-        return ["benchmark", *both, "--out", "bench", *resume]
+        return ["benchmark", *both, *questions, "--out", stage, *resume]
 
 
 def main() -> None:
@@ -130,32 +134,30 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True, help="folder with SmolLM2-135M-Instruct, as SMOL_BASE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--stages", nargs="+", default=["sft", "train", "benchmark"])
-    parser.add_argument("--sft-steps", type=int, default=100)
-    parser.add_argument("--max-steps", type=int, default=60)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--engine", default="vllm")
-    parser.add_argument("--probe-tolerance", type=float, default=0.3)
     parser.add_argument("--train-until", type=float, help="seconds after which train is stopped; the benchmark follows")
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further lines of emailrl.toml")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="lines of emailrl.toml to change")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     threads = []
     for number, seed in enumerate(options.seeds):
         folder = options.work / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        text = SETTINGS.format(
-            base=options.base.absolute(), data=options.data.absolute(), seed=seed, sft_steps=options.sft_steps,
-            max_steps=options.max_steps, tolerance=options.probe_tolerance,
-            learning_rate=options.learning_rate, engine=options.engine,
-            more="\n".join(options.set),
-        )  # fmt: skip
+        text = SETTINGS.format(base=options.base.absolute(), data=options.data.absolute(), seed=seed)
+        for line in options.set:
+            name = line.partition("=")[0].strip()
+            text = "".join(kept for kept in text.splitlines(True) if kept.split(" = ")[0] != name) + line + "\n"
         (folder / "emailrl.toml").write_text(text)
         if number:
             time.sleep(options.stagger)
         stop = deadline if options.train_until is None else deadline - options.seconds + options.train_until
-        threads.append(threading.Thread(target=Seed(folder, deadline, stop).run, args=(options.stages,)))
+        threads.append(
+            threading.Thread(
+                target=Seed(folder, deadline, stop, options.data.absolute() / "second.jsonl").run,
+                args=(options.stages,),
+            )
+        )
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -176,8 +178,8 @@ def summary(folder: Path) -> list[str]:
         shown = ("accuracy", "reward_mean", "entropy", "num_turns", "clip_fraction", "grad_norm", "exceptions")
         told = ", ".join(f"{name} {record[name]:.3f}" for name in shown if record.get(name) is not None)
         lines.append(f"step {record['step']}: {told}, seconds {record['seconds']}")
-    if (folder / "bench/results.json").exists():
-        for result in json.loads((folder / "bench/results.json").read_text())["results"]:
+    if (folder / "benchmark/results.json").exists():
+        for result in json.loads((folder / "benchmark/results.json").read_text())["results"]:
             low, high = result["accuracy_low"], result["accuracy_high"]
             lines.append(f"test: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}), {result['model']}")
     return lines
