@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import TrajectoryIndex, numbered_records, trajectory_from_dict
+from emailrl.errors import UsageError
+from emailrl.recording import TrajectoryIndex, numbered_records, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
@@ -74,7 +74,7 @@ def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
     Raises ``UsageError`` where there is none, ``EmailRLError`` where the line is no trajectory.
     """
     found = position_in(index, position)
-    return found, build(index.path, *index.record(found))
+    return found, trajectory_in_line(index.path, *index.record(found))
 
 
 def position_in(index: TrajectoryIndex, position: int) -> int:
@@ -86,16 +86,6 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
     if not 0 <= found < count:
         raise UsageError(f"{index.path} holds {count} trajectories; there is no --index {position}.", "Count from 0.")
     return found
-
-
-def build(file: Path, line: int, record: dict[str, Any]) -> Trajectory:
-    """Make a trajectory of one line's object; ``EmailRLError`` names file and line where it is not one."""
-    try:
-        return trajectory_from_dict(record)
-    except KeyError as error:
-        raise EmailRLError(f"{file}, line {line}: not a trajectory, {error.args[0]!r} is missing.") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise EmailRLError(f"{file}, line {line}: not a trajectory ({error}).") from None
 
 
 def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[Path, int, Trajectory]]:
@@ -110,7 +100,7 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
         if index is not None:
             index.refresh()
             for each in range(position, len(index)):
-                yield index.path, each, build(index.path, *index.record(each))
+                yield index.path, each, trajectory_in_line(index.path, *index.record(each))
             position = len(index)
         newest = newest_file(roots)
         if newest == file:

@@ -7,12 +7,11 @@ from bisect import bisect_left
 from os import stat_result
 from pathlib import Path
 
-from emailrl.inspection.locate import build
 from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page import Place, detail, entry_row, place_of, run_record
 from emailrl.inspection.page.place import file_record, notes_of, source_of
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Entry, Record, TrajectoryIndex
+from emailrl.recording import Entry, Record, TrajectoryIndex, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 MAX_ROWS = 5000
@@ -102,7 +101,7 @@ class _File:
         return detail(found, note=notes_of(self.path).get(found.id), tokens=self._tokenizer(found, model_name))
 
     def _build(self, position: int) -> Trajectory:
-        return build(self.path, *self._index.record(position))
+        return trajectory_in_line(self.path, *self._index.record(position))
 
     def _tokenizer(self, trajectory: Trajectory, model_name: str) -> TokenTexts | None:
         """The tokenizer of the policy that made a trajectory, found once per policy."""

@@ -17,6 +17,7 @@ from emailrl.recording.trajectories import (
     TrajectoryWriter,
     read_trajectories,
     trajectory_from_dict,
+    trajectory_in_line,
     trajectory_to_dict,
     write_trajectories,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "read_records",
     "read_trajectories",
     "trajectory_from_dict",
+    "trajectory_in_line",
     "trajectory_to_dict",
     "write_records",
     "write_trajectories",

@@ -103,12 +103,17 @@ def _message_from_dict(record: Record) -> Message:
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """The trajectories of a JSONL file in order; ``EmailRLError`` names file and line of one that is not whole."""
     for number, record in numbered_records(path):
-        try:
-            yield trajectory_from_dict(record)
-        except KeyError as error:
-            raise EmailRLError(f"{path}, line {number}: not a trajectory, {error.args[0]!r} is missing.") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise EmailRLError(f"{path}, line {number}: not a trajectory ({error}).") from None
+        yield trajectory_in_line(path, number, record)
+
+
+def trajectory_in_line(path: Path, number: int, record: Record) -> Trajectory:
+    """The trajectory of one line's object; ``EmailRLError`` names file and line where it is not one."""
+    try:
+        return trajectory_from_dict(record)
+    except KeyError as error:
+        raise EmailRLError(f"{path}, line {number}: not a trajectory, {error.args[0]!r} is missing.") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise EmailRLError(f"{path}, line {number}: not a trajectory ({error}).") from None
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:

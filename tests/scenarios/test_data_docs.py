@@ -7,19 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from email.message import EmailMessage
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documents.scratch import write_mbox
 from scenarios.llm.chat_stub import ChatStub, mails_of
 
 from emailrl.scenarios import read_jsonl
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "data.md"
-PEOPLE = ["bo.lind@example.net", "cy.marsh@example.net"]
 
 
 def blocks() -> list[str]:
@@ -30,17 +27,7 @@ def blocks() -> list[str]:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home folder with ``mail.mbox``: sixty mails between its owner and two others; and ``emailrl`` on the path."""
-    lines = []
-    for number in range(60):
-        mail = EmailMessage()
-        other = PEOPLE[number % 2]
-        mail["From"], mail["To"] = (other, "Me <me@example.org>") if number % 3 else ("me@example.org", other)
-        mail["Subject"] = f"Survey of jetty {chr(97 + number // 26)}{chr(97 + number % 26)}x by the crew"
-        sent_at = datetime(2024, 3, 1, 9, tzinfo=UTC) + timedelta(hours=17 * number)
-        mail["Date"], mail["Message-ID"] = format_datetime(sent_at), f"<{number}@example.net>"
-        mail.set_content(f"The repair costs ${number + 11},000.\nFrom now on we go on.\n" + "We saw all of it.\n" * 12)
-        lines.append(f"From {other} {sent_at:%a %b %d %H:%M:%S %Y}\n{mail.as_string(unixfrom=False)}\n")
-    (tmp_path / "mail.mbox").write_text("".join(lines))
+    write_mbox(tmp_path / "mail.mbox")
     program = tmp_path / "bin" / "emailrl"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m emailrl "$@"\n')

@@ -11,9 +11,9 @@ from typing import Any
 
 import emailrl
 from emailrl.checkpoints import list_checkpoints
-from emailrl.inspection.locate import build, existing, find_file, position_in
+from emailrl.inspection.locate import existing, find_file, position_in
 from emailrl.inspection.makers import origin
-from emailrl.recording import Record, TrajectoryIndex, read_records
+from emailrl.recording import Record, TrajectoryIndex, read_records, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
@@ -89,7 +89,7 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
 def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[int, Trajectory]]:
     """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line."""
     positions = range(len(index)) if wanted is None else [position_in(index, wanted)]
-    return [(index[each].offset, build(index.path, *index.record(each))) for each in positions]
+    return [(index[each].offset, trajectory_in_line(index.path, *index.record(each))) for each in positions]
 
 
 def notes_of(file: Path) -> dict[str, Record]:
