@@ -19,6 +19,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
 
     try:
         wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
+        extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         yield Check("packages", "emailrl", "note", "running from source, not installed", "pip install --editable .")
         return
@@ -26,9 +27,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
     modules = _modules(present) if deep else {}
     errors = import_errors(list(modules.values())) if deep else {}
     for item in wanted:
-        extra = next(
-            (name for name in ("vllm", "unsloth", "tensorboard", "smol", "dev", "bench") if _needs(item, name)), None
-        )
+        extra = next((name for name in extras if _needs(item, name)), None)
         version = present.get(item.name)
         install = (
             f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
