@@ -59,11 +59,7 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(VENV)/.docs-installed
+docs: $(INSTALLED)
 	@$(BIN)/python -m emailrl.cli.reference docs
 	@$(BIN)/zensical build --strict
 	@cd docs && find . -name '*.md' -exec cp --parents -t ../site {} +
-
-$(VENV)/.docs-installed: $(INSTALLED)
-	@$(PIP) --editable '.[docs]' $(TELL)
-	@touch $@

@@ -57,7 +57,7 @@ def zensical() -> str | None:
     return str(beside) if beside.exists() else shutil.which("zensical")
 
 
-@pytest.mark.skipif(zensical() is None, reason="needs the extra docs: pip install -e '.[docs]'")
+@pytest.mark.skipif(zensical() is None, reason="Zensical is not installed: pip install -e '.[dev]'")
 def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
