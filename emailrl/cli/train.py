@@ -71,11 +71,14 @@ def train(
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
+    if settings.output.resume is None:
+        _check(settings)  # before any rank is started
     if does_other_work(ranks, settings):
         return
     resume, overwrite = after_restart(settings, settings.output.resume, overwrite=overwrite)
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
+        _check(settings)
     from emailrl.export import check_free
     from emailrl.policy.resolve import resolve_model
     from emailrl.training.run.start import find_start
@@ -95,6 +98,15 @@ def train(
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:
         print_json(result)
+
+
+def _check(settings: Settings) -> None:
+    """Raise UsageError or EmailRLError for settings that cannot train, before torch or a model is loaded."""
+    from emailrl.engines import check_engine
+    from emailrl.training.mix import resolve
+
+    resolve(settings)
+    check_engine(settings, trainable=True)
 
 
 def _with_own_options(

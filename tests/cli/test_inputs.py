@@ -27,6 +27,18 @@ def test_an_unknown_model_is_told_before_it_is_loaded(emailrl: Emailrl, tmp_path
     assert code == 2 and said.startswith("error: Unknown model 'nanoo'.") and said.count("\n") == 1
 
 
+def test_settings_that_cannot_train_are_refused_before_ranks_start(
+    emailrl: Emailrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(*_: object) -> int:
+        raise AssertionError("a rank was started")
+
+    monkeypatch.setattr("emailrl.cli.ranks.launch", launched)
+    monkeypatch.setenv("MAX_STALENESS", "1")
+    code, _, said = emailrl("train", "--nproc", "2")
+    assert code == 2 and said.startswith("error: MAX_STALENESS=1 needs samplers of their own") and said.count("\n") == 1
+
+
 def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
     (tmp_path / "there" / "something").mkdir(parents=True)
     code, _, said = emailrl("sft", "--out", "there")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from emailrl.errors import EmailRLError
 from emailrl.ranks import Ranks
 from emailrl.settings import Settings
 from emailrl.training.step.batches import MicroBatch
@@ -117,7 +119,7 @@ class Gradients:
         parameters = [p for p, has in zip((*self.parameters, *self.critic), wanted, strict=True) if has]
         if not parameters:
             return
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])
+        flat = self.ranks.agree(lambda: _flat(parameters))
         self.ranks.sum(flat)
         parts = flat.split([p.numel() for p in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
@@ -179,3 +181,20 @@ class Gradients:
         columns = torch.stack((old, scored.logprobs.detach(), item.advantages), dim=1)
         found.tokens.update(zip(item.batch.indices, columns, strict=True))
         self.loss_scale.scale(loss).backward()
+
+
+@contextmanager
+def enough_memory(doing: str) -> Iterator[None]:
+    """Turn running out of memory in a block that no smaller micro-batch would help into EmailRLError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EmailRLError(
+            f"Out of memory while {doing}.", "Lower MAX_TOKENS_PER_MICRO_BATCH or LORA_RANK, or set LOAD_IN_4BIT=true."
+        ) from error
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients as one float32 tensor; zeros for a parameter without one."""
+    with enough_memory("summing gradients"):
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])

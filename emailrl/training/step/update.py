@@ -26,7 +26,7 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.passes import needs_old_logprobs, needs_reference
 from emailrl.training.step.batches import mini_batches
-from emailrl.training.step.gradients import Gradients
+from emailrl.training.step.gradients import Gradients, enough_memory
 from emailrl.training.step.meter import Meter, TokenNumbers, UpdateResult
 from emailrl.training.step.objective import Objective
 from emailrl.training.step.prepared import Prepared
@@ -243,12 +243,16 @@ class Updater:
             self._skip(prepared, meter, step, broken)
             return found.tokens
         self.skipped_in_a_row = 0
-        self.loss_scale.step(self.optimizer)
+        self.ranks.agree(self._move)
         self.loss_scale.update()
         meter.merge(found.meter)
         for name, value in found.losses.items():
             meter.add(name, value)
         return found.tokens
+
+    def _move(self) -> None:
+        with enough_memory("updating the adapter"):
+            self.loss_scale.step(self.optimizer)
 
     def _skip(self, prepared: list[Prepared], meter: Meter, step: int, broken: dict[str, float]) -> None:
         """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""

@@ -15,8 +15,10 @@ from ranks.processes import in_ranks
 from torch import Tensor
 from training.updaters import make_updater
 
-from emailrl.ranks import RankGroup, joined
+from emailrl.errors import EmailRLError
+from emailrl.ranks import Place, RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings
+from emailrl.training.step import scoring
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
 
@@ -79,7 +81,7 @@ def train(
                 metrics.append(result.metrics)
                 tokens = [(row.old_logprobs, row.logprobs, row.advantages) for row in result.tokens]
         weights = [p.detach().clone() for p in (*updater.parameters, *updater.critic)]
-        return Trained(gradients[0], weights, metrics, tokens, updater.kl.coef, start)
+        return Trained(gradients[0] if gradients else [], weights, metrics, tokens, updater.kl.coef, start)
 
 
 @pytest.fixture
@@ -141,3 +143,54 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(compare: Cal
     one, ranks = compare(2, 4, paid, steps=2)
     assert all(map(torch.equal, one.start, ranks[1].weights))
     assert ranks[0].metrics[0]["updates_skipped"] == one.metrics[0]["updates_skipped"] == 1
+
+
+class SmallRank:
+    """Stands in for ``token_logprobs`` where rank 1 has room for so many tokens at once."""
+
+    def __init__(self, most: int, *, when_training: bool) -> None:
+        self.most, self.when_training, self.honest = most, when_training, scoring.token_logprobs
+
+    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
+        small = Place.here().rank == 1 and torch.is_grad_enabled() == self.when_training
+        if small and token_ids.numel() > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.honest(model, token_ids, *arguments, **options)
+
+
+@pytest.mark.parametrize("when_training", [False, True])
+def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches_with_the_same_result(
+    when_training: bool, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "token_logprobs", SmallRank(25, when_training=when_training))
+    one, ranks = compare(2, 6, steps=2, max_tokens_per_micro_batch=60, packing=False)
+    halved = [[step.pop("micro_batches_halved") for step in trained.metrics] for trained in (one, ranks[0])]
+    assert halved[0] == [0, 0] and halved[1][0] > 0 == halved[1][1]  # both ranks have learned what fits
+    assert_equal(one, ranks)
+
+
+def test_a_sample_too_long_for_one_rank_ends_all_with_one_error(
+    compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "token_logprobs", SmallRank(5, when_training=True))
+    _, (zero, one) = compare(2, 4)
+    assert isinstance(zero, EmailRLError) and zero.message.startswith("Rank 1: Out of memory on a single sample of")
+    assert isinstance(one, Trained)  # it left the error to rank 0
+
+
+def test_an_optimizer_that_does_not_fit_on_one_rank_ends_all_with_one_error(
+    compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = torch.optim.AdamW.step
+
+    def step(optimizer: torch.optim.AdamW) -> None:
+        if Place.here().rank == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        honest(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    _, (zero, one) = compare(2, 4)
+    assert isinstance(zero, EmailRLError) and zero.message.startswith(
+        "Rank 1: Out of memory while updating the adapter"
+    )
+    assert isinstance(one, Trained)
