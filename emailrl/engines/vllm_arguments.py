@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,31 @@ from emailrl.settings import Settings, without_credentials
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""
+EXAMPLE = """Example: VLLM_ENGINE_ARGS='{"max_num_batched_tokens": 4096}'."""
+SET_BY = {
+    "model": "MODEL_NAME",
+    "dtype": "EMAILRL_DTYPE",
+    "seed": "SEED",
+    "max_model_len": "MAX_MODEL_LEN",
+    "max_num_seqs": "MAX_BATCH_TRAJECTORIES",
+    "tensor_parallel_size": "VLLM_TENSOR_PARALLEL_SIZE",
+    "gpu_memory_utilization": "VLLM_GPU_MEMORY_UTILIZATION",
+    "enforce_eager": "VLLM_ENFORCE_EAGER",
+    "enable_prefix_caching": "VLLM_ENABLE_PREFIX_CACHING",
+    "enable_sleep_mode": "VLLM_ENABLE_SLEEP",
+    "max_loras": "VLLM_MAX_LORAS",
+    "max_cpu_loras": "MAX_STALENESS",
+    "max_lora_rank": "VLLM_MAX_LORA_RANK",
+    "kv_cache_memory_bytes": "KV_CACHE_GIB",
+    "served_model_name": "",
+    "host": "",
+    "port": "",
+    "enable_lora": "",
+    "logprobs_mode": "",
+    "skip_tokenizer_init": "",
+    "disable_log_stats": "",
+}
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, by the setting that does; empty: emailrl depends on its value."""
 
 
 def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
@@ -51,7 +78,38 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         arguments["enable_chunked_prefill"] = False
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
+    return arguments | further_arguments(settings)
+
+
+def further_arguments(settings: Settings) -> dict[str, Any]:
+    """The object in VLLM_ENGINE_ARGS; UsageError for anything else, and for arguments that emailrl sets itself."""
+    text = settings.vllm.vllm_engine_args
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
+    if not isinstance(arguments, dict):
+        raise UsageError(f"VLLM_ENGINE_ARGS={text!r} is not a JSON object.", EXAMPLE)
+    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
+    for name in arguments:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
+        if name in owned:
+            hint = f"Set {owned[name]} instead." if owned[name] else "emailrl depends on its value."
+            raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
     return arguments
+
+
+def as_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as flags of ``vllm serve``; None is left out."""
+    flags = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{flag}")
+        elif value is not None:
+            flags += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+    return flags
 
 
 def lora_rank_limit(rank: int) -> int:
@@ -81,6 +139,7 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
     """
     check_sampling(settings, trainable=trainable)
     read_path_map(settings.vllm.vllm_adapter_path_map)
+    further_arguments(settings)
     if read_urls(settings.vllm.vllm_urls):
         return
     if settings.model.backend == "unsloth":

@@ -166,10 +166,14 @@ class VllmEngine:
         arguments = engine_arguments(
             self._settings, model=self._model, dtype=self._dtype, lora_rank=rank, can_sleep=self.can_sleep
         )
+        try:
+            engine_args = EngineArgs(**arguments)
+        except TypeError as error:
+            raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
         with generators_kept():
             try:
                 # As for vllm.LLM, prompts are read in steps of 8,192 or 16,384 tokens; without a context in 2,048.
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+                self._engine = LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
             except (RuntimeError, ValueError, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise EmailRLError(

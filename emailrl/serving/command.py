@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from emailrl.engines.vllm_arguments import is_filtered, lora_rank_limit
+from emailrl.engines.vllm_arguments import as_flags, further_arguments, is_filtered, lora_rank_limit
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import base_name, resolve_model
 from emailrl.settings import Settings
@@ -50,9 +50,12 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
     switches = ["--enable-lora", f"--{'' if vllm.vllm_enable_prefix_caching else 'no-'}enable-prefix-caching"]
     if vllm.vllm_enforce_eager:
         switches.append("--enforce-eager")
+    if not on_gpu:
+        switches.append("--no-enable-chunked-prefill")  # as in ``engine_arguments``
     given = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
+    more = as_flags(further_arguments(settings))
     # As a module: the script of the CPU builds is broken.
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *extra]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *more, *extra]
 
 
 def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from emailrl.settings.fields import Address, Env, Flag, NonNegative, Positive, Section
+from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -60,6 +60,9 @@ class VllmSettings(Section):
     """Maximum adapters per batch."""
     vllm_max_lora_rank: Positive | None = None
     """Maximum rank of an adapter to load; default: the first adapter's."""
+    vllm_engine_args: Annotated[str, Code()] = ""
+    """Further vLLM engine arguments as a JSON object, for vLLM in process and `serve`: `{"kv_cache_dtype": "fp8"}`.
+    Arguments that other settings determine are refused."""
     vllm_probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Maximum mean difference between vLLM's and the trainer's log-probs of the probe text; default: 0.1, or 0.001 in
     fp32."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engines.vllm_stand_in import settings_for
 
-from emailrl.engines.vllm_arguments import engine_arguments, lora_rank_limit
+from emailrl.engines.vllm_arguments import as_flags, check_vllm, engine_arguments, lora_rank_limit
 from emailrl.errors import UsageError
 from emailrl.settings import load_settings
 
@@ -60,3 +60,47 @@ def test_a_given_cache_is_not_derived_from_free_memory(tmp_path: Path) -> None:
     settings = load_settings({}, environ={}, cwd=tmp_path)
     made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
     assert "kv_cache_memory_bytes" not in made
+
+
+def test_further_arguments_reach_vllm(tmp_path: Path) -> None:
+    given = """{"kv_cache_dtype": "fp8", "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}"""
+    settings = load_settings({"vllm_engine_args": given}, environ={}, cwd=tmp_path)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    assert made["kv_cache_dtype"] == "fp8" and made["max_lora_rank"] == 8
+    assert made["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ("fp8", "is not JSON", "Example"),
+        ('["fp8"]', "is not a JSON object", "Example"),
+        ('{"--quantization": "fp8"}', "'--quantization' is not an argument name", "Example"),
+        ('{"dtype": "float16"}', "cannot set dtype", "Set EMAILRL_DTYPE instead"),
+        ('{"max_loras": 4}', "cannot set max_loras", "Set VLLM_MAX_LORAS instead"),
+        ('{"logprobs_mode": "raw_logits"}', "cannot set logprobs_mode", "emailrl depends on its value"),
+    ],
+)
+def test_further_arguments_are_checked_before_a_model_is_loaded(
+    tmp_path: Path, given: str, message: str, hint: str
+) -> None:
+    settings = load_settings({"vllm_engine_args": given, "vllm_urls": "http://h:1"}, environ={}, cwd=tmp_path)
+    with pytest.raises(UsageError, match=message) as error:
+        check_vllm(settings, trainable=True)
+    assert hint in error.value.hint
+
+
+def test_a_base_in_4_bits_leaves_no_choice_of_quantization(tmp_path: Path) -> None:
+    given = {"load_in_4bit": True, "vllm_engine_args": '{"quantization": "fp8"}'}
+    with pytest.raises(UsageError, match="cannot set quantization"):
+        engine_arguments(
+            load_settings(given, environ={}, cwd=tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True
+        )
+
+
+def test_arguments_as_flags() -> None:
+    given = {"async_scheduling": False, "enable_dbo": True, "block_size": 32, "compilation_config": {"mode": 3}}
+    assert as_flags(given | {"quantization": "fp8", "tokenizer": None}) == [
+        "--no-async-scheduling", "--enable-dbo", "--block-size", "32", "--compilation-config", '{"mode": 3}',
+        "--quantization", "fp8",
+    ]  # fmt: skip

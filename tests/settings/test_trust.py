@@ -56,7 +56,9 @@ def test_no_setting_that_names_a_server_code_or_a_place_to_write_is_forgotten() 
         if leaf.is_path:
             assert leaf.written or leaf.field in READ_ONLY, leaf.field
     assert {leaf.field for leaf in leaves() if leaf.address} == {*ADDRESSES, "reward"}
-    assert {leaf.field for leaf in leaves() if leaf.code} == {"reward", "environment", "attn_implementation"}
+    assert {leaf.field for leaf in leaves() if leaf.code} == {
+        "reward", "environment", "attn_implementation", "vllm_engine_args"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
