@@ -1,0 +1,217 @@
+"""Reward against steps and wall time for MAX_STALENESS 0, 1 and 2: whole runs of `nano` on the demo mailbox.
+
+    python tests/gpu/staleness_curves.py --work work --parallel 3 --seconds 240    # 2 GPUs: trainers on 0, server on 1
+    python tests/gpu/staleness_curves.py --work work --cpu --steps 10              # a CPU build of vLLM
+    python tests/gpu/staleness_curves.py --work work --report --figure curves.svg  # what there is, drawn again
+
+All runs use one vLLM server, the quickstart's questions and settings (8 questions x 6 rollouts) and a learning rate
+that decays linearly to 0; they differ in MAX_STALENESS and SEED alone. Only 100 % stops one early. With ``--parallel``,
+runs of one seed share the card and the server, so that their seconds compare but say little by themselves. After
+``--seconds`` no run begins and those under way are interrupted; the table shows the steps that each has made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_async import emailrl, environment, server
+
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
+
+
+def main() -> None:
+    """Run what is asked for, print the table, draw."""
+    given = arguments()
+    if not given.report:
+        deadline = time.monotonic() + given.seconds
+        prepare(given)
+        with server(given.work, given) as url:
+            print(f"server ready, {deadline - time.monotonic():.0f} s left", flush=True)
+            play(given, url, deadline)
+    runs = [run for lag in given.staleness for seed in given.seeds if (run := read(given.work, lag, seed)).steps]
+    if given.figure and runs:
+        draw(runs, given.figure)
+    print_table(runs)
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--eval-questions", type=int, default=75)
+    parser.add_argument("--eval-steps", type=int, default=5)
+    parser.add_argument("--parallel", type=int, default=1, help="runs at once")
+    parser.add_argument("--seconds", type=float, default=3600, help="for everything, the server's start included")
+    parser.add_argument("--cpu", dest="smoke", action="store_true", help="no GPU: a CPU build of vLLM")
+    parser.add_argument("--train-gpu", default="0")
+    parser.add_argument("--serve-gpu", default="1")
+    parser.add_argument("--port", type=int, default=8318)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--report", action="store_true", help="only read what is in --work")
+    given = parser.parse_args()
+    given.work = given.work.absolute()
+    given.smol_base, given.limit = None, min(given.seconds, 300)
+    if given.smoke:
+        given.train_gpu = given.serve_gpu = ""
+    return given
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """The demo's mailbox and questions, and the quickstart's settings without early stop."""
+    from emailrl.quickstart import SETTINGS
+    from emailrl.scenarios.demo import write_demo
+    from emailrl.settings import load_settings
+
+    given.work.mkdir(parents=True, exist_ok=True)
+    text = SETTINGS.format(steps=given.steps)
+    for before, after in (
+        ("eval_dataset_size = 75", f"eval_dataset_size = {given.eval_questions}"),
+        ("eval_steps = 3", f"eval_steps = {given.eval_steps}\npatience = 1000\ntarget_accuracy = 1.0"),
+        ('model_name = "nano"', 'model_name = "nano"\nmax_model_len = 4096'),
+        ("warmup_steps = 1", 'warmup_steps = 1\nlr_scheduler = "linear"'),
+    ):
+        assert before in text, before
+        text = text.replace(before, after)
+    (given.work / "emailrl.toml").write_text(text)
+    write_demo(
+        given.work / "demo.db", settings=load_settings(environ={}, cwd=given.work).store, seed=42, overwrite=True
+    )
+
+
+def play(given: argparse.Namespace, url: str, deadline: float) -> None:
+    """All runs, so many at once, until the deadline; those that fail say why."""
+    waiting = deque((lag, seed) for seed in given.seeds for lag in given.staleness)
+    under_way: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+    while waiting or under_way:
+        late = time.monotonic() > deadline
+        while waiting and len(under_way) < given.parallel and not late:
+            lag, seed = waiting.popleft()
+            under_way[lag, seed] = start(given, url, lag, seed)
+        for run, process in list(under_way.items()):
+            if late:
+                end(process)
+            if process.poll() is not None:
+                del under_way[run]
+                log = given.work / f"{name_of(*run)}.log"
+                said = "" if process.returncode in (0, 130) else ": " + " | ".join(log.read_text().splitlines()[-4:])
+                print(f"{name_of(*run)} ended with {process.returncode}{said}", flush=True)
+        if late and not under_way:
+            return
+        time.sleep(0.2)
+
+
+def name_of(lag: int, seed: int) -> str:
+    """What a run's files are called."""
+    return f"staleness-{lag}-seed-{seed}"
+
+
+def start(given: argparse.Namespace, url: str, lag: int, seed: int) -> subprocess.Popen[bytes]:
+    """Begin a run in the background."""
+    name = name_of(lag, seed)
+    command = emailrl("train", "--mode", "masked", "--engine", "vllm", "--output-dir", name, "--overwrite")
+    environ = environment(given, given.train_gpu) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag), "SEED": str(seed)}
+    with (given.work / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=given.work, env=environ, stdout=log, stderr=subprocess.STDOUT)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a run; kill it if it does not end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run recorded."""
+
+    lag: int
+    seed: int
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds at the end of each step, evaluations left out."""
+        spent = [step["seconds"]["total"] - step["seconds"].get("evaluation", 0.0) for step in self.steps]
+        return [sum(spent[: n + 1]) for n in range(len(spent))]
+
+
+def read(work: Path, lag: int, seed: int) -> Run:
+    """The records of a run; none where it has not begun."""
+    from emailrl.recording import read_records
+
+    folder = work / f"{name_of(lag, seed)}_masked"
+    files = (folder / f"{name}.jsonl" for name in ("metrics", "evaluations"))
+    steps, evaluations = (list(read_records(file)) if file.exists() else [] for file in files)
+    return Run(lag, seed, steps, evaluations)
+
+
+def print_table(runs: list[Run]) -> None:
+    """A row for each MAX_STALENESS: means over the seeds, and the last accuracy of each."""
+    print("| S | runs | steps | reward, all steps | reward, last third | last greedy accuracy, by seed | s a step "
+          "| oldest | ratio min, max | cut |\n" + "|---" * 10 + "|")  # fmt: skip
+    for lag in sorted({run.lag for run in runs}):
+        these = [run for run in runs if run.lag == lag]
+        rewards = [[step["reward_mean"] for step in run.steps] for run in these]
+        thirds = [each[-max(1, len(each) // 3) :] for each in rewards]
+        last = [f"{run.evaluations[-1]['accuracy']:.0%}" for run in these if run.evaluations]
+        steps = [step for run in these for step in run.steps]
+        ratios = (
+            min(step.get("correction_min", 1.0) for step in steps),
+            max(step.get("correction_max", 1.0) for step in steps),
+        )
+        cells = [
+            lag, len(these), ", ".join(str(len(run.steps)) for run in these),
+            *(f"{statistics.fmean(statistics.fmean(each) for each in part):.3f}" for part in (rewards, thirds)),
+            ", ".join(last), f"{statistics.fmean(run.seconds[-1] / len(run.steps) for run in these):.2f}",
+            max(step.get("policy_age_max", 0) for step in steps), f"{ratios[0]:.2f}, {ratios[1]:.2f}",
+            f"{statistics.fmean(step.get('correction_cut_fraction', 0.0) for step in steps):.4f}",
+        ]  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Training reward over steps and seconds, greedy accuracy over steps: thin lines are seeds, thick their mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    by_step, by_time, judged = figure.subplots(1, 3)
+    for lag, colour in zip(sorted({run.lag for run in runs}), COLOURS, strict=False):
+        these = [run for run in runs if run.lag == lag]
+        for run in these:
+            rewards = [step["reward_mean"] for step in run.steps]
+            by_step.plot([step["step"] for step in run.steps], rewards, color=colour, alpha=0.3, lw=1)
+            by_time.plot(run.seconds, rewards, color=colour, alpha=0.5, lw=1)
+            judged.plot(
+                [one["step"] for one in run.evaluations], [one["accuracy"] for one in run.evaluations],
+                color=colour, alpha=0.7, lw=1, marker="o", ms=3,
+            )  # fmt: skip
+        common = range(min(len(run.steps) for run in these))
+        mean = [statistics.fmean(run.steps[n]["reward_mean"] for run in these) for n in common]
+        by_step.plot([n + 1 for n in common], mean, color=colour, lw=2, label=f"MAX_STALENESS={lag}")
+    by_step.set(xlabel="step", ylabel="mean training reward")
+    by_time.set(xlabel="seconds, evaluations left out")
+    judged.set(xlabel="step", ylabel="greedy validation accuracy", ylim=(0, 1))
+    by_step.legend(fontsize=8)
+    for axes in (by_step, by_time, judged):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+if __name__ == "__main__":
+    main()
