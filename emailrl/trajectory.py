@@ -159,6 +159,13 @@ class Trajectory:
     exception: str | None = None
     """``Type: message`` where the rollout itself raised (engine, database, judge); it is then never trained."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all samples; for engines that return text only, what the server counted in the rubric."""
+        if self.samples:
+            return sum(len(sample.token_ids) for sample in self.samples)
+        return sum(int(self.rubric.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+
 
 @dataclass(slots=True)
 class TrajectoryGroup:

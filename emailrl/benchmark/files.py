@@ -13,7 +13,7 @@ from typing import Any
 from emailrl.benchmark.attack import question_record
 from emailrl.benchmark.report import Comparison, Report, Result
 from emailrl.disk import replace_bytes
-from emailrl.evaluation import is_correct, is_judged, num_tokens, total_cost, verdict
+from emailrl.evaluation import is_correct, is_judged, total_cost, verdict
 
 REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
 
@@ -45,7 +45,7 @@ def _question_rows(result: Result, *, attack: bool) -> Iterator[dict[str, Any]]:
             "verdict": verdict(trajectory),
             "reward": trajectory.reward,
             "turns": len(trajectory.turns),
-            "tokens": num_tokens(trajectory),
+            "tokens": trajectory.num_tokens,
             "cost": total_cost([trajectory]),
             "seconds": trajectory.seconds,
             "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,

@@ -66,15 +66,15 @@ def inspect_trajectory(
     settings = load_settings(overrides, looks_only=True)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
-        for file, position, trajectory in locate.follow(roots):
-            _show(file, f"number {position + 1}", trajectory, settings)
+        for growing, position in locate.follow(roots):
+            _show_next(growing, position, settings)
         return
     if html is not None:
         write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
         return
     wanted = -1 if index is None else index
     found = TrajectoryIndex(_newest(settings) if path is None else locate.find_file(path))
-    _note_torn_line(found)
+    _warn(*(found.complaints if listing or page else found.torn))
     if listing:
         _list(found, wanted, limit)
     elif page:
@@ -93,12 +93,23 @@ def _newest(settings: Settings) -> Path:
     return newest
 
 
-def _note_torn_line(index: TrajectoryIndex) -> None:
+def _warn(*lines: str) -> None:
     from emailrl.plain import plain_line
 
-    if (torn := index.torn_line) is not None:
-        note = f"{index.path}, line {torn}: incomplete (still being written, or cut off); skipped"
-        progress_console().print(plain_line(note), style="yellow", soft_wrap=True)
+    for line in lines:
+        progress_console().print(plain_line(line), style="yellow", soft_wrap=True)
+
+
+def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
+    """Show a trajectory that has just been written, or say why it cannot be read."""
+    from emailrl.inspection.locate import pick
+
+    try:
+        _, trajectory = pick(index, position)
+    except EmailRLError as error:
+        _warn(error.message)
+    else:
+        _show(index.path, f"number {position + 1}", trajectory, settings)
 
 
 def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
@@ -129,10 +140,14 @@ def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
             target = position + steps[answer] if answer in steps else int(answer)
         except ValueError:
             continue
-        if 0 <= target < len(index):
-            position = _show_one(index, target, settings)
-        else:
+        if not 0 <= target < len(index):
             console.print("No such trajectory.", style="yellow")
+            continue
+        position = target
+        try:
+            _show_one(index, position, settings)
+        except EmailRLError as error:
+            _warn(error.message)
 
 
 def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:

@@ -27,14 +27,13 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int) -> Renderabl
     table.add_column("question")
     shown = index[first : first + limit]
     for position, entry in enumerate(shown, first):
-        table.add_row(str(position), *_cells(entry))
+        if entry.id is not None:  # else a line that holds no trajectory
+            table.add_row(str(position), *_cells(entry))
     part = f"{first} to {first + len(shown) - 1} of 0 to {len(index) - 1}"
     return Group(Text(plain_line(f"{index.path}, {part}"), style="bold"), table)
 
 
 def _cells(entry: Entry) -> list[Text]:
-    if entry.id is None:
-        return [Text() for _ in range(5)] + [Text(f"line {entry.line}: not a trajectory", style="red")]
     came_of_it = verdict(entry)
     return [
         Text(str(entry.step)),

@@ -50,10 +50,10 @@ def view(
 
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> Path:
-    """The run or file to serve, once it has a trajectory; a run that has just been started may have no folder yet."""
+    """The run or file to serve, once it has a trajectory."""
     from emailrl.inspection.locate import newest_file, output_roots
 
-    if run is not None and run.suffix == ".jsonl" and not run.exists():
+    if run is not None and not run.exists():
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
     said = False
     while True:

@@ -123,7 +123,7 @@ class Evaluation:
     @property
     def tokens(self) -> float | None:
         """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
-        return mean([num_tokens(trajectory) for trajectory in self.completed])
+        return mean([trajectory.num_tokens for trajectory in self.completed])
 
     @property
     def accuracy(self) -> float:
@@ -250,13 +250,6 @@ def verdict(trajectory: Ended) -> str:
     if rubric.get("returned_i_dont_know"):
         return "did not know"
     return "wrong" if rubric.get("attempted_answer", True) else "no answer"
-
-
-def num_tokens(trajectory: Trajectory) -> int:
-    """Tokens in the trajectory; for engines that return text only, what the server counted in the rubric."""
-    if trajectory.samples:
-        return sum(len(sample.token_ids) for sample in trajectory.samples)
-    return sum(int(trajectory.rubric.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
 
 
 def total_cost(trajectories: Sequence[Trajectory]) -> float | None:

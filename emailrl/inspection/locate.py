@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from emailrl.errors import UsageError
-from emailrl.recording import TrajectoryIndex, numbered_records, trajectory_in_line
+from emailrl.recording import TrajectoryIndex, training_notes, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
-"""Enough of a first line to tell a trajectory from a metric or a question."""
+"""Enough of a line to tell a trajectory from a metric or a question."""
+_HEAD_LINES = 20
+"""Lines that are looked at, as the first may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,33 @@ def output_roots(output_dir: Path) -> list[Path]:
 
 def newest_file(roots: Iterable[Path]) -> Path | None:
     """Return the trajectory file written last among and under ``roots``, or None; other JSONL is passed over."""
-    files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.jsonl"))]
-    by_age = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
-    return next(filter(_holds_trajectories, by_age), None)
+    files = [file for root in roots for file in ([root] if root.is_file() else _jsonl_under(root))]
+    by_age = sorted(((_modified(file), file.name, file) for file in files), reverse=True)
+    return next((file for *_, file in by_age if _holds_trajectories(file)), None)
+
+
+def _jsonl_under(root: Path) -> Iterator[Path]:
+    """The JSONL files under a folder; what a run removes meanwhile is passed over."""
+    for folder, _, names in os.walk(root):
+        files = (Path(folder, name) for name in names if name.endswith(".jsonl"))
+        yield from (file for file in files if file.is_file())
+
+
+def _modified(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _holds_trajectories(file: Path) -> bool:
-    with file.open("rb") as stream:
-        head = stream.read(_HEAD_BYTES)
-    return head.startswith(b"{") and b'"group_id"' in head and b'"scenario"' in head
+    """Whether one of the first lines looks like a trajectory."""
+    try:
+        with file.open("rb") as stream:
+            heads = [line[:_HEAD_BYTES] for line in islice(stream, _HEAD_LINES)]
+    except OSError:
+        return False
+    return any(head.startswith(b"{") and b'"group_id"' in head and b'"scenario"' in head for head in heads)
 
 
 def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
@@ -88,8 +109,8 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
     return found
 
 
-def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[Path, int, Trajectory]]:
-    """Yield ``(file, position, trajectory)`` as lines are appended, for ever; newer files under a folder are taken up.
+def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[TrajectoryIndex, int]]:
+    """Yield ``(index, position)`` as lines are appended, for ever; newer files under a folder are taken up.
 
     Starts at the last whole line there is, or waits for the first file. A line without its newline is waited for too.
     """
@@ -97,10 +118,10 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
     index = None if file is None else TrajectoryIndex(file)
     position = 0 if index is None else max(len(index) - 1, 0)
     while True:
-        if index is not None:
+        if index is not None and index.path.exists():
             index.refresh()
             for each in range(position, len(index)):
-                yield index.path, each, trajectory_in_line(index.path, *index.record(each))
+                yield index, each
             position = len(index)
         newest = newest_file(roots)
         if newest == file:
@@ -111,15 +132,8 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
 
 def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
     """Return what training recorded under the trajectory's id, or None where no training record stands beside it."""
-    record_file = file.parent.parent / "training" / file.name
-    if not record_file.is_file():
+    note = training_notes(file)[0].get(trajectory.id)
+    if note is None:
         return None
-    for _, record in numbered_records(record_file):
-        if record.get("id") == trajectory.id:
-            return TrainingNote(record.get("advantage"), record.get("dropped"), _token_advantages(record))
-    return None
-
-
-def _token_advantages(record: dict[str, Any]) -> tuple[tuple[float | None, ...], ...]:
-    """Each training sequence's advantages by token; nothing where all tokens have the same."""
-    return tuple(tuple(sample["advantages"]) for sample in record.get("samples", []) if "advantages" in sample)
+    own = tuple(tuple(sample["advantages"]) for sample in note["samples"] if "advantages" in sample)
+    return TrainingNote(note["advantage"], note["dropped"], own)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from os import stat_result
+from itertools import chain
 from pathlib import Path
 
 from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page import Place, detail, entry_row, place_of, run_record
-from emailrl.inspection.page.place import file_record, notes_of, source_of
+from emailrl.inspection.page.place import file_record, source_of
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Entry, Record, TrajectoryIndex, trajectory_in_line
+from emailrl.recording import (
+    Entry,
+    Record,
+    TrajectoryIndex,
+    brief_notes,
+    notes_path,
+    training_notes,
+    trajectory_in_line,
+)
 from emailrl.trajectory import Trajectory
 
 MAX_ROWS = 5000
@@ -38,9 +46,11 @@ class Served:
         with self._lock:
             self.place = place_of(self._path)
             files = [self._file(file) for file in self.place.files]
-            records = [file.record() for file in files]
+            records, bad_lines = zip(*(file.record() for file in files), strict=True)
             self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
-            return run_record(self.place, records)
+            run = run_record(self.place, list(records))
+            run["left_out"] += chain.from_iterable(bad_lines)
+            return run
 
     def _file(self, path: Path) -> _File:
         if path not in self._files:
@@ -63,7 +73,9 @@ class Served:
         """Return the whole of the trajectory at a byte offset of a file of the run; None if there is none."""
         with self._lock:
             file = next((file for file, _ in self._shown if file.path.name == name), None)
-            return None if file is None else file.trajectory(offset, self._model_name)
+            if file is None or not file.path.is_file():  # a pipe would be waited for
+                return None
+            return file.trajectory(offset, self._model_name)
 
 
 class _File:
@@ -72,33 +84,51 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._index = TrajectoryIndex(path)
-        self._state = _state(path.stat())
-        self._record: Record | None = None
+        self._notes: dict[str, Record] = {}
+        self._state: tuple[int, int, int] | None = None
+        self._noted: tuple[int, int, int] | None = None
+        """The file and training's record of it as last read."""
+        self._record: Record = {}
+        self._bad_lines: list[str] = []
         self._tokens: dict[str, TokenTexts | None] = {}
 
-    def record(self) -> Record:
-        state = _state(self.path.stat())
+    def record(self) -> tuple[Record, list[str]]:
+        """The file's entry in the record of the run, and which of its lines are passed over."""
+        state = _state(self.path)
         if state != self._state:
             self._index.refresh()
+            readable = self._index.readable
+            first = self._build(readable[0]) if readable else None
+            self._record = file_record(self.path, first, len(readable))
+            self._bad_lines = self._index.bad_lines
             self._state = state
-        count = len(self._index)
-        if self._record is None:
-            first = self._build(0) if count else None
-            record = file_record(self.path, first, count)
-            self._record = record if first else None
-            return record
-        return self._record | {"count": count, "bytes": self.path.stat().st_size}
+        return self._record, self._bad_lines
 
     def rows(self, start: int, stop: int) -> list[Record]:
-        source = source_of(self.path)
-        return [entry_row(entry, file=self.path.name, source=source) for entry in self._index[start : max(stop, start)]]
+        source, notes = source_of(self.path), self._brief_notes()
+        readable = self._index.readable[start : max(stop, start)]
+        if not readable:
+            return []
+        entries = self._index[readable[0] : readable[-1] + 1]
+        return [
+            entry_row(entry, file=self.path.name, source=source, note=notes.get(entry.id))
+            for entry in entries
+            if entry.id is not None
+        ]
+
+    def _brief_notes(self) -> dict[str, Record]:
+        state = _state(notes_path(self.path))
+        if state != self._noted:
+            self._notes, self._noted = brief_notes(self.path), state
+        return self._notes
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=_offset)
         if position == len(self._index) or self._index[position].offset != offset:
             return None
         found = self._build(position)
-        return detail(found, note=notes_of(self.path).get(found.id), tokens=self._tokenizer(found, model_name))
+        note = training_notes(self.path)[0].get(found.id)
+        return detail(found, note=note, tokens=self._tokenizer(found, model_name))
 
     def _build(self, position: int) -> Trajectory:
         return trajectory_in_line(self.path, *self._index.record(position))
@@ -115,5 +145,10 @@ def _offset(entry: Entry) -> int:
     return entry.offset
 
 
-def _state(stat: stat_result) -> tuple[int, int, int]:
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file's content; None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -2,7 +2,7 @@
 
 Email is private, and any page that a browser opens can send requests to 127.0.0.1. So every request must name this
 server as its host, come from its own page or the address bar, and carry the token of the printed address, which other
-users of the machine do not have.
+users of the machine do not have. A cookie would not keep the token from them: browsers send it to every port of a host.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import hmac
 import secrets
 import sys
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.inspection.page import dump, served_page
@@ -23,6 +22,8 @@ from emailrl.inspection.served import Served
 ADDRESS = "127.0.0.1"
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 """The Content-Security-Policy of every answer but the page itself."""
+_ONCE = ("Host", "Origin", "Sec-Fetch-Site")
+"""Headers that decide who asks: a second one would leave open which counts."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -49,11 +50,6 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
-    @property
-    def cookie(self) -> str:
-        """The name of the cookie that carries the token; cookies of a host are shared by all its ports."""
-        return f"emailrl_{self.server_port}"
-
 
 class _Refused(Exception):
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -77,10 +73,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, error.message)
         except FileNotFoundError:
             self._refuse(HTTPStatus.NOT_FOUND, "The run was moved or removed.")
+        except (PermissionError, IsADirectoryError) as error:
+            self._refuse(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}.")
 
     def _refuse_method(self) -> None:
         self.close_connection = True  # the request's body is not read
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is allowed.")
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what the base class cannot read, without quoting it."""
+        self.close_connection = True
+        self._refuse(HTTPStatus(code), f"{HTTPStatus(code).phrase}.")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
@@ -90,29 +93,28 @@ class _Handler(BaseHTTPRequestHandler):
     def _check(self) -> None:
         """Refuse a request that does not come from a browser with the printed address."""
         own = {f"http://{host}" for host in self.server.hosts}
+        if not self.path.startswith("/"):
+            raise _Refused(HTTPStatus.BAD_REQUEST, "The request's target must be a path.")
+        if twice := [name for name in _ONCE if len(self.headers.get_all(name, [])) > 1]:
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"More than one {twice[0]} header.")
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # the request's body is not read
         if self.headers.get("Host") not in self.server.hosts:
             raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "Unknown host.")
         if self.headers.get("Origin", next(iter(own))) not in own:
             raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
-        given = self._query().get("token") or self._cookie_token()
+        given = self._query().get("token", "")
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
             raise _Refused(HTTPStatus.FORBIDDEN, "Open the address that emailrl view printed.")
 
-    def _cookie_token(self) -> str:
-        try:
-            cookies = SimpleCookie(self.headers.get("Cookie", ""))
-        except CookieError:
-            return ""
-        return cookies[self.server.cookie].value if self.server.cookie in cookies else ""
-
     def _query(self) -> dict[str, str]:
-        return {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        return {name: values[-1] for name, values in parse_qs(self.path.partition("?")[2]).items()}
 
     def _answer(self) -> None:
         served, query = self.server.served, self._query()
-        match urlsplit(self.path).path:
+        match self.path.partition("?")[0]:
             case "/":
                 self._send_page()
             case "/data/run.json":
@@ -129,9 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_page(self) -> None:
         page, policy = served_page(self.server.served.place.folder.name)
-        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
-        headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'", "Set-Cookie": cookie}
-        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode(), headers)
+        headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
 
     def _send_json(self, text: str) -> None:
         self._send(HTTPStatus.OK, "application/json", text.encode(), {"Content-Security-Policy": _NOTHING})

@@ -1,6 +1,8 @@
 """Trajectories and metrics on disk: JSON lines that survive a crash, and an index of where each trajectory lies."""
 
-from emailrl.recording.index import Entry, TrajectoryIndex
+from emailrl.recording.entry import Entry
+from emailrl.recording.fields import trajectory_from_dict, trajectory_in_line
+from emailrl.recording.index import TrajectoryIndex
 from emailrl.recording.lines import (
     JsonlWriter,
     MetricsWriter,
@@ -10,14 +12,14 @@ from emailrl.recording.lines import (
     keep_records,
     mend,
     numbered_records,
+    parse_line,
     read_records,
     write_records,
 )
+from emailrl.recording.notes import brief_notes, notes_path, training_notes
 from emailrl.recording.trajectories import (
     TrajectoryWriter,
     read_trajectories,
-    trajectory_from_dict,
-    trajectory_in_line,
     trajectory_to_dict,
     write_trajectories,
 )
@@ -29,13 +31,17 @@ __all__ = [
     "Record",
     "TrajectoryIndex",
     "TrajectoryWriter",
+    "brief_notes",
     "encode",
     "finite",
     "keep_records",
     "mend",
+    "notes_path",
     "numbered_records",
+    "parse_line",
     "read_records",
     "read_trajectories",
+    "training_notes",
     "trajectory_from_dict",
     "trajectory_in_line",
     "trajectory_to_dict",

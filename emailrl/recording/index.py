@@ -11,75 +11,28 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError
+from emailrl.recording.entry import FIELDS, Entry, checked_entry, entry_line
+from emailrl.recording.fields import trajectory_in_line
 from emailrl.recording.lines import JsonlWriter, Record, encode, parse_line
+from emailrl.trajectory import Trajectory
 
 _UNSAVED = 100
 """Lines that an index may lack before a reader rewrites it; while a file is written, it lacks one at most."""
-_QUESTION = 200
-"""Longest question or error text kept, in characters."""
-_RUBRIC = (
-    "answer_correct",
-    "attempted_answer",
-    "returned_i_dont_know",
-    "sources_correct",
-    "ever_found_right_email",
-    "ever_read_right_email",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of a trajectory file: its position, and what lists show of it.
-
-    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
-    """
-
-    line: int
-    """From 1, as editors count."""
-    offset: int
-    """Bytes before the line."""
-    length: int
-    """Bytes, newline included."""
-    checksum: int
-    id: str | None = None
-    group_id: str | None = None
-    step: int | None = None
-    question_id: str | None = None
-    question: str = ""
-    kind: str | None = None
-    reward: float | None = None
-    rubric: dict[str, Any] = field(default_factory=dict)
-    """Only the fields that verdicts and evidence need."""
-    stop_reason: str | None = None
-    exception: str | None = None
-    turns: int = 0
-    tokens: int = 0
-    trained: int = 0
-    """Tokens whose loss mask is 1."""
-    seconds: float = 0.0
-
-
-_FIELDS = [each.name for each in fields(Entry)]
-_HEADER = encode({"fields": _FIELDS})
+_REASONS = 3
+"""Bad lines whose complaints are quoted; the others are counted."""
+_HEADER = encode({"fields": FIELDS})
 """The place before the first line."""
 
 
 def index_path(path: Path) -> Path:
     """The path of a trajectory file's index."""
     return path.with_name(f"{path.name}.index")
-
-
-def entry_line(line: int, offset: int, content: bytes, record: Record | None) -> bytes:
-    """The index line for one line of a trajectory file; ``record`` is its object, None where it is not one."""
-    place = [line, offset, len(content), zlib.crc32(content)]
-    return json.dumps([*place, *_summary(record)], separators=(",", ":")).encode() + b"\n"
 
 
 def write_index(path: Path, lines: Iterable[bytes]) -> None:
@@ -96,10 +49,10 @@ class IndexWriter(JsonlWriter):
         super().__init__(index_path(path))
         self._line, self._offset = index.num_lines, index.size
 
-    def append(self, content: bytes, record: Record) -> None:
+    def append(self, content: bytes, trajectory: Trajectory) -> None:
         """Add a line that has been appended to the trajectory file."""
         self._line += 1
-        self.write_bytes(entry_line(self._line, self._offset, content, record))
+        self.write_bytes(entry_line(self._line, self._offset, content, trajectory))
         self._offset += len(content)
 
 
@@ -110,6 +63,8 @@ class TrajectoryIndex(Sequence[Entry]):
         """Read the index beside the file, or build it; OSError where the file cannot be read."""
         self.path = path
         self._lines: list[bytes] = []
+        self.unreadable: list[int] = []
+        """The positions of lines that hold no trajectory."""
         self.num_lines = self.size = 0
         """Lines and bytes of the file that are covered, blank lines included."""
         self._take(self._stored())
@@ -129,12 +84,51 @@ class TrajectoryIndex(Sequence[Entry]):
         for content in _whole_lines(self.path, self.size):
             line, offset = self.num_lines + 1, self.size
             if content.strip():
-                self._lines.append(entry_line(line, offset, content, _record(self.path, line, content)))
+                trajectory = _trajectory(self.path, line, content)
+                if trajectory is None:
+                    self.unreadable.append(len(self._lines))
+                self._lines.append(entry_line(line, offset, content, trajectory))
             self.num_lines, self.size = line, offset + len(content)
 
     def save(self) -> None:
         """Write the index beside the file."""
         write_index(self.path, self._lines)
+
+    @property
+    def readable(self) -> Sequence[int]:
+        """The positions of the lines that hold a trajectory."""
+        bad = set(self.unreadable)
+        return [each for each in range(len(self)) if each not in bad] if bad else range(len(self))
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong with the file, if anything: ``bad_lines`` and ``torn``."""
+        return [*self.bad_lines, *self.torn]
+
+    @property
+    def bad_lines(self) -> list[str]:
+        """How many lines hold no trajectory, and what is wrong with the first of them, if there are any."""
+        if not self.unreadable:
+            return []
+        reasons = [self._reason(position) for position in self.unreadable[:_REASONS]]
+        more = len(self.unreadable) - len(reasons)
+        listed = "; ".join([*reasons, f"and {more} more"] if more else reasons)
+        return [f"{self.path.name}: {len(self.unreadable)} of {len(self)} lines could not be read: {listed}"]
+
+    @property
+    def torn(self) -> list[str]:
+        """What is wrong with the last line, if it lacks its newline."""
+        line = self.torn_line
+        return [f"{self.path.name}, line {line}: incomplete (still being written, or cut off)"] if line else []
+
+    def _reason(self, position: int) -> str:
+        """Why the line of an entry cannot be read."""
+        entry = self[position]
+        try:
+            trajectory_in_line(self.path, *self.record(position))
+        except EmailRLError as error:
+            return error.message.removeprefix(f"{self.path}, ").removesuffix(".")
+        return f"line {entry.line}: changed while it was read"
 
     @property
     def torn_line(self) -> int | None:
@@ -173,12 +167,13 @@ class TrajectoryIndex(Sequence[Entry]):
 
     def _entries(self, lines: list[bytes]) -> list[Entry]:
         try:
-            return [_checked(values) for values in json.loads(b"[" + b",".join(lines) + b"]")]
+            return [checked_entry(values) for values in json.loads(b"[" + b",".join(lines) + b"]")]
         except (ValueError, TypeError, RecursionError):
             raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
     def _take(self, lines: list[bytes]) -> None:
         self._lines = lines
+        self.unreadable = [position for position, line in enumerate(lines) if b'"' not in line]  # four numbers alone
         self.num_lines = self.size = 0
         for last in self._entries(lines[-1:]):
             self.num_lines, self.size = last.line, last.offset + last.length
@@ -195,7 +190,7 @@ class TrajectoryIndex(Sequence[Entry]):
             if header != _HEADER:
                 return []
             if lines:
-                _checked(json.loads(lines[-1]))
+                checked_entry(json.loads(lines[-1]))
         except (OSError, ValueError, TypeError, RecursionError):
             return []
         return lines
@@ -215,14 +210,6 @@ class TrajectoryIndex(Sequence[Entry]):
             return file.read(entry.length)
 
 
-def _checked(values: Any) -> Entry:
-    """An entry of an index; ValueError or TypeError for anything else."""
-    entry = Entry(*values)
-    if any(type(number) is not int or number < 0 for number in values[:4]) or entry.length < 1:
-        raise ValueError("no entry of an index")
-    return entry
-
-
 def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
     """The lines from ``offset`` on that end in a newline."""
     with path.open("rb") as file:
@@ -233,36 +220,8 @@ def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
             yield content
 
 
-def _record(path: Path, line: int, content: bytes) -> Record | None:
+def _trajectory(path: Path, line: int, content: bytes) -> Trajectory | None:
     try:
-        return parse_line(path, line, content)
+        return trajectory_in_line(path, line, parse_line(path, line, content))
     except EmailRLError:
         return None  # reading the line raises the error
-
-
-def _summary(record: Record | None) -> list[Any]:
-    """An entry's fields but for the place; nothing of a line that is no trajectory."""
-    if record is None:
-        return []
-    try:
-        scenario, rubric = record["scenario"], record["rubric"]
-        samples = record.get("samples", [record])
-        exception = record.get("exception")
-        return [
-            str(record["id"]),
-            str(record["group_id"]),
-            int(record["step"]),
-            str(scenario["id"]),
-            str(scenario["question"])[:_QUESTION],
-            scenario.get("kind"),
-            float(record["reward"]),
-            {name: rubric[name] for name in _RUBRIC if name in rubric},
-            record["stop_reason"],
-            None if exception is None else str(exception)[:_QUESTION],
-            len(record["turns"]),
-            sum(len(sample["token_ids"]) for sample in samples),
-            sum(sum(sample["loss_mask"]) for sample in samples),
-            float(record["seconds"]),
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return []

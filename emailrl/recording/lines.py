@@ -63,12 +63,18 @@ def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 def parse_line(path: Path, number: int, line: bytes) -> Record:
     """The object of one line; ``EmailRLError`` names file and line where it is not one."""
+    from pydantic_core import from_json
+
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
+        record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
+    except ValueError:
+        try:
+            record = json.loads(line)  # also reads lone surrogates, and says more of what is no JSON
+        except (ValueError, RecursionError) as error:
+            raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(record, dict):
-        raise EmailRLError(f"{path}, line {number}: expected a JSON object, found {type(record).__name__}.")
+        found = "null" if record is None else type(record).__name__
+        raise EmailRLError(f"{path}, line {number}: expected a JSON object, found {found}.")
     return record
 
 

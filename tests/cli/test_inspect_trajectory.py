@@ -15,8 +15,8 @@ import pytest
 from tiny import make_checkpoint, make_model
 from tokenizers import Tokenizer
 
-from emailrl.inspection.locate import follow
-from emailrl.recording import TrajectoryWriter, write_records, write_trajectories
+from emailrl.inspection.locate import follow, pick
+from emailrl.recording import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
 from emailrl.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
 
 
@@ -160,7 +160,7 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "code", "line"),
     [
-        ('{"id": "x"}\n', 1, "line 1: not a trajectory, 'token_ids' is missing"),
+        ('{"id": "x"}\n', 1, "line 1: not a trajectory (group_id is missing)"),
         ("[1]\n", 1, "line 1: expected a JSON object, found list"),
         ('{"id": "x"}\n{"id": \n', 1, "line 2: not JSON"),
         ("", 2, "holds no complete trajectory yet"),
@@ -182,6 +182,45 @@ def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> Non
     assert "line 4: incomplete" in error
 
 
+BAD = ("[1]", '{"id": "x"}', "{", json.dumps(trajectory_to_dict(make("b")) | {"reward": "high"}))
+
+
+@pytest.fixture
+def damaged(run_dir: Path) -> Path:
+    """A file of seven lines, of which only the fifth and the last hold a trajectory; the first is bad."""
+    file = run_dir / "trajectories" / "step-000004.jsonl"
+    good, _, last = file.read_text().splitlines()
+    file.write_text("\n".join([*BAD, good, "null", last]) + "\n")
+    return file
+
+
+def test_a_list_passes_over_bad_lines_and_says_which(emailrl, damaged: Path) -> None:
+    code, out, error = emailrl("inspect-trajectory", damaged, "--list")
+    assert code == 0 and re.findall(r"(\d+) .*question of (t\d)", out) == [("4", "t0"), ("6", "t2")]
+    assert error == (
+        "step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected a JSON object, found list; "
+        "line 2: not a trajectory (group_id is missing); line 3: not JSON (Expecting property name enclosed in double "
+        "quotes: line 2 column 1 (char 2)); and 2 more\n"
+    )
+
+
+def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp_path: Path) -> None:
+    code, _, error = emailrl("inspect-trajectory", damaged.parent.parent, "--html", "run.html")
+    assert code == 0 and "2 trajectories" in error
+    assert "Left out: step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected" in error
+    damaged.write_text("\n".join(BAD) + "\n")
+    code, _, error = emailrl("inspect-trajectory", damaged, "--html", "none.html")
+    assert code == 2 and "4 of 4 lines could not be read" in error and error.count("\n") == 1
+
+
+def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("p\np\n3\n"))
+    code, out, error = emailrl("inspect-trajectory", damaged, "--page")
+    assert code == 0 and re.findall("question of (t.)", out) == ["t2", "t0"]
+    assert "line 6: expected a JSON object, found null" in error
+    assert 'line 4: not a trajectory (reward must be a finite number, not "high")' in error
+
+
 def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
     assert emailrl("inspect-trajectory")[0] == 1
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
@@ -193,7 +232,7 @@ def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
 def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     seen = follow([run_dir], poll_seconds=0.01)
-    assert next(seen)[2].id == "t2"
+    assert pick(*next(seen))[1].id == "t2"
 
     def write() -> None:
         time.sleep(0.05)
@@ -209,5 +248,5 @@ def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert [(position, t.id) for _, position, t in (next(seen), next(seen))] == [(3, "t3"), (0, "t4")]
+    assert [(found, t.id) for found, t in (pick(*next(seen)), pick(*next(seen)))] == [(3, "t3"), (0, "t4")]
     thread.join()

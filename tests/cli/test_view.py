@@ -21,6 +21,7 @@ __all__ = ["trajectory"]
 
 @pytest.mark.parametrize("run", [None, "outputs/grpo_masked"])
 def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Trajectory, run: str | None) -> None:
+    (tmp_path / "outputs" / "grpo_masked").mkdir(parents=True)
     command = [sys.executable, "-m", "emailrl", "view", *([run] if run else [])]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
@@ -44,7 +45,8 @@ def test_a_wrong_port_is_an_error(emailrl) -> None:
     assert (code, out) == (2, "") and "--port" in error and error.count("\n") == 1
 
 
-def test_a_file_that_does_not_exist_is_an_error_at_once(emailrl) -> None:
-    code, out, err = emailrl("view", "nosuch.jsonl")
+@pytest.mark.parametrize("name", ["nosuch.jsonl", "nosuch", "outputs/nosuch"])
+def test_what_does_not_exist_is_an_error_at_once(emailrl, name: str) -> None:
+    code, out, err = emailrl("view", name)
     assert (code, out) == (2, "")
-    assert err == "error: nosuch.jsonl does not exist. Pass a run's folder or a trajectory file.\n"
+    assert err == f"error: {name} does not exist. Pass a run's folder or a trajectory file.\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,10 +50,11 @@ def server(run_dir: Path) -> Iterator[PageServer]:
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     """Ask as the page does; a header given as "" is left out."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    cookie = f"other=1; {server.cookie}={server.token}"
-    sent = {"Host": f"127.0.0.1:{server.server_port}", "Cookie": cookie} | {
+    sent = {"Host": f"127.0.0.1:{server.server_port}"} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
+    if "token=" not in path:
+        path += f"{'&' if '?' in path else '?'}token={server.token}"
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in sent.items():
         if value:
@@ -95,6 +98,27 @@ def test_what_is_written_meanwhile_is_served(server: PageServer, run_dir: Path, 
     assert [row["id"] for row in answer(server, "/data/trajectories?from=5&to=7")] == ["late", "later"]
 
 
+def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:
+    """Whichever line of whichever file is bad, the others are served."""
+    first, second = sorted((run_dir / "trajectories").glob("*.jsonl"))
+    lines = first.read_text().splitlines()
+    first.write_text("\n".join(['{"id": 7}', lines[0], "[", *lines[1:]]) + "\n")
+    second.write_text("not JSON\n")
+    write_records(run_dir / "training" / first.name, [{"id": "step-000001-1", "advantage": 0.5}, {"id": 3}])
+    (run_dir / "metrics.jsonl").write_text('{"step": 1}\n[]\n{"step": 2}\n{"st')
+    served = Served(run_dir, model_name="nano")
+    run = served.run()
+    assert [(file["name"], file["count"]) for file in run["files"]] == [(first.name, 3), (second.name, 0)]
+    assert [step["step"] for step in run["steps"]] == [1, 2]
+    assert [each.partition(": ")[0] for each in run["left_out"]] == ["metrics.jsonl, line 2", first.name, second.name]
+    assert "2 of 5 lines could not be read: line 1: not a trajectory (group_id is missing)" in run["left_out"][1]
+    rows = served.rows(0, 9)
+    assert [(row["id"][-1], row["advantage"]) for row in rows] == [("0", None), ("1", 0.5), ("2", None)]
+    assert [row["id"] for row in served.rows(1, 2)] == ["step-000001-1"]
+    whole = served.trajectory(first.name, rows[1]["offset"])
+    assert whole is not None and (whole["id"], whole["advantage"]) == ("step-000001-1", 0.5)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -103,8 +127,6 @@ def test_what_is_written_meanwhile_is_served(server: PageServer, run_dir: Path, 
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Sec_Fetch_Site": "cross-site"}, 403),
-        ({"Cookie": ""}, 403),
-        ({"Cookie": "emailrl_1=x"}, 403),
         ({"Sec_Fetch_Site": "same-origin"}, 200),
     ],
 )
@@ -117,16 +139,18 @@ def test_only_a_browser_that_was_given_the_address_is_answered(
         assert (b"grpo_masked" in response.read()) is (status == 200)
 
 
-def test_the_address_carries_the_token_and_the_page_keeps_it_as_a_cookie(server: PageServer) -> None:
+def test_only_the_address_carries_the_token(server: PageServer) -> None:
+    """Not a cookie: browsers send one to every port of a host, so to servers of other users of the machine."""
     host = f"http://127.0.0.1:{server.server_port}"
     assert server.address == f"{host}/?token={server.token}" and len(server.token) >= 22
-    response = ask(server, server.address.removeprefix(host), Cookie="", Origin=host)
-    assert response.status == 200
-    assert response.headers["Set-Cookie"] == f"{server.cookie}={server.token}; Path=/; HttpOnly; SameSite=Strict"
+    response = ask(server, server.address.removeprefix(host), Origin=host)
+    assert response.status == 200 and response.headers["Set-Cookie"] is None
+    assert response.headers["Referrer-Policy"] == "no-referrer"
     policy = response.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy and policy.removesuffix("; frame-ancestors 'none'") in response.read().decode()
-    assert ask(server, "/?token=wrong", Cookie="").status == 403
+    for wrong in ("", "wrong", "%C3%A9", f"{server.token}&token=wrong"):
+        assert ask(server, f"/?token={wrong}").status == 403
 
 
 @pytest.mark.parametrize(
@@ -150,11 +174,112 @@ def test_nothing_else_can_be_asked_for(server: PageServer, path: str, status: in
     assert response.headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
 
 
+def raw(server: PageServer, *lines: str) -> bytes:
+    """What the server answers to the lines of a request, the token in place of TOKEN, and whether it then hangs up."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        text = "\r\n".join([*lines, "Connection: close", "", ""])
+        own = {"OWN": f"127.0.0.1:{server.server_port}", "TOKEN": server.token}
+        for name, value in own.items():
+            text = text.replace(name, value)
+        connection.sendall(text.encode("latin-1"))
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN"], 200),
+        (["GET http://[ HTTP/1.1", "Host: OWN"], 400),
+        (["GET http://OWN/data/run.json?token=TOKEN HTTP/1.1", "Host: OWN"], 400),
+        (["GET * HTTP/1.1", "Host: OWN"], 400),
+        (["GET //[?token=TOKEN HTTP/1.1", "Host: OWN"], 404),
+        (["GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Host: OWN"], 400),
+        (["GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Host: evil.example"], 400),
+        (["GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Origin: http://OWN", "Origin: http://evil"], 400),
+        (["GET / HTTP/1.1", "Host: OWN", "Sec-Fetch-Site: none", "Sec-Fetch-Site: cross-site"], 400),
+        (["GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN, evil.example"], 421),
+        (["BREW /<b>?token=TOKEN HTTP/1.1", "Host: OWN"], 501),
+        (["GET /" + "a" * 70_000 + " HTTP/1.1", "Host: OWN"], 414),
+    ],
+)
+def test_malformed_and_ambiguous_requests_are_refused(
+    server: PageServer, lines: list[str], status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head, _, body = raw(server, *lines).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"default-src 'none'" in head and b"nosniff" in head
+    assert (set(json.loads(body)) == {"error"}) is (status != 200) and b"<b>" not in body
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_body_is_not_taken_for_the_next_request(server: PageServer) -> None:
+    request = "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Content-Length: 99", "", *[
+        "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN"
+    ]  # fmt: skip
+    assert raw(server, *request).count(b"HTTP/1.1 ") == 1
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def reverse(file: Path) -> None:
+    other = file.with_suffix(".new")
+    other.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[::-1]))
+    other.replace(file)
+
+
+def link_to_nothing(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/nowhere")
+
+
+def put_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def put_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (remove, 2), (shorten, 2), (empty, 2), (reverse, 5), (link_to_nothing, 2), (put_a_pipe, 2), (put_a_folder, 2),
+    ],
+)  # fmt: skip
+def test_a_file_that_changes_while_it_is_served_leaves_the_others(
+    server: PageServer, run_dir: Path, change: Callable[[Path], None], left: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = run_dir / "trajectories" / "step-000001.jsonl"
+    answer(server, "/data/run.json")
+    before = answer(server, "/data/trajectories?from=0&to=9")
+    change(file)
+    for path in ("/data/trajectories?from=0&to=9", f"/data/trajectory?file={file.name}&offset={before[1]['offset']}"):
+        assert ask(server, path).status in (200, 404)  # between two looks at the run
+    assert answer(server, "/data/run.json")["total"] == left
+    rows = answer(server, "/data/trajectories?from=0&to=9")
+    assert [row["id"] for row in rows][-2:] == ["step-000002-0", "step-000002-1"] and len(rows) == left
+    for row in rows:
+        assert answer(server, f"/data/trajectory?file={row['file']}&offset={row['offset']}")["id"] == row["id"]
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_run_that_is_removed_is_said(server: PageServer, run_dir: Path) -> None:
     answer(server, "/data/run.json")
     shutil.rmtree(run_dir)
     response = ask(server, "/data/trajectory?file=step-000001.jsonl&offset=0")
-    assert response.status == 404 and json.loads(response.read()) == {"error": "The run was moved or removed."}
+    assert response.status == 404 and json.loads(response.read()) == {"error": "No such trajectory."}
     assert ask(server, "/data/run.json").status == 404
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -158,31 +160,77 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, compl
     assert f"{path}, line 3" in caught.value.message
 
 
-def test_a_line_that_is_no_trajectory_says_what_is_missing(tmp_path: Path) -> None:
+WRONG: list[tuple[str, object, str]] = [
+    ("id", 7, "id must be text, not 7"),
+    ("step", True, "step must be an integer, not true"),
+    ("step", 10**20, "step must be an integer, not 100000000000000000000"),
+    ("reward", "high", 'reward must be a finite number, not "high"'),
+    ("reward", None, "reward must be a finite number, not null"),
+    ("reward", math.nan, "reward must be a finite number, not NaN"),
+    ("reward", 10**400, "reward must be a finite number, not 1000000000000000000000000000000000000000…"),
+    ("reward_terms", {"found": "0.1"}, "reward_terms must be an object of finite numbers, not an object"),
+    ("rubric", [], "rubric must be an object, not a list"),
+    ("rubric", {"prompt_tokens": "many"}, 'rubric.prompt_tokens must be a finite number, not "many"'),
+    ("scenario", {"id": "q1"}, "scenario.question is missing"),
+    ("scenario", "q1", 'scenario must be an object, not "q1"'),
+    ("scenario.message_ids", "<a@x>", 'scenario.message_ids must be a list, not "<a@x>"'),
+    ("scenario.how_realistic", [1], "scenario.how_realistic must be a finite number, not a list"),
+    ("scenario.mood", 1, "scenario.mood is not a known field"),
+    ("messages", None, "messages must be a list, not null"),
+    ("messages.1", "hello", 'messages[1] must be an object, not "hello"'),
+    ("messages.1.content", None, "messages[1].content must be text, not null"),
+    ("messages.2.tool_calls.0.arguments", "x", 'messages[2].tool_calls[0].arguments must be an object, not "x"'),
+    ("turns.0.completion_ids", [7, -1], "turns[0].completion_ids[1] must be a token id, not -1"),
+    ("turns.0.logprobs", ["-0.5", -0.25], 'turns[0].logprobs[0] must be a finite number or null, not "-0.5"'),
+    ("turns.0.cost", "free", 'turns[0].cost must be a finite number or null, not "free"'),
+    ("token_ids", [[1], 2, 3, 7, 8, 4], "token_ids[0] must be a token id, not a list"),
+    ("token_ids", 6, "token_ids must be a list, not 6"),
+    ("loss_mask", [0, 0, 0, 1, 2, 0], "loss_mask[4] must be 0 or 1, not 2"),
+    ("loss_mask", [1], "token_ids, loss_mask and sampler_logprobs differ in length"),
+    ("sampler_logprobs", [None] * 5 + [math.inf], "sampler_logprobs[5] must be a finite number or null, not Infinity"),
+    ("samples", [{"token_ids": [1], "loss_mask": [0]}], "differ in length"),
+    ("samples", None, "samples must be a list, not null"),
+    ("final_answer", ["B12"], "final_answer must be text or null, not a list"),
+    ("final_sources", "<a@x>", 'final_sources must be a list, not "<a@x>"'),
+    ("stop_reason", "tired", 'not "tired"'),
+    ("stop_reason", {}, "not an object"),
+    ("exception", 3, "exception must be text or null, not 3"),
+]
+
+
+def with_field(path: str, value: object) -> dict[str, Any]:
+    """The record of a trajectory with another value at a path of names and numbers."""
+    record: dict[str, Any] = json.loads(json.dumps(trajectory_to_dict(make_trajectory())))
+    *outer, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    node: Any = record
+    for part in outer:
+        node = node[part]
+    node[last] = value
+    return record
+
+
+@pytest.mark.parametrize(("path", "value", "complaint"), WRONG)
+def test_a_wrong_field_is_named_with_its_path_and_what_it_holds(
+    tmp_path: Path, path: str, value: object, complaint: str
+) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(f"\n{json.dumps(with_field(path, value))}\n")
+    with pytest.raises(EmailRLError) as caught:
+        list(read_trajectories(file))
+    assert caught.value.message.startswith(f"{file}, line 2: not a trajectory (")
+    assert caught.value.message.endswith(f"{complaint}).")
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
     record = trajectory_to_dict(make_trajectory())
-    path = tmp_path / "t.jsonl"
-    for broken, complaint in [
-        ({name: value for name, value in record.items() if name != "turns"}, "'turns' is missing"),
-        (record | {"loss_mask": [1]}, "differ in length"),
-        (record | {"stop_reason": "tired"}, "tired"),
-        (record | {"scenario": {"id": "q1"}}, "Scenario"),
-        (record | {"reward": "high"}, "its reward is no finite number"),
-        (record | {"reward": None}, "its reward is no finite number"),
-        (record | {"messages": [{"role": "user", "content": None}]}, "the content of a message is no text"),
-    ]:
-        with JsonlWriter(path) as writer:
-            writer.write(broken)
-        with pytest.raises(EmailRLError, match=r"t\.jsonl, line 1: not a trajectory.*" + complaint):
-            list(read_trajectories(path))
-        path.unlink()
+    for name in record.keys() - {"final_answer", "final_sources", "exception"}:
+        with pytest.raises(ValueError, match=f"^{name} is missing$"):
+            trajectory_from_dict({key: value for key, value in record.items() if key != name})
 
 
-@pytest.mark.parametrize("reward", ["NaN", "-Infinity"])
-def test_a_trajectory_whose_reward_is_not_finite_is_named(tmp_path: Path, reward: str) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps(trajectory_to_dict(make_trajectory()) | {"reward": float(reward)}) + "\n")
-    with pytest.raises(EmailRLError, match=r"t\.jsonl, line 1: not a trajectory \(its reward is no finite number\)"):
-        list(read_trajectories(path))
+def test_logprobs_whose_sum_is_infinite_are_read() -> None:
+    record = with_field("sampler_logprobs", [1e308, 1e308, None, 0, -1, None])
+    assert trajectory_from_dict(record).samples[0].sampler_logprobs[:2] == [1e308, 1e308]
 
 
 def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_byte(tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page.place import (
     Place,
     file_record,
-    notes_of,
     run_record,
     source_of,
     trajectories_of,
 )
 from emailrl.inspection.page.shapes import detail, row
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Record, TrajectoryIndex
+from emailrl.recording import Record, TrajectoryIndex, training_notes
 from emailrl.trajectory import Trajectory
 
 MAX_TRAJECTORIES = 10_000
@@ -54,9 +53,11 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
         for offset, each in item.trajectories
     ]
     if not rows:
-        raise UsageError(f"{place.root} holds no complete trajectory yet.", "Wait for the run, or name another file.")
+        why = left_out or [f"{place.root} holds no complete trajectory yet"]
+        raise UsageError(f"{why[0]}.", "Wait for the run, or name another file.")
     tokens = _tokenizers(kept, model_name)
-    run = run_record(place, files) | {"left_out": left_out}
+    run = run_record(place, files)
+    run["left_out"] += left_out
     if unreadable := [file.name for file, texts in tokens.items() if texts is None]:
         run["notes"] = [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
 
@@ -80,16 +81,17 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
             continue
         index = TrajectoryIndex(file)
         found = trajectories_of(index, place.index)
-        if len(found) < len(index):
-            cut.append(f"{len(index) - len(found)} of the {len(index)} trajectories in {file.name}")
-        if index.torn_line is not None:
-            cut.append(f"{file.name}, line {index.torn_line}: incomplete (still being written, or cut off)")
+        if place.index is not None and len(index) > 1:
+            cut.append(f"{len(index) - 1} of the {len(index)} trajectories in {file.name}")
+        cut += index.complaints
         if count + len(found) > max_trajectories:
             cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
             found = found[: max_trajectories - count]
         count += len(found)
         tokens += sum(len(sample.token_ids) for _, each in found for sample in each.samples)
-        kept[file] = _Kept(file, found, notes_of(file))
+        notes, complaints = training_notes(file)
+        cut += complaints
+        kept[file] = _Kept(file, found, notes)
         records[file] = file_record(file, found[0][1] if found else None, len(found))
     if skipped := [file.name for file in place.files if file not in kept]:
         cut.append(f"{_several(skipped)} ({len(skipped)} of {len(place.files)} files)")

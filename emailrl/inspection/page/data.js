@@ -15,8 +15,10 @@ async function unpack(name) {
   return new Response(stream).json();
 }
 
+// Every request carries the token of the page's own address.
 async function ask(path) {
-  const response = await fetch(path);
+  const token = new URLSearchParams(location.search).get("token");
+  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}token=${encodeURIComponent(token)}`);
   if (!response.ok) throw new Error(`The server answered ${response.status} to ${path}.`);
   return response.json();
 }

@@ -11,9 +11,10 @@ from typing import Any
 
 import emailrl
 from emailrl.checkpoints import list_checkpoints
+from emailrl.errors import EmailRLError
 from emailrl.inspection.locate import existing, find_file, position_in
 from emailrl.inspection.makers import origin
-from emailrl.recording import Record, TrajectoryIndex, read_records, trajectory_in_line
+from emailrl.recording import Record, TrajectoryIndex, parse_line, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
@@ -54,7 +55,7 @@ def place_of(path: Path, index: int | None = None) -> Place:
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
         return Place(newest, (newest,))
-    files = sorted(folder.glob("*.jsonl"), key=_position)
+    files = sorted(filter(Path.is_file, folder.glob("*.jsonl")), key=_position)
     return Place(folder.parent if folder.name == "trajectories" else folder, tuple(files))
 
 
@@ -87,20 +88,18 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
 
 
 def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[int, Trajectory]]:
-    """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line."""
-    positions = range(len(index)) if wanted is None else [position_in(index, wanted)]
+    """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line.
+
+    Lines that hold no trajectory are passed over; ``EmailRLError`` if ``wanted`` is one.
+    """
+    positions = index.readable if wanted is None else [position_in(index, wanted)]
     return [(index[each].offset, trajectory_in_line(index.path, *index.record(each))) for each in positions]
-
-
-def notes_of(file: Path) -> dict[str, Record]:
-    """Return what training recorded of a file's trajectories, by id."""
-    record_file = file.parent.parent / "training" / file.name
-    return {record["id"]: record for record in read_records(record_file)} if record_file.is_file() else {}
 
 
 def run_record(place: Place, files: list[Record]) -> Record:
     """Return what the page says of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
     folder = place.folder
+    left_out: list[str] = []
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
@@ -115,19 +114,31 @@ def run_record(place: Place, files: list[Record]) -> Record:
         ],
         "settings": metadata.settings if metadata else _conditions(place),
         "versions": metadata.versions if metadata else {},
-        "steps": _records(folder / "metrics.jsonl"),
-        "evaluations": _records(folder / "evaluations.jsonl"),
+        "steps": _records(folder / "metrics.jsonl", left_out),
+        "evaluations": _records(folder / "evaluations.jsonl", left_out),
         "results": _results(folder / "results.json"),
         "files": files,
         "total": sum(each["count"] for each in files),
-        "left_out": [],
+        "left_out": left_out,
         "notes": [],
         "redacted": False,
     }
 
 
-def _records(path: Path) -> list[Record]:
-    return list(read_records(path)) if path.is_file() else []
+def _records(path: Path, left_out: list[str]) -> list[Record]:
+    """The whole lines of a file, if there is one; what is wrong with a bad line is added to ``left_out``."""
+    if not path.is_file():
+        return []
+    found: list[Record] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n") or not line.strip():
+                continue
+            try:
+                found.append(parse_line(path, number, line))
+            except EmailRLError as error:
+                left_out.append(error.message.removeprefix(f"{path.parent}/").removesuffix("."))
+    return found
 
 
 def _conditions(place: Place) -> Record:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from emailrl.evaluation import num_tokens, verdict
+from emailrl.evaluation import verdict
 from emailrl.inspection.page.evidence import evidence, failure
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.recording import Entry, Record
@@ -45,7 +45,7 @@ def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Re
         "failure": failure(trajectory, found=reached["found"], read=reached["read"]),
         "stop": trajectory.stop_reason.value if trajectory.stop_reason else None,
         "turns": len(trajectory.turns),
-        "tokens": num_tokens(trajectory),
+        "tokens": trajectory.num_tokens,
         "trained": sum(sum(sample.loss_mask) for sample in trajectory.samples),
         "seconds": _short(trajectory.seconds),
         "advantage": _short(_advantage(note)),
@@ -53,9 +53,9 @@ def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Re
     } | reached
 
 
-def entry_row(entry: Entry, *, file: str, source: str) -> Record:
-    """Return the row that a file's index has for a trajectory, short of ``gold``, ``answer`` and training's notes."""
-    rubric = entry.rubric
+def entry_row(entry: Entry, *, file: str, source: str, note: Record | None = None) -> Record:
+    """Return the same row from the entry that a file's index has for a trajectory."""
+    rubric, note = entry.rubric, note or {}
     found, read = rubric.get("ever_found_right_email"), rubric.get("ever_read_right_email")
     return {
         "id": entry.id,
@@ -66,7 +66,9 @@ def entry_row(entry: Entry, *, file: str, source: str) -> Record:
         "group": entry.group_id,
         "scenario": entry.question_id,
         "kind": entry.kind,
-        "question": entry.question,
+        "question": _cut(entry.question),
+        "gold": _cut(entry.gold),
+        "answer": None if entry.answer is None else _cut(entry.answer),
         "reward": _short(entry.reward),
         "verdict": verdict(entry),
         "failure": failure(entry, found=found, read=read),
@@ -75,6 +77,8 @@ def entry_row(entry: Entry, *, file: str, source: str) -> Record:
         "tokens": entry.tokens,
         "trained": entry.trained,
         "seconds": _short(entry.seconds),
+        "advantage": _short(_advantage(note)),
+        "dropped": note.get("dropped"),
         "found": found,
         "read": read,
         "cited": rubric.get("sources_correct"),
@@ -177,13 +181,10 @@ def _sample(sample: TokenSample, trained: Record, advantage: float | None, token
     if len(trained.get("loss_mask", ())) != length:
         return record
     mask = trained["loss_mask"]
-    shared = [advantage if on else None for on in mask]
-    return record | {
-        "mask": mask,
-        "old": _shorts(trained["old_logprobs"]),
-        "ratio": _shorts(trained["ratio"]),
-        "advantages": _shorts(trained.get("advantages", shared)),
-    }
+    numbers = {"advantages": [advantage if on else None for on in mask]} | trained
+    names = {"old": "old_logprobs", "ratio": "ratio", "advantages": "advantages"}
+    noted = {name: numbers[source] for name, source in names.items() if len(numbers.get(source, ())) == length}
+    return record | {"mask": mask} | {name: _shorts(values) for name, values in noted.items()}
 
 
 def _advantage(note: Record) -> float | None:

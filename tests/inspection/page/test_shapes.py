@@ -63,16 +63,18 @@ def test_other_failures_are_named_by_how_they_ended(trajectory: Trajectory) -> N
 
 
 def test_a_row_of_the_index_agrees_with_the_whole_trajectory(trajectory: Trajectory, tmp_path: Path) -> None:
-    failed = played(trajectory, HIT, answer="Bob", sources=[])
+    failed = played(trajectory, HIT, answer="Bob" + "b" * 300, sources=[])
     failed.rubric |= {"ever_found_right_email": True, "ever_read_right_email": False, "sources_correct": False}
     file = tmp_path / "step-000003.jsonl"
+    failed.samples = []  # of an engine that returns text only, whose server counted tokens
+    failed.rubric |= {"prompt_tokens": 700, "completion_tokens": 80}
     write_trajectories(file, [trajectory, failed])
     entry = TrajectoryIndex(file)[1]
-    whole = row(failed, file=file.name, offset=entry.offset, source="step")
-    short = entry_row(entry, file=file.name, source="step")
-    assert short == {name: whole[name] for name in short} and set(whole) - set(short) == {
-        "gold", "answer", "advantage", "dropped"
-    }  # fmt: skip
+    assert entry.tokens == 780
+    note = {"advantage": -0.123456789, "dropped": None, "samples": []}
+    whole = row(failed, file=file.name, offset=entry.offset, source="step", note=note)
+    assert entry_row(entry, file=file.name, source="step", note=note) == whole
+    assert (whole["answer"], whole["gold"], whole["advantage"]) == ("Bob" + "b" * 196 + "…", "Ann", -0.123457)
 
 
 def test_a_row_sums_up_the_trajectory_and_what_training_noted(trajectory: Trajectory) -> None:

@@ -1,0 +1,109 @@
+"""What the index of a trajectory file says of one line: its place, and what lists show of the trajectory in it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from emailrl.trajectory import Trajectory
+
+_TEXT = 201
+"""Characters of a question, an answer or an error that are kept: one more than lists show, which mark what is cut."""
+_RUBRIC = (
+    "answer_correct",
+    "attempted_answer",
+    "returned_i_dont_know",
+    "sources_correct",
+    "ever_found_right_email",
+    "ever_read_right_email",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a trajectory file: its position, and what lists show of it.
+
+    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
+    """
+
+    line: int
+    """From 1, as editors count."""
+    offset: int
+    """Bytes before the line."""
+    length: int
+    """Bytes, newline included."""
+    checksum: int
+    id: str | None = None
+    group_id: str | None = None
+    step: int | None = None
+    question_id: str | None = None
+    question: str = ""
+    gold: str = ""
+    """The expected answer."""
+    answer: str | None = None
+    kind: str | None = None
+    reward: float | None = None
+    rubric: dict[str, Any] = field(default_factory=dict)
+    """Only the fields that verdicts and evidence need."""
+    stop_reason: str | None = None
+    exception: str | None = None
+    turns: int = 0
+    tokens: int = 0
+    trained: int = 0
+    """Tokens whose loss mask is 1."""
+    seconds: float = 0.0
+
+
+def _types(annotation: Any) -> set[type]:
+    """The Python types that JSON may give a field."""
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    found = {get_origin(each) or each for each in options}
+    return found | {int} if float in found else found
+
+
+FIELDS = [each.name for each in fields(Entry)]
+"""The names of an entry's values, in the order of its line."""
+_TYPES = {name: _types(annotation) for name, annotation in get_type_hints(Entry).items()}
+
+
+def entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
+    """The index line for one line of a trajectory file; ``trajectory`` is None for a line that holds none."""
+    place = [line, offset, len(content), zlib.crc32(content)]
+    return json.dumps([*place, *(_summary(trajectory) if trajectory else ())], separators=(",", ":")).encode() + b"\n"
+
+
+def checked_entry(values: Any) -> Entry:
+    """An entry of an index; ValueError or TypeError for anything else."""
+    entry = Entry(*values)
+    if any(type(number) is not int or number < 0 for number in values[:4]) or entry.length < 1:
+        raise ValueError("no entry of an index")
+    for name, value in zip(FIELDS[4:], values[4:], strict=False):
+        if type(value) not in _TYPES[name]:
+            raise ValueError("no entry of an index")
+    return entry
+
+
+def _summary(trajectory: Trajectory) -> list[Any]:
+    """An entry's fields but for the place."""
+    scenario, exception = trajectory.scenario, trajectory.exception
+    return [
+        trajectory.id,
+        trajectory.group_id,
+        trajectory.step,
+        scenario.id,
+        scenario.question[:_TEXT],
+        scenario.answer[:_TEXT],
+        None if trajectory.final_answer is None else trajectory.final_answer[:_TEXT],
+        scenario.kind,
+        trajectory.reward,
+        {name: trajectory.rubric[name] for name in _RUBRIC if name in trajectory.rubric},
+        trajectory.stop_reason,
+        None if exception is None else exception[:_TEXT],
+        len(trajectory.turns),
+        trajectory.num_tokens,
+        sum(sum(sample.loss_mask) for sample in trajectory.samples),
+        trajectory.seconds,
+    ]

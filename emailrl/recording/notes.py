@@ -1,0 +1,59 @@
+"""What training noted of the trajectories of a step, in ``training/step-NNNNNN.jsonl`` under their ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emailrl.errors import EmailRLError
+from emailrl.recording.fields import check_note
+from emailrl.recording.lines import Record, parse_line
+
+_SAMPLES = b',"samples":'
+
+
+def notes_path(trajectories: Path) -> Path:
+    """Return where training notes what it did with the trajectories of a file."""
+    return trajectories.parent.parent / "training" / trajectories.name
+
+
+def training_notes(trajectories: Path) -> tuple[dict[str, Record], list[str]]:
+    """Return the notes on the trajectories of a file by id, and what is wrong with lines that are passed over.
+
+    A note has ``id``, ``advantage`` (of all trained tokens, or null), ``dropped`` (why it was not trained, or null) and
+    ``samples``, one object of lists per training sequence. A file that training did not write has none.
+    """
+    return _read(trajectories, brief=False)
+
+
+def brief_notes(trajectories: Path) -> dict[str, Record]:
+    """Return the same without ``samples`` as far as possible, for lists: they hold nearly all of the file's bytes."""
+    return _read(trajectories, brief=True)[0]
+
+
+def _read(trajectories: Path, *, brief: bool) -> tuple[dict[str, Record], list[str]]:
+    path = notes_path(trajectories)
+    found: dict[str, Record] = {}
+    complaints: list[str] = []
+    if not path.is_file():
+        return found, complaints
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break  # still being written
+            try:
+                note = _brief(path, number, line) if brief else None
+                note = note or check_note(path, number, parse_line(path, number, line))
+            except EmailRLError as error:
+                complaints.append(f"training/{error.message.removeprefix(f'{path.parent}/')}")
+            else:
+                found[note["id"]] = note
+    return found, complaints
+
+
+def _brief(path: Path, number: int, line: bytes) -> Record | None:
+    """The part of a note before its samples; None if tokens have advantages of their own, which take the whole."""
+    head, samples, _ = line.partition(_SAMPLES)
+    if not samples:
+        return None
+    note = check_note(path, number, parse_line(path, number, head + b"}"))
+    return None if note["advantage"] is None and note["dropped"] is None else note
