@@ -15,13 +15,13 @@ from emailrl.checkpoints import list_checkpoints
 from emailrl.evaluation import mean
 from emailrl.training.run.state import RunState
 
-WATCHED = ("accuracy", "returned_i_dont_know", "entropy", "kl", "answer_words", "answer_candidates")
+WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")
 """What of a step's metrics the signs are read from."""
 
 WINDOW = 5
 """Steps that a level is averaged over."""
-UNKNOWN_SHARE = 0.9
-"""Share of rollouts that end with "I don't know"."""
+UNANSWERED_SHARE = 0.9
+"""Share of rollouts that end without an answer."""
 LOWEST_ENTROPY = 0.002
 """Nats a trained token: two rollouts of 50 tokens are then alike with probability e^-0.1 = 90 % or more."""
 HIGHEST_KL = 1.0
@@ -99,13 +99,13 @@ def way_back(run_dir: Path, good_step: int | None) -> str:
 
 def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
     found = []
-    if (unknown := _level(steps, "returned_i_dont_know")) is not None:
+    if (unanswered := _level(steps, "unanswered")) is not None:
         warning = (
-            f'{unknown:.0%} of rollouts end with "I don\'t know", which the art_e reward pays more than answering'
-            " below about 37 % accuracy: lower REWARD_NO_ANSWER, use easier questions or start with emailrl sft"
-            " (docs/rewards.md)."
+            f'{unanswered:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e'
+            " reward pays more than answering below about 37 % accuracy: lower REWARD_NO_ANSWER or LEARNING_RATE, use"
+            " easier questions or start with emailrl sft (docs/rewards.md)."
         )
-        found.append(Sign("unknown", unknown / UNKNOWN_SHARE, warning))
+        found.append(Sign("unanswered", unanswered / UNANSWERED_SHARE, warning))
     if (entropy := _level(steps, "entropy")) is not None:
         warning = (
             f"the policy's entropy is {entropy:.4f} nats per token: a question's rollouts are nearly identical and"

@@ -16,7 +16,7 @@ from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.run.filtering import Collected
 from emailrl.training.step.meter import TokenNumbers
 from emailrl.training.step.samples import TrainingSample, is_truncated
-from emailrl.trajectory import Trajectory
+from emailrl.trajectory import StopReason, Trajectory
 
 UPDATE_METRICS = (
     "loss",
@@ -42,6 +42,9 @@ RUBRIC_METRICS = (
     "answer_capitals",
 )
 """Means of a step's rollouts; of the answers' looks, over those that attempted one (null where none did)."""
+
+UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED, StopReason.EXCEPTION}
+"""Ends without an answer, beside "I don't know"."""
 
 
 class Clock:
@@ -93,6 +96,7 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "reward_median": statistics.median(rewards) if rewards else None,
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
+        "unanswered": mean([float(is_unanswered(each)) for each in completed]),
         **{name: rubric.get(name) for name in RUBRIC_METRICS},
         **disagreement(completed),
         "num_trajectories": len(trajectories),
@@ -102,6 +106,11 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "exceptions": len(trajectories) - len(completed),
         "duration": mean([trajectory.seconds for trajectory in completed]),
     }
+
+
+def is_unanswered(trajectory: Trajectory) -> bool:
+    """Whether it ended with "I don't know", out of turns or tokens, or with a malformed call."""
+    return trajectory.stop_reason in UNANSWERED or bool(trajectory.rubric.get("returned_i_dont_know"))
 
 
 def policy_ages(collected: Collected, step: int) -> dict[str, Any]:

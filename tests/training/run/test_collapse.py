@@ -20,7 +20,7 @@ def run(steps: int, *, kl_target: float | None = None, **numbers: Number) -> lis
     """The alarms of a run whose metrics are healthy but for ``numbers``, functions of the step, with their steps."""
     healthy: dict[str, Number] = {
         "accuracy": lambda step: 0.5,
-        "returned_i_dont_know": lambda step: 0.3,
+        "unanswered": lambda step: 0.3,
         "entropy": lambda step: 0.05,
         "kl": lambda step: 0.02,
         "answer_words": lambda step: 8.0,
@@ -47,18 +47,18 @@ def test_a_healthy_run_is_never_warned_of() -> None:
     assert run(60, accuracy=lambda step: None, entropy=lambda step: None, kl=lambda step: None) == []
 
 
-def test_giving_up_is_told_once_nine_rollouts_in_ten_do_it_for_five_steps_on_average() -> None:
+def test_no_answer_is_told_once_nine_rollouts_in_ten_give_none_for_five_steps_on_average() -> None:
     # 0.3 up to step 10, then 1: means of five are 0.58 at step 12, 0.72 at 13, 0.86 at 14 and 1 at 15.
-    step, alarm = only(run(40, returned_i_dont_know=lambda step: 0.3 if step <= 10 else 1.0))
+    step, alarm = only(run(40, unanswered=lambda step: 0.3 if step <= 10 else 1.0))
     assert (step, alarm.good_step) == (15, 8)  # 0.58 / 0.9 is below 0.75, so all before its five steps is good
     assert "100% of rollouts" in alarm.warning and "REWARD_NO_ANSWER" in alarm.warning
-    assert run(40, returned_i_dont_know=lambda step: 0.89) == []
+    assert run(40, unanswered=lambda step: 0.89) == []
 
 
 def test_a_sign_is_told_again_only_after_it_has_passed() -> None:
-    wavering = run(40, returned_i_dont_know=lambda step: 0.95 if step % 10 < 5 else 0.8)
+    wavering = run(40, unanswered=lambda step: 0.95 if step % 10 < 5 else 0.8)
     assert len(wavering) == 1  # between 0.8 and 0.95: never below 0.75 · 0.9
-    twice = run(40, returned_i_dont_know=lambda step: 0.2 if 10 < step <= 20 else 1.0)
+    twice = run(40, unanswered=lambda step: 0.2 if 10 < step <= 20 else 1.0)
     assert [step for step, _ in twice] == [5, 25]
 
 

@@ -1,4 +1,4 @@
-"""What training adds to the record of a trajectory."""
+"""A step's numbers: rollouts without an answer, and what training adds to the record of a trajectory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emailrl.training.run.filtering import Collected
-from emailrl.training.run.metrics import sample_record, training_records
+from emailrl.training.run.metrics import rollout_metrics, sample_record, training_records
 from emailrl.training.step.meter import TokenNumbers
 from emailrl.training.step.samples import TrainingSample
 from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
@@ -39,6 +39,27 @@ def records(samples: list[TrainingSample], tokens: list[TokenNumbers], **fields:
     members = [Trajectory(name, "g", SCENARIO, **fields) for name in ("s", "t")]
     collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
     return {record["id"]: record for record in training_records(collected, samples, tokens, mask_truncated=True)}
+
+
+def test_every_way_to_end_without_an_answer_counts() -> None:
+    ends: list[tuple[StopReason, bool]] = [
+        (StopReason.ANSWERED, False),
+        (StopReason.ANSWERED, True),  # "I don't know"
+        (StopReason.COMPLETED, False),  # a first move in mode simple
+        (StopReason.RAN_OUT_OF_TURNS, False),
+        (StopReason.TRUNCATED, False),
+        (StopReason.CANT_PARSE_TOOL_CALL, False),
+        (StopReason.EXCEPTION, False),  # raised: in no mean
+    ]
+    members = [
+        Trajectory(
+            f"t{number}", "g", SCENARIO, stop_reason=reason, rubric={"returned_i_dont_know": unknown},
+            exception="OSError: gone" if reason is StopReason.EXCEPTION else None,
+        )
+        for number, (reason, unknown) in enumerate(ends)
+    ]  # fmt: skip
+    collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
+    assert rollout_metrics(collected)["unanswered"] == pytest.approx(4 / 6)
 
 
 def test_an_advantage_is_the_trajectorys_where_all_its_tokens_share_it_and_else_the_tokens() -> None:
