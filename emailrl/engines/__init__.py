@@ -61,10 +61,11 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
 
     if settings.agent.engine == "vllm":
         return _build_vllm(settings, policy)
-    from emailrl.engines.budget import GIB
+    from emailrl.engines.budget import GIB, most_rows
     from emailrl.engines.transformers_engine import TransformersEngine
 
     model = policy.model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     if settings.model.backend == "unsloth":
         from emailrl.policy.unsloth_backend import unpatched
 
@@ -72,7 +73,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
     return TransformersEngine(
         model,
         stop_ids(policy.tokenizer),
-        max_rows=settings.agent.max_batch_trajectories,
+        max_rows=most_rows(settings.agent, parameters, on_gpu=policy.device.type == "cuda"),
         max_model_len=settings.model.max_model_len,
         max_pass_tokens=settings.agent.max_tokens_per_rollout_pass,
         cache_bytes=None if settings.agent.kv_cache_gib is None else int(settings.agent.kv_cache_gib * GIB),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
+    from emailrl.settings import AgentSettings
+
 GIB: Final = 1 << 30
 BLOCK: Final = 32
 """Tokens of a block; a conversation takes whole blocks."""
@@ -19,8 +21,20 @@ rest, on a CPU other programs too."""
 PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 """Most tokens, padding included, that one pass over new prompts reads: on a CPU what its caches hold, on a GPU what
 keeps it busy."""
+LARGE_FROM: Final = 50_000_000
+"""Parameters from which a CPU computes no faster with more than ``LARGE_ROWS_ON_CPU`` conversations at once."""
+LARGE_ROWS_ON_CPU: Final = 16
 MERGE_LIMIT: Final = 1_000_000_000
 """Models of more parameters are not copied for sampling."""
+
+
+def most_rows(agent: AgentSettings, parameters: int, *, on_gpu: bool) -> int:
+    """Conversations that the in-process engine holds at once: MAX_BATCH_TRAJECTORIES, with its default for the model.
+
+    Their caches are what grows: SmolLM2 takes some 40 MB for each, beside 1.1 GB.
+    """
+    small = on_gpu or parameters < LARGE_FROM or "max_batch_trajectories" in agent.model_fields_set
+    return agent.max_batch_trajectories if small else min(agent.max_batch_trajectories, LARGE_ROWS_ON_CPU)
 
 
 def merges(parameters: int, *, quantized: bool) -> bool:

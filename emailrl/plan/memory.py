@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from emailrl.engines.budget import BLOCK, FREE_SHARE, GROWTH, PREFILL_TOKENS, blocks_of, blocks_within, merges
+from emailrl.engines.budget import BLOCK, FREE_SHARE, GROWTH, PREFILL_TOKENS, blocks_of, blocks_within, merges, most_rows
 from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.tokens import Tokens
@@ -98,6 +98,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
     resident = _resident(shape, settings, layout, cards)
+    slots = _slots(shape, settings, layout, tokens)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
     training = {"vLLM": _vllm_while_training(settings, total)} if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
@@ -114,7 +115,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         micro_batch_tokens=batch,
         cache_tokens=room,
         cache_needs=needs,
-        at_once=_slots(settings, tokens) if room is None else _together(settings, tokens, room),
+        at_once=slots if room is None else max(min(slots, room // tokens.per_trajectory), 1),
         cards=cards,
         notes=_notes(settings, layout),
     )
@@ -220,7 +221,7 @@ def _sampling(
         return {"vLLM": share}, room * gpus // shape.cache_bytes(2), window
     if not samples_in_process(settings):
         return {}, None, 0
-    token, slots = shape.cache_bytes(layout.itemsize), _slots(settings, tokens)
+    token, slots = shape.cache_bytes(layout.itemsize), _slots(shape, settings, layout, tokens)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
     prefill = rollout_pass(settings, layout) * width * layout.itemsize
     # One token of each: float32 logits three times, and one layer's keys and values gathered.
@@ -237,13 +238,11 @@ def _sampling(
     return {"KV cache": int(max(min(wanted, budget), 0)), "forward": forward}, room, tokens.longest
 
 
-def _slots(settings: Settings, tokens: Tokens) -> int:
-    return min(settings.agent.max_batch_trajectories, tokens.at_once)
-
-
-def _together(settings: Settings, tokens: Tokens, room: int) -> int:
-    """Trajectories that a cache of ``room`` tokens holds to their ends."""
-    return max(min(_slots(settings, tokens), room // tokens.per_trajectory), 1)
+def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
+    """Trajectories that are sampled at once if memory allows."""
+    if not samples_in_process(settings):
+        return min(settings.agent.max_batch_trajectories, tokens.at_once)
+    return min(most_rows(settings.agent, shape.parameters, on_gpu=layout.on_gpu), tokens.at_once)
 
 
 def context_of(layout: Layout) -> int:

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from emailrl.engines.budget import merges
+import pytest
+
+from emailrl.engines.budget import merges, most_rows
+from emailrl.settings import AgentSettings
 
 
 def test_small_models_are_sampled_from_merged_weights() -> None:
     assert merges(10**9, quantized=False)
     assert not merges(10**9 + 1, quantized=False) and not merges(1, quantized=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "on_gpu", "rows"),
+    [
+        ({}, 50_000_000, False, 16),
+        ({}, 49_999_999, False, 64),
+        ({}, 50_000_000, True, 64),
+        ({"max_batch_trajectories": 48}, 50_000_000, False, 48),
+        ({"max_batch_trajectories": 8}, 50_000_000, False, 8),
+    ],
+)
+def test_a_cpu_holds_fewer_conversations_of_a_larger_model_unless_told(
+    given: dict[str, int], parameters: int, on_gpu: bool, rows: int
+) -> None:
+    assert most_rows(AgentSettings(**given), parameters, on_gpu=on_gpu) == rows
