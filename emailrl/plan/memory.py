@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from emailrl.engines.budget import BLOCK, FREE_SHARE, GROWTH, PREFILL_TOKENS, blocks_of, blocks_within, merges, most_rows
+from emailrl.engines.budget import (
+    BLOCK,
+    FREE_SHARE,
+    GROWTH,
+    PREFILL_TOKENS,
+    blocks_of,
+    blocks_within,
+    merges,
+    most_rows,
+)
 from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.tokens import Tokens
