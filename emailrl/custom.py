@@ -1,6 +1,6 @@
 """Parts of the user's own, by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-A module is looked for where Python looks and, last, in the working directory; a file may import its neighbours. Loading
+A module is looked for where Python looks and, last, in the working directory; a file may import its neighbors. Loading
 runs the user's code: a part comes from their own settings, never from data. It runs from source: what the user read and
 trusted is the source, and compiled files beside it may hold anything.
 """

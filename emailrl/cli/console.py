@@ -14,7 +14,7 @@ class PlainConsole(Console):
     """A Rich console on stdout or stderr for texts that may be anyone's: mail, names of files and models, metadata.
 
     Rich itself takes escape sequences in a text for part of it. Here the text of everything that is laid out, in
-    tables and progress bars too, goes through ``plain``; Rich's own colours and movements pass.
+    tables and progress bars too, goes through ``plain``; Rich's own colors and movements pass.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Show a trajectory turn by turn: question, tool calls and results, answer, and reward terms.
 
---verbose adds the prompt, the rubric and every token, coloured by the loss mask. Sampled tokens show their
+--verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show their
 log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
 run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --page
 goes through the file. --html writes one page that opens in a browser without network: of the run if the path is its

@@ -14,7 +14,7 @@ from emailrl.plain import plain_line
 from emailrl.recording import Entry, TrajectoryIndex
 
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
-"""Colour of a verdict; the others have none."""
+"""Color of a verdict; the others have none."""
 
 
 def trajectory_list(index: TrajectoryIndex, first: int, limit: int) -> RenderableType:

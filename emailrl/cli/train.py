@@ -135,9 +135,7 @@ def _with_own_options(
         overwrite = _agrees(loss)
     own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
     if passed_over := _passed_over(settings, own):
-        say(
-            f"Note: ignored in favour of the run's own settings: {passed_over}. Override with flags or the environment."
-        )
+        say(f"Note: ignored in favor of the run's own settings: {passed_over}. Override with flags or the environment.")
     # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite

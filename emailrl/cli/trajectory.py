@@ -236,7 +236,7 @@ def _tokens(
 
 
 def _confidence(logprob: float) -> str:
-    """Colour by how surprising the sampled token was: p ≥ 0.9, p ≥ 0.1, rarer."""
+    """Color by how surprising the sampled token was: p ≥ 0.9, p ≥ 0.1, rarer."""
     if logprob >= -0.105:
         return "green dim"
     return "yellow dim" if logprob >= -2.303 else "red"

@@ -166,7 +166,7 @@ class BlockCache(Cache):
 
 
 def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
-    """Rows of rising ``widths``, in blocks, that are gathered together: neighbours of about one length."""
+    """Rows of rising ``widths``, in blocks, that are gathered together: neighbors of about one length."""
     device = "cpu" if on_cpu else "cuda"
     padding, most = PADDING[device] // BLOCK, TOGETHER[device] // BLOCK
     found, start, held = [], 0, 0

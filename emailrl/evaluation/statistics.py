@@ -14,13 +14,13 @@ Z_95 = 1.959963984540054
 def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
 
-    Source: Wilson, JASA 22 (1927); centre (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
+    Source: Wilson, JASA 22 (1927); center (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
     """
     if total == 0:
         return 0.0, 1.0
-    centre = (successes + z * z / 2) / (total + z * z)
+    center = (successes + z * z / 2) / (total + z * z)
     half = z * math.sqrt(max(0.0, successes * (total - successes)) / total + z * z / 4) / (total + z * z)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[float, float]:

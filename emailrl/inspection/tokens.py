@@ -37,7 +37,7 @@ class TokenTexts:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return one text per id, joined equal to ``text(ids)`` up to what the decoder normalises.
+        """Return one text per id, joined equal to ``text(ids)`` up to what the decoder normalizes.
 
         A character spread over several ids stands at the last of them; the earlier ones are ``""``. Bytes that never
         become a character are shown as ``⟨id⟩``.

@@ -20,7 +20,7 @@ emailrl train
 ```
 
 It accepts the flags of OpenRLHF 0.9.2 and their dotted names since April 2026, with shell quoting, `--flag=value` and
-backslashes at line ends; the command that starts OpenRLHF may precede them. An unknown flag is an error that suggests
+backslashes at line ends, with or without the command that starts OpenRLHF. An unknown flag is an error that suggests
 the nearest known one.
 
 - Each given flag becomes a line. The objective is always written in full, including OpenRLHF's defaults (without
@@ -36,8 +36,8 @@ Tests convert and train four typical OpenRLHF combinations, scaled down to `nano
 REINFORCE++-baseline and dynamic filtering unchanged; the hybrid engine for eight A100 with two ranks and the engine in
 process instead of vLLM; and asynchronous training with one server. Differences in placement:
 
-- Of several engines that share GPUs with the trainer, one runs here: in the process of rank 0, while the other ranks
-  wait. Servers on GPUs of their own use more GPUs for sampling.
+- Engines that share GPUs with the trainer become one engine in the process of rank 0. vLLM in process allows a single
+  rank; with more, sample with transformers, or with vLLM servers on GPUs of their own.
 - The base is frozen and an adapter is trained, so ZeRO's stages 1 and 2 have nothing to partition. Stage 3 and offload
   concern the base ([scaling.md](scaling.md#a-base-model-that-does-not-fit)) and need vLLM servers.
 """

@@ -147,7 +147,7 @@ def _cached(name: str) -> bool:
 def check_hub(name: str) -> None:
     """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
 
-    Raises UsageError for a name the hub does not know, EmailRLError where it cannot be reached or asks for a licence.
+    Raises UsageError for a name the hub does not know, EmailRLError where it cannot be reached or asks for a license.
     """
     import httpx
     from huggingface_hub import HfApi
@@ -157,7 +157,7 @@ def check_hub(name: str) -> None:
         HfApi().model_info(name, timeout=10)
     except GatedRepoError as error:
         raise EmailRLError(
-            f"The model '{name}' is gated.", "Accept its licence on the hub page, then run `hf auth login`."
+            f"The model '{name}' is gated.", "Accept its license on the hub page, then run `hf auth login`."
         ) from error
     except RepositoryNotFoundError as error:
         raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error

@@ -81,7 +81,7 @@ def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> li
 
 
 def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
-    """Each replica's own GPUs, neighbours together; none on a machine without GPUs. UsageError if there are too few."""
+    """Each replica's own GPUs, neighbors together; none on a machine without GPUs. UsageError if there are too few."""
     if not gpus:
         return [[] for _ in range(replicas)]
     if len(gpus) < replicas * each:

@@ -136,7 +136,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A freshly initialised model of about 5 million parameters, in float32."""
+    """A freshly initialized model of about 5 million parameters, in float32."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
-    """Centre each group and divide by its sample standard deviation (n - 1) plus ``eps``.
+    """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``.
 
     GRPO, arXiv 2402.03300 section 4.1. The paper does not say which standard deviation; verl and OpenRLHF take this.
     """
@@ -23,7 +23,7 @@ def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """Centre each group and leave its spread alone: hard and easy questions weigh alike (Dr. GRPO, 2503.20783)."""
+    """Center each group and leave its spread alone: hard and easy questions weigh alike (Dr. GRPO, 2503.20783)."""
     return _centred(rewards)
 
 
@@ -114,7 +114,7 @@ def _groups(rewards: Tensor, smallest: int = 2) -> Tensor:
 
 def _centred(rewards: Tensor) -> Tensor:
     rewards = _groups(rewards)
-    shifted = rewards - rewards[:, :1]  # equal rewards centre to exactly 0, whatever their mean rounds to
+    shifted = rewards - rewards[:, :1]  # equal rewards center to exactly 0, whatever their mean rounds to
     return shifted - shifted.mean(1, keepdim=True)
 
 

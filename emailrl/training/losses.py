@@ -1,4 +1,4 @@
-"""The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimise plus metrics.
+"""The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimize plus metrics.
 
 ``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks
 may be bool, int or float; arithmetic is in float32, or float64 when given float64. What stands outside the mask, NaN

@@ -1,4 +1,4 @@
-"""The terminal rendering: what stands there, how tokens are coloured, and that hostile text stays text."""
+"""The terminal rendering: what stands there, how tokens are colored, and that hostile text stays text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
 
 
-def test_tokens_are_coloured_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:
+def test_tokens_are_colored_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:
     console = Console(width=200, color_system="truecolor", force_terminal=True)
     tokens = TokenTexts.load(tokenizer_folder)
     segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))

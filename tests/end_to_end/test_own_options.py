@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_its_own_options_and_with_those_given_now(
     for resume, steps in (("latest", 4), (str(run), 6)):
         more = command("--resume", resume, "--reward", own, "--max-steps", str(steps), OMP_NUM_THREADS="1")
         assert more.returncode == 0, more.stderr
-        assert "ignored in favour of the run's own settings: WARMUP_STEPS=77 (the run: " in more.stderr
+        assert "ignored in favor of the run's own settings: WARMUP_STEPS=77 (the run: " in more.stderr
         assert "Resuming from " in more.stderr and list_checkpoints(run)[-1].metadata.step == steps
     assert lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
     assert_same_run(run, finished.run_dir)

@@ -1,4 +1,4 @@
-"""Inside training imports point one way: from the loop to the run, to the step, to the maths."""
+"""Inside training imports point one way: from the loop to the run, to the step, to the math."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ABOVE: dict[str, tuple[str, ...]] = {"run": ("loop",), "step": ("loop", "run"), 
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOM)))
-def test_imports_point_from_the_loop_to_the_run_to_the_step_to_the_maths(path: Path) -> None:
+def test_imports_point_from_the_loop_to_the_run_to_the_step_to_the_math(path: Path) -> None:
     if path.relative_to(ROOM) != Path("loop.py"):
         above = tuple(f"emailrl.training.{room}" for room in ABOVE["" if path.parent == ROOM else path.parent.name])
         assert not [name for name in imported(path) if name.startswith(above)]
 
 
 @pytest.mark.parametrize("name", sorted(MATHS))
-def test_the_maths_knows_torch_and_itself_alone(name: str) -> None:
+def test_the_math_knows_torch_and_itself_alone(name: str) -> None:
     others = tuple(f"emailrl.training.{one}" for one in MATHS)
     ours = [
         one for one in imported(ROOM / f"{name}.py") if one.split(".")[0] not in {"torch", *sys.stdlib_module_names}

@@ -1,4 +1,4 @@
-"""Every function of the training maths against ``formulas.py``: values to 1e-10, and gradients by differences there.
+"""Every function of the training math against ``formulas.py``: values to 1e-10, and gradients by differences there.
 
 Both get the same random numbers in float64; float32 is held to 1e-5 of its own.
 """

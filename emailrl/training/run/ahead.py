@@ -2,7 +2,7 @@
 
 The rollouts of step t are sampled by the policy as it was after step max(0, t - 1 - MAX_STALENESS). They begin as soon
 as that policy is loaded and wait for nothing else, so staleness is bounded by what is begun, never by dropping what
-comes late, which would favour short conversations. Which policy plays a step depends on no clock: a resumed run plays
+comes late, which would favor short conversations. Which policy plays a step depends on no clock: a resumed run plays
 the rest as the uninterrupted one would have.
 """
 

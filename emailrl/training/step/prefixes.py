@@ -1,7 +1,7 @@
 """Which samples begin alike, and how to split them so that what they share is computed as few times as can be.
 
 Sorted by their tokens, samples stand as in a walk through the tree of their prefixes (a trie): whatever a sample shares
-with any before it, it shares with the last. So a batch of neighbours has the tokens of each, less what it shares with
+with any before it, it shares with the last. So a batch of neighbors has the tokens of each, less what it shares with
 the one before. Members of a group share their prompt, and go on sharing for as long as they act alike.
 """
 

@@ -102,7 +102,7 @@ class _Cost:
             if self._share_prefixes:
                 place = self._place[row]
                 at = bisect(ordered, place)
-                # Rows in the order of their tokens: the one with the longest common prefix is a neighbour.
+                # Rows in the order of their tokens: the one with the longest common prefix is a neighbor.
                 before = self._common(ordered[at - 1], place) if at else 0
                 after = self._common(place, ordered[at]) if at < len(ordered) else 0
                 tokens -= max(before, after)
