@@ -15,8 +15,8 @@ def take_engines(values: list[str], given: Given, taken: Conversion) -> None:
     if _shares_gpus(given):
         if count > 1:
             taken.notes.append(
-                f"--vllm_num_engines {count} --colocate_all_models: vLLM in process is one engine and allows one rank; for "
-                "more, omit --colocate_all_models and start servers"
+                f"--vllm_num_engines {count} --colocate_all_models: vLLM in process is one engine and allows one rank; "
+                "for more, omit --colocate_all_models and start servers"
             )
     elif count > 1 or "async_train" in given:
         taken.notes.append(
