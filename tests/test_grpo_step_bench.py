@@ -183,7 +183,7 @@ def step(number: int, sampling: float) -> dict[str, Any]:
     counts = dict.fromkeys(("trajectories", "shortest", "longest", "mean", "computed_tokens", "turns"), 1)
     more = dict.fromkeys(("sampled_tokens", "broken", "micro_batches", "halved"), 1)
     batch = counts | more | {"tokens": 4, "trained_tokens": 1, "kept": {}, "vllm": {}, "proof_gap": None}
-    whole = {"Run.refresh_engine": 1.0, "Run.collect": 2.0, "Run.update": 1.0}
+    whole = {"Run.collect": 3.0, "Run.train": 1.0}
     return {
         "kind": "step", "number": number, "counts": number > 1, "seconds": sampling + 2.0, "own": own, "whole": whole,
         "spans": [], "batch": batch | {"vllm_version": None}, "memory": {},

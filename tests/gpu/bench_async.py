@@ -1,14 +1,17 @@
 """Asynchronous rollouts on two GPUs: trainer on one, `emailrl serve` on the other, MAX_STALENESS 0 against 1.
 
     python tests/gpu/bench_async.py                                             # 2 GPUs, the packaged nano
+    python tests/gpu/bench_async.py --shape 4B --tokenizer qwen_tokenizer       # random weights of that shape
     python tests/gpu/bench_async.py --model smol-base --smol-base FOLDER        # SmolLM2-135M
+    python tests/gpu/bench_async.py --staleness --one --train-gpu 2             # one GPU with vLLM in process
     python tests/gpu/bench_async.py --smoke                                     # a rehearsal on CPUs, with a CPU vLLM
 
-Both runs use the same server, questions and seeds, on the demo mailbox, with all groups trained. First the checks: no
-rollout is older than MAX_STALENESS, and the server has no adapter left after each run. Then the table. ``step`` is the
-median of the steps after the second; ``bound`` is what full overlap would make of the step that takes turns,
-max(rollout, update) of its medians; ``cut`` the share of tokens whose importance weight was bounded. UPDATE_EPOCHS
-(--update-epochs) makes updates about as long as rollouts, which small models' are not.
+All runs have the same questions and seeds, on the demo mailbox, with all groups trained; those with a staleness share a
+server. First the checks: no rollout is older than MAX_STALENESS, and the server has no adapter left after each run.
+Then the table. ``step`` is the median of the steps after the second; ``full overlap`` is what the clocks allow: the
+step that takes turns over max(rollout, update) of its medians; ``cut`` the share of tokens whose importance weight was
+bounded. UPDATE_EPOCHS (--update-epochs) makes updates about as long as rollouts. A run ends after ``--limit`` seconds,
+and all after ``--seconds``; what a run has reached counts.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +39,8 @@ emailrl_questions = "questions.jsonl"
 judge = "offline"
 wandb_mode = "disabled"
 max_turns = {turns}
-max_tokens = 96
+max_tokens = {max_tokens}
+vllm_probe_tolerance = {tolerance}
 max_model_len = 4096
 temperature = 1.0
 lora_rank = 16
@@ -53,23 +58,29 @@ warmup_steps = 0
 """
 
 
+ONE = "one"
+"""The run on one GPU, vLLM in process."""
+
+
 def main() -> None:
     """Prepare, serve, train twice, check, print."""
     given = arguments()
     work = given.out or Path(tempfile.mkdtemp(prefix="bench_async."))
     work.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
+    given.deadline = begun + given.seconds
     prepare(work, given)
     print(f"work in {work}; prepared after {time.monotonic() - begun:.0f} s", flush=True)
-    with server(work, given) as url:
-        print(f"server ready after {time.monotonic() - begun:.0f} s", flush=True)
-        runs = {lag: train(work, url, lag, given) for lag in given.staleness}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    if given.one:
+        runs[ONE] = train(work, "", ONE, given)
+    if given.staleness:
+        with server(work, given) as url:
+            print(f"server ready after {time.monotonic() - begun:.0f} s", flush=True)
+            for lag in map(str, given.staleness):
+                runs[lag] = train(work, url, lag, given)
     print(f"all done after {time.monotonic() - begun:.0f} s\n")
-    for lag, steps in runs.items():
-        ages = [step["policy_age_max"] for step in steps]
-        assert max(ages) <= lag, f"MAX_STALENESS={lag}, but rollouts of age {max(ages)}"
-    table(runs)
-    (work / "bench_async.json").write_text(json.dumps(runs, indent=1))
+    table({name: steps for name, steps in runs.items() if len(steps) > 2})
 
 
 def arguments() -> argparse.Namespace:
@@ -77,23 +88,34 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", help="nano, smol-base or a folder")
     parser.add_argument("--smol-base", type=Path, help="folder of smol-base")
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--shape", choices=["0.6B", "4B", "14B"], help="random weights instead; needs --tokenizer")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template")
+    parser.add_argument("--folder", type=Path, help="where the shape's weights are, or are written")
+    parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1])
+    parser.add_argument("--one", action="store_true", help="first a run on the training GPU alone")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--questions", type=int, default=16, help="per step")
     parser.add_argument("--rollouts", type=int, default=8, help="per question")
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--max-tokens", type=int, default=96, help="per turn")
     parser.add_argument("--update-epochs", type=int, default=4)
     parser.add_argument("--train-gpu", default="0")
     parser.add_argument("--serve-gpu", default="1")
     parser.add_argument("--port", type=int, default=8317)
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else None)
-    parser.add_argument("--limit", type=float, default=150, help="seconds a command may take")
+    parser.add_argument("--limit", type=float, default=200, help="seconds a run may take")
+    parser.add_argument("--seconds", type=float, default=500, help="for all of it")
     parser.add_argument("--smoke", action="store_true", help="CPUs, few short rollouts: figures mean nothing")
     given = parser.parse_args()
     if given.smoke:
         given.train_gpu = given.serve_gpu = ""
         given.steps, given.questions, given.rollouts, given.turns, given.update_epochs = 4, 2, 3, 2, 1
-        given.limit = 600
+        given.limit = given.seconds = 600
+    given.tolerance = 0.3 if given.shape else 0.1  # random weights amplify rounding
+    if given.shape:
+        if given.tokenizer is None:
+            parser.error("--tokenizer is needed")
+        given.model = str((given.folder or Path(tempfile.gettempdir())).absolute() / given.shape)
     return given
 
 
@@ -117,8 +139,13 @@ def environment(given: argparse.Namespace, gpu: str) -> dict[str, str]:
 
 
 def prepare(work: Path, given: argparse.Namespace) -> None:
-    """Mail, questions and settings."""
-    names = ("model", "turns", "steps", "questions", "rollouts", "update_epochs")
+    """Mail, questions and settings, and the shape's weights if they are not there yet."""
+    if given.shape and not (Path(given.model) / "tokenizer_config.json").exists():  # written last
+        from bench_sampling import save_model
+
+        Path(given.model).mkdir(parents=True, exist_ok=True)
+        save_model(given.shape, given.tokenizer, Path(given.model))
+    names = ("model", "turns", "max_tokens", "tolerance", "steps", "questions", "rollouts", "update_epochs")
     (work / "emailrl.toml").write_text(SETTINGS.format(**{name: getattr(given, name) for name in names}))
     for command in (
         emailrl("gen-db", "--source", "demo", "--db", "mail.db", "--overwrite"),
@@ -149,19 +176,45 @@ def server(work: Path, given: argparse.Namespace) -> Iterator[str]:
         process.wait(30)
 
 
-def train(work: Path, url: str, lag: int, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One run with this MAX_STALENESS; its lines of metrics.jsonl."""
-    command = emailrl("train", "--engine", "vllm", "--output-dir", f"staleness-{lag}", "--overwrite", "--json")
-    environ = environment(given, given.train_gpu) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag)}
-    begun = time.monotonic()
-    done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=given.limit)
-    (work / f"staleness-{lag}.log").write_text(done.stderr)
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(f"MAX_STALENESS={lag}: {given.steps} steps in {time.monotonic() - begun:.0f} s with start-up", flush=True)
-    models = httpx.get(f"{url}/v1/models").json()["data"]
-    assert len(models) == 1, f"left on the server: {[model['id'] for model in models]}"
-    lines = (Path(json.loads(done.stdout.splitlines()[-1])["run_dir"]) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def train(work: Path, url: str, name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """One run; its lines of metrics.jsonl, those before its time was up."""
+    command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--overwrite", "--json")
+    environ = environment(given, given.train_gpu)
+    environ |= {} if name == ONE else {"VLLM_URLS": url, "MAX_STALENESS": name}
+    begun, log = time.monotonic(), work / f"run-{name}.log"
+    limit = max(1.0, min(given.limit, given.deadline - begun))
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=work, env=environ, stdout=subprocess.DEVNULL, stderr=file)
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            end(process)
+    if late := time.monotonic() - begun >= limit:
+        print(f"{name}: ended after {limit:.0f} s", flush=True)
+    elif process.returncode:
+        print(
+            f"{name} ended with {process.returncode}:\n  " + "\n  ".join(log.read_text().splitlines()[-12:]), flush=True
+        )
+    (records,) = [*work.glob(f"run-{name}_*/metrics.jsonl")] or [None]
+    steps = [json.loads(line) for line in records.read_text().splitlines()] if records else []
+    (work / f"bench_async-{name}.json").write_text(json.dumps(steps))
+    print(f"{name}: {len(steps)} steps in {time.monotonic() - begun:.0f} s with start-up", flush=True)
+    if name != ONE and steps:
+        oldest = max(step["policy_age_max"] for step in steps)
+        assert oldest <= int(name), f"MAX_STALENESS={name}, but rollouts of age {oldest}"
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        assert late or len(models) == 1, f"left on the server: {[model['id'] for model in models]}"
+    return steps
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a run; kill it if it does not end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def median(steps: Sequence[dict[str, Any]], name: str) -> float:
@@ -175,26 +228,26 @@ def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
     return statistics.fmean(values) if values else float("nan")
 
 
-def table(runs: dict[int, list[dict[str, Any]]]) -> None:
+def table(runs: dict[str, list[dict[str, Any]]]) -> None:
     """One line a run, then how the step times compare."""
     names = ("rollout", "update", "trainer_wait", "sampler_wait")
-    print(f"{'S':>2} {'step s':>7}", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
+    print(f"{'S':>3} {'step s':>7}", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
     seconds = {}
     for lag, steps in runs.items():
         seconds[lag] = median(steps, "rollout") + median(steps, "update")
         extremes = (min(s.get("correction_min", 1) for s in steps), max(s.get("correction_max", 1) for s in steps))
         print(
-            f"{lag:>2} {seconds[lag]:>7.2f}", *(f"{median(steps, name):>12.2f}" for name in names),
+            f"{lag:>3} {seconds[lag]:>7.2f}", *(f"{median(steps, name):>12.2f}" for name in names),
             f"{mean(steps, 'policy_age_mean'):>6.2f} {extremes[0]:>10.3f} {extremes[1]:>5.2f}"
             f" {mean(steps, 'correction_cut_fraction'):>6.4f} {mean(steps[2:], 'reward_mean'):>8.3f}",
         )  # fmt: skip
-    if 0 in runs:
-        bound = max(median(runs[0], "rollout"), median(runs[0], "update"))
-        for lag in set(runs) - {0}:
-            speed, most = seconds[0] / seconds[lag], seconds[0] / bound
-            print(
-                f"S={lag}: {speed:.2f} x the speed of taking turns; full overlap {most:.2f} x; share {speed / most:.2f}"
-            )
+    for lag in seconds.keys() - {"0", ONE}:
+        if "0" in seconds:
+            bound = max(median(runs["0"], "rollout"), median(runs["0"], "update"))
+            speed, most = seconds["0"] / seconds[lag], seconds["0"] / bound
+            print(f"S={lag}: {speed:.2f} x taking turns; full overlap {most:.2f} x; share {speed / most:.2f}")
+        if ONE in seconds:
+            print(f"S={lag}: {seconds[ONE] / seconds[lag]:.2f} x one GPU")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python tests/gpu/bench_grpo_step.py --shape 14B --db data/enron_emails.db --questions art_e_questions.jsonl \\
         --tokenizer qwen_tokenizer --folder models --out step.jsonl --figure step.svg
+    python tests/gpu/bench_grpo_step.py --shape 4B --tokenizer qwen_tokenizer --completion 1024 --set beta=0
     python tests/gpu/bench_grpo_step.py --report step.jsonl --figure step.svg      # draws again, without a GPU
     python tests/gpu/bench_grpo_step.py --smoke                                    # a rehearsal on the CPU
 
@@ -9,7 +10,9 @@ The steps are those of ``emailrl train``: its own run, its own loop, default set
 rollouts); clocks are put on its methods (``step_timeline``). Random weights of the true shapes say nothing sensible, so
 the conversation is played by a script as in ``bench_sampling``, and rewards are drawn by seed, so that every group is
 trained. The first step warms up (vLLM starts, kernels are compiled) and does not count. Evaluation is left out.
-Afterwards one micro-batch of the last step runs under the profiler.
+Afterwards one micro-batch of the last step runs under the profiler. ``--completion N``: one turn of exactly N tokens
+instead of the script, as ``bench_grpo_trl`` compares. Without ``--db``: the demo's mailbox. No step begins after
+``--seconds``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any
 
 from bench_sampling import save_model
 from step_figure import draw, tables
-from step_run import LONGEST, Bench, prepare
+from step_run import LONGEST, Bench, TimeUp, prepare
 from step_timeline import Timeline
 
 SETTINGS: dict[str, Any] = {
@@ -61,7 +64,7 @@ def main() -> None:
         records = measure(given)
     if given.figure and any(record["kind"] == "step" and record["counts"] for record in records):
         draw(records, given.figure)
-    if not any(record["kind"] == "micro_batch" for record in records):
+    if not any(record["kind"] == "step" and record["counts"] for record in records):
         sys.exit(1)
 
 
@@ -71,20 +74,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", default="14B", choices=["0.6B", "4B", "14B"])
     parser.add_argument("--engine", default="vllm", choices=["vllm", "transformers"])
     parser.add_argument("--steps", type=int, default=3, help="steps, the first of which does not count")
-    parser.add_argument("--db", type=Path, help="a mail database")
+    parser.add_argument("--db", type=Path, help="a mail database; default: the demo's")
     parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
     parser.add_argument("--folder", type=Path, help="where the weights are, or are written")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further settings: beta=0")
-    parser.add_argument("--vllm", nargs="*", default=[], metavar="NAME=NUMBER", help="EngineArgs that no setting names")
+    parser.add_argument("--completion", type=int, help="one turn of so many tokens")
+    parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--smoke", action="store_true", help="the packaged policy on the demo's mail")
     parser.add_argument("--out", type=Path, help="results as JSON lines")
     parser.add_argument("--figure", type=Path, help="the picture (SVG or PNG)")
     parser.add_argument("--report", type=Path, help="read results instead of measuring")
     given = parser.parse_args()
-    needed = [] if given.smoke or given.report else ["db", "questions", "tokenizer"]
-    if missing := [name for name in needed if getattr(given, name) is None]:
-        parser.error(f"--{missing[0]} is needed")
+    if given.tokenizer is None and not (given.smoke or given.report):
+        parser.error("--tokenizer is needed")
     return given
 
 
@@ -100,6 +103,8 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
             run_steps(bench, Path(folder))
+    except TimeUp:
+        note(f"stopped after {given.seconds:.0f} s")
     except Exception:
         print(traceback.format_exc()[-4000:])
         where = " > ".join(bench.timeline.failed_in) or "outside the steps"
@@ -120,7 +125,9 @@ def run_steps(bench: Bench, folder: Path) -> None:
     faulthandler.dump_traceback_later(300, exit=False)
     begun = time.perf_counter()
     overrides = SETTINGS | {"output_dir": folder / "run", "max_steps": given.steps, "engine": given.engine}
-    overrides |= smoke_settings(folder) if given.smoke else real_settings(given, folder)
+    overrides |= {"max_tokens": given.completion} if given.completion else {}
+    overrides |= SMOKE if given.smoke else real_settings(given, folder)
+    overrides |= {"db": given.db, "questions": given.questions} if given.db else demo_settings(folder)
     overrides |= dict(one.split("=", 1) for one in given.set)
     settings = load_settings(overrides, environ={})
     start = {"weights written": time.perf_counter() - begun}
@@ -143,18 +150,18 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def smoke_settings(folder: Path) -> dict[str, Any]:
-    """The demo's mailbox and the packaged policy."""
+def demo_settings(folder: Path) -> dict[str, Any]:
+    """The demo's mailbox and questions."""
     from emailrl.scenarios.demo import questions_file, write_demo
     from emailrl.settings import load_settings
 
     db = folder / "demo.db"
     write_demo(db, settings=load_settings({}, environ={}).store, seed=1, overwrite=True)
-    return SMOKE | {"db": db, "questions": questions_file(db)}
+    return {"db": db, "questions": questions_file(db)}
 
 
 def real_settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The data given and a model of the shape, its weights written where they are not there yet."""
+    """A model of the shape, its weights written where they are not there yet."""
     import torch
 
     path: Path = (given.folder or folder) / given.shape
@@ -164,7 +171,7 @@ def real_settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         save_model(given.shape, given.tokenizer, path)
         gc.collect()
         torch.cuda.empty_cache()
-    return {"model_name": str(path), "db": given.db, "questions": given.questions}
+    return {"model_name": str(path)}
 
 
 def described(bench: Bench, settings: Any) -> dict[str, Any]:
@@ -181,7 +188,7 @@ def described(bench: Bench, settings: Any) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
-        "set": bench.given.set + bench.given.vllm,
+        "set": bench.given.set,
         "settings": {
             "questions": training.per_device_train_batch_size,
             "rollouts": training.num_generations,

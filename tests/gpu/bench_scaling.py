@@ -3,12 +3,15 @@
     NCCL_NVLS_ENABLE=0 PYTHONPATH=. python tests/gpu/bench_scaling.py --ranks 1 2 --out results
     NCCL_NVLS_ENABLE=0 PYTHONPATH=. torchrun --standalone --nproc-per-node 2 tests/gpu/bench_scaling.py --out results
     PYTHONPATH=. python tests/gpu/bench_scaling.py --ranks 1 2 --smoke            # a rehearsal on the CPU over gloo
+    python tests/gpu/bench_scaling.py --ranks --out results                       # the table of what is there
 
 A step is ``Updater.train``: reference pass, forward and backward pass, one sum over the ranks, AdamW. Weak: 24
 trajectories (4 questions x 6) of 2 to 6 thousand tokens per rank; strong: 24 for all of them. LoRA of rank 16, bf16,
 random weights of the true shape. Two steps each, after a warm-up; the faster one counts. First the checks: adapters
 have the same hash on all ranks before and after, and the norm of the gradient of the same 24 trajectories is that of
-one rank to 1 %.
+one rank to 1 %. Rows are written as they come to scaling-N.json; those that earlier calls left in ``--out`` are in the
+table too, so that 1 and 2 ranks may run at once on GPUs of their own. Each number of ranks has ``--limit`` seconds;
+what they print is in scaling-N.log.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +33,7 @@ MEMBERS = 6
 def main() -> None:
     """Measure as one of torchrun's ranks, or start torchrun once for each number of ranks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--shape", default="14B")
     parser.add_argument("--questions", type=int, default=4, help="per rank in the weak case, in all in the strong one")
     parser.add_argument("--repeats", type=int, default=2)
@@ -43,30 +47,36 @@ def main() -> None:
     if "LOCAL_RANK" in os.environ:
         measure(given)
         return
-    rows = [row for number in given.ranks for row in start(number, given)]
-    (given.out / "scaling.json").write_text(json.dumps(rows, indent=1))
+    errors = [row for number in given.ranks for row in start(number, given)]
+    files = sorted(given.out.glob("scaling-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    rows = [row for file in files for row in json.loads(file.read_text())] + errors
     print_table(rows)
     if problems := check(rows):
         sys.exit("\n".join(problems))
 
 
 def start(number: int, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure with so many ranks, in processes of their own; an error is a row."""
-    file = rows_file(given, number)
-    file.unlink(missing_ok=True)
+    """Measure with so many ranks, in processes of their own; returns the error as a row, if there is one."""
+    rows_file(given, number).unlink(missing_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     command += [__file__, "--shape", given.shape, "--questions", str(given.questions), "--out", str(given.out)]
     command += ["--repeats", str(given.repeats), *(["--smoke"] if given.smoke else [])]
-    begun = time.perf_counter()
+    begun, log = time.perf_counter(), given.out / f"scaling-{number}.log"
     environment = {"NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"} | os.environ
-    try:
-        done = subprocess.run(command, timeout=given.limit, env=environment, check=False)
-        error = f"exit code {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        error = f"over {given.limit} s"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            process.wait(given.limit)
+            error = f"exit code {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            process.wait(60)
+            error = f"over {given.limit} s"
     print(f"{number} ranks: {time.perf_counter() - begun:.0f} s with start", file=sys.stderr)
-    rows = json.loads(file.read_text()) if file.exists() else []
-    return [*rows, {"ranks": number, "error": error}] if error else rows
+    if not error:
+        return []
+    print(f"{log}:\n  " + "\n  ".join(log.read_text(errors="replace").splitlines()[-25:]), file=sys.stderr, flush=True)
+    return [{"ranks": number, "error": error}]
 
 
 def rows_file(given: argparse.Namespace, number: int) -> Path:
@@ -101,12 +111,15 @@ def measure(given: argparse.Namespace) -> None:
             calls = iter([updater.follow] * (1 + 2 * given.repeats) + [verify])
             ranks.follow(lambda: next(calls)())
             return
-        steps(updater, given, rows)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        for row in steps(updater, given):
+            rows.append(row | {"ready_seconds": ready, "device": device})
+            rows_file(given, ranks.world).write_text(json.dumps(rows))
         with ranks.at_work():
             verify()
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        about = {"hash": checksum(updater.parameters)[:12], "ready_seconds": ready, "device": device}
-        rows_file(given, ranks.world).write_text(json.dumps([row | about for row in rows]))
+        for row in rows:
+            row["hash"] = checksum(updater.parameters)[:12]
+        rows_file(given, ranks.world).write_text(json.dumps(rows))
 
 
 def settings_of(given: argparse.Namespace) -> Any:
@@ -148,26 +161,24 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     return Updater(policy, resolve(settings), settings, ranks=ranks)
 
 
-def steps(updater: Any, given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Warm up, then time the strong and the weak case (the same on one rank)."""
+def steps(updater: Any, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Warm up, then time the weak and the strong case (the same on one rank)."""
     from train_step_sides import make_samples
 
     world = updater.ranks.world
     strong = make_samples(given.shape, questions=given.questions)
     weak = make_samples(given.shape, questions=given.questions * world)
     timed(updater, make_samples(given.shape, questions=max(2, world), seed=1)[: MEMBERS * 2 * world])
-    for kind, samples in (("strong", strong), ("weak", weak)) if world > 1 else (("strong", strong),):
+    for kind, samples in (("weak", weak), ("strong", strong)) if world > 1 else (("strong", strong),):
         times = [timed(updater, samples) for _ in range(given.repeats)]
         seconds, metrics = min(times, key=lambda one: one[0])
         tokens = sum(len(sample.token_ids) for sample in samples)
-        rows.append(
-            {
-                "ranks": world, "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds,
-                "all_seconds": [one for one, _ in times], "tokens_per_second_per_gpu": tokens / seconds / world,
-                "rank_tokens_mean": metrics.get("rank_tokens_mean"), "rank_tokens_max": metrics.get("rank_tokens_max"),
-                "all_reduce_seconds": metrics.get("all_reduce_seconds", 0.0), "grad_norm": times[0][1]["grad_norm"],
-            }
-        )  # fmt: skip
+        yield {
+            "ranks": world, "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds,
+            "all_seconds": [one for one, _ in times], "tokens_per_second_per_gpu": tokens / seconds / world,
+            "rank_tokens_mean": metrics.get("rank_tokens_mean"), "rank_tokens_max": metrics.get("rank_tokens_max"),
+            "all_reduce_seconds": metrics.get("all_reduce_seconds", 0.0), "grad_norm": times[0][1]["grad_norm"],
+        }  # fmt: skip
 
 
 def timed(updater: Any, samples: list[Any]) -> tuple[float, dict[str, float]]:
@@ -217,7 +228,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
             f"{row['tokens_per_second_per_gpu']:,.0f}",
             f"{row['tokens_per_second_per_gpu'] / base:.3f}" if base else "-",
             f"{mean:,.0f} / {most:,.0f} = {mean / most:.3f}" if mean else "-",
-            f"{row['all_reduce_seconds']:.4f}", f"{row['grad_norm']:.5g}", row["hash"],
+            f"{row['all_reduce_seconds']:.4f}", f"{row['grad_norm']:.5g}", row.get("hash", "not compared"),
         ]  # fmt: skip
         print("| " + " | ".join(cells) + " |")
 

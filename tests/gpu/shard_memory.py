@@ -1,14 +1,15 @@
 """Peak memory and seconds of the train step with the frozen base sharded over the GPUs of a host, and with it whole.
 
-    torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py              # 2 GPUs, shapes 14B and 32B
-    torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py --shape 32B --offload
+    torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py --shape 14B          # 2 GPUs, under 60 s
+    torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py --shape 32B          # under 110 s
+    torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py --shape 32B --no-check --offload
     torchrun --standalone --nproc-per-node 2 tests/gpu/shard_memory.py --smoke      # a rehearsal on CPUs
 
 First the check: on a small shape in float32 every adapter's gradient must be that of the whole base to 1e-5, relative,
-or the script fails. Then, for each shape, one step of 12 trajectories (2 questions x 6, some 45 thousand tokens) per
+or the script fails. Then, for each shape, one step of 6 trajectories (``--questions`` x 6, some 23 thousand tokens) per
 rank, forward and backward, LoRA of rank 16, bf16, GRADIENT_CHECKPOINTING=on, micro-batches of 8,192 tokens. Weights are
-random: every parameter is a part of one buffer in host memory, as a mapped file would be, so that 65 GB need not be
-drawn or written.
+random and drawn on the GPU: parts of one buffer, copied for the whole base and cut up for the sharded one, so that
+65 GB are neither drawn nor read. Nothing begins after ``--seconds``; rows are written as they come.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import math
 import os
 import time
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +44,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", default=["14B", "32B"])
     parser.add_argument("--offload", action="store_true", help="also with SHARD_OFFLOAD")
+    parser.add_argument("--no-check", dest="check", action="store_false")
+    parser.add_argument("--questions", type=int, default=1, help="of 6 trajectories each")
+    parser.add_argument("--seconds", type=float, default=240, help="after which nothing further begins")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument(
         "--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder for shard_memory.json"
     )
     given = parser.parse_args()
+    begun = time.monotonic()
     device = meet(on_gpu=not given.smoke)
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
-    check(mesh, device)
-    rows = []
+    if given.check:
+        check(mesh, device)
+    rows: list[dict[str, Any]] = []
     for shape in ["smoke"] if given.smoke else given.shape:
-        whole = measure(shape, None, device)
+        if late(begun + given.seconds, f"{shape}: no time left"):
+            break
+        whole = measure(shape, None, device, given.questions)
         for offload in [False, True] if given.offload else [False]:
-            rows.append(compare(shape, whole, measure(shape, mesh, device, offload=offload), offload=offload))
-    if dist.get_rank() == 0:
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "shard_memory.json").write_text(json.dumps(rows, indent=1))
+            if late(begun + given.seconds, f"{shape}, sharded: no time left"):
+                break
+            sharded = measure(shape, mesh, device, given.questions, offload=offload)
+            rows.append(compare(shape, whole, sharded, offload=offload))
+            if dist.get_rank() == 0:
+                given.out.mkdir(parents=True, exist_ok=True)
+                name = f"shard_memory-{'-'.join(given.shape)}.json"
+                (given.out / name).write_text(json.dumps(rows, indent=1))
+    if dist.get_rank() == 0 and rows:
         print_table(rows, device)
     dist.destroy_process_group()
+
+
+def late(deadline: float, what: str) -> bool:
+    """Whether rank 0's clock is past the deadline; it then says what is left out."""
+    box = [time.monotonic() > deadline]
+    dist.broadcast_object_list(box, src=0)
+    if box[0] and dist.get_rank() == 0:
+        print(what, flush=True)
+    return box[0]
 
 
 def meet(*, on_gpu: bool) -> torch.device:
@@ -101,47 +122,42 @@ def make_side(
     shape: str, settings: Settings, mesh: DeviceMesh | None, device: torch.device, *, offload: bool = False
 ) -> Side:
     """A policy of random weights, sharded over ``mesh`` or moved to ``device``, as ``load_policy`` does it."""
-    model = with_fresh_adapter(
-        random_base(shape, torch.float32 if settings.model.dtype == "fp32" else torch.bfloat16), settings
-    )
-    if mesh is None:
-        model = model.to(device)
-    else:
+    dtype = torch.float32 if settings.model.dtype == "fp32" else torch.bfloat16
+    model = with_fresh_adapter(random_base(shape, dtype, device, copied=mesh is None), settings)
+    if mesh is not None:
         shard_base(model, mesh, offload=offload)
     notes = prepare_training(model, settings, device)
     assert not notes, notes
     return model_side(model, settings, device, TOKENS)
 
 
-def random_base(shape: str, dtype: torch.dtype) -> Any:
-    """The model on the CPU, frozen; its parameters share the numbers of one buffer."""
+def random_base(shape: str, dtype: torch.dtype, device: torch.device, *, copied: bool) -> Any:
+    """The frozen model on the device; its parameters are parts of one random buffer, or copies of them."""
     from transformers import AutoModelForCausalLM
 
     config = config_of(shape)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    buffer = random_numbers(max(one.numel() for one in model.parameters()), dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    most = max(one.numel() for one in model.parameters())
+    buffer = torch.empty(most, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            value = torch.ones(parameter.shape, dtype=dtype) if parameter.ndim == 1 else _part(buffer, parameter)
+            if parameter.ndim == 1:
+                value = torch.ones(parameter.shape, dtype=dtype, device=device)
+            else:
+                value = buffer[: parameter.numel()].view(parameter.shape)
+                value = value.clone() if copied else value
             setattr(module, name, nn.Parameter(value, requires_grad=False))
     backbone = model.base_model
-    backbone.rotary_emb = type(backbone.rotary_emb)(config)  # its buffer is computed, not stored
+    backbone.rotary_emb = type(backbone.rotary_emb)(config).to(device)  # its buffer is computed, not stored
     model.tie_weights()
     return model.eval()
 
 
-@cache
-def random_numbers(count: int, dtype: torch.dtype) -> Tensor:
-    """The buffer that all parameters of a shape are parts of."""
-    return (0.02 * torch.randn(count, generator=torch.Generator().manual_seed(0))).to(dtype)
-
-
-def _part(buffer: Tensor, parameter: Tensor) -> Tensor:
-    return buffer[: parameter.numel()].view(parameter.shape)
-
-
-def measure(shape: str, mesh: DeviceMesh | None, device: torch.device, *, offload: bool = False) -> dict[str, Any]:
+def measure(
+    shape: str, mesh: DeviceMesh | None, device: torch.device, questions: int, *, offload: bool = False
+) -> dict[str, Any]:
     """Peaks of loading and of a step on this rank, and the step's seconds."""
     gc.collect()
     on_gpu = device.type == "cuda"
@@ -156,8 +172,8 @@ def measure(shape: str, mesh: DeviceMesh | None, device: torch.device, *, offloa
     loading = {"seconds": time.perf_counter() - begun}
     if on_gpu:
         loading |= {"peak": torch.cuda.max_memory_allocated(), "kept": torch.cuda.memory_allocated()}
-    samples = make_samples(shape, questions=2)
-    side.run(samples[:3])  # kernels are compiled here
+    samples = make_samples(shape, questions=questions)
+    side.run(samples[:2])  # kernels are compiled here
     dist.barrier()
     seconds, peak = timed(side, samples, 1)
     gradients = side.gradients()

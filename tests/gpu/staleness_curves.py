@@ -13,7 +13,6 @@ runs of one seed share the card and the server, so that their seconds compare bu
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import subprocess
 import time
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_async import emailrl, environment, server
+from bench_async import emailrl, end, environment, server
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
@@ -123,16 +122,6 @@ def start(given: argparse.Namespace, url: str, lag: int, seed: int) -> subproces
     environ = environment(given, given.train_gpu) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag), "SEED": str(seed)}
     with (given.work / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, cwd=given.work, env=environ, stdout=log, stderr=subprocess.STDOUT)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a run; kill it if it does not end."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @dataclass(frozen=True)

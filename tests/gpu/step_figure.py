@@ -137,7 +137,7 @@ def checked(steps: Sequence[Record]) -> str:
     """The product's own seconds (metrics.jsonl) beside those of the clocks."""
     told = mean_of([step["product_seconds"] for step in steps])
     clocks = mean_of([step["whole"] for step in steps])
-    ours = {"rollout": clocks["Run.refresh_engine"] + clocks["Run.collect"], "update": clocks["Run.update"]}
+    ours = {"rollout": clocks["Run.collect"], "update": clocks["Run.train"]}
     pairs = ", ".join(f"{name} {told[name]:.2f} (clocks {seconds:.2f})" for name, seconds in ours.items())
     return f"metrics.jsonl: {pairs}, total {told['total']:.2f} of {statistics.mean(s['seconds'] for s in steps):.2f}"
 

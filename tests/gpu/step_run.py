@@ -12,6 +12,7 @@ import json
 import random
 import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Bench:
     memory: dict[str, float] = field(default_factory=dict)
     before_engine: float = 0.0
     allocated: int = 0
+    begun: float = field(default_factory=time.monotonic)
     proofs: list[float] = field(default_factory=list)
     """Mean gaps in nats between the engine's log-probabilities of the probe and the trainer's."""
 
@@ -50,6 +52,10 @@ class Bench:
         if self.given.out:
             with self.given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
+
+
+class TimeUp(Exception):
+    """No further step may begin."""
 
 
 @dataclass
@@ -88,8 +94,11 @@ def prepare(bench: Bench, run: Any) -> None:
     """Let the run play the script, and put the clocks on."""
     timeline, collector, engine, make = bench.timeline, run.collector, run.engine, run.collector.make_environment
 
+    completion = bench.given.completion
+    lengths = (completion, completion) if completion else (SHORTEST, LONGEST)
+
     def scripted(*given: Any) -> Any:
-        environment = Scripted(make(*given), max_results=RESULTS)
+        environment = Scripted(make(*given), rounds=0 if completion else 2, max_results=RESULTS)
         for method in ("start", "step"):
             timeline.wrap(environment, method, "sampling/mailbox")
         return environment
@@ -100,25 +109,12 @@ def prepare(bench: Bench, run: Any) -> None:
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
         attach_vllm(timeline, engine, bench.vllm)
-        add_arguments(dict(one.split("=", 1) for one in bench.given.vllm))
         keep(engine._probe, "check", bench.proofs.append)
-    collector.engine = Told(Timed(engine, SHORTEST, LONGEST), timeline)
+    collector.engine = Told(Timed(engine, *lengths), timeline)
     keep(collector, "collect", bench.collected.extend)
     take_prepared(bench, run.updater)
     watch_memory(bench, run)
     run.end_step = ending_step(bench, run)
-
-
-def add_arguments(more: dict[str, str]) -> None:
-    """Start vLLM with further numbers among its arguments."""
-    from emailrl.engines import vllm_engine
-
-    inner = vllm_engine.engine_arguments
-
-    def engine_arguments(*given: Any, **named: Any) -> dict[str, Any]:
-        return inner(*given, **named) | {name: int(value) for name, value in more.items()}
-
-    vllm_engine.engine_arguments = engine_arguments
 
 
 def keep(owner: Any, method: str, kept: Any) -> None:
@@ -175,23 +171,25 @@ def used() -> float:
     return (total - free) / 2**30
 
 
-def ending_step(bench: Bench, run: Any) -> Callable[[], None]:
+def ending_step(bench: Bench, run: Any) -> Callable[..., None]:
     """What stands in for ``run.end_step``: the step is told of when it is over."""
     inner = run.end_step
 
-    def end_step() -> None:
-        inner()
+    def end_step(metrics: Any = None) -> None:
+        inner(metrics)
         step = bench.timeline.cut()
         with (run.directory / "metrics.jsonl").open(encoding="utf-8") as file:
-            metrics = json.loads(file.readlines()[-1])
+            written = json.loads(file.readlines()[-1])
         bench.tell(
             {"kind": "step", "number": run.state.step, "counts": run.state.step > 1}
             | step
-            | {"batch": batch_of(bench, metrics), "product_seconds": metrics["seconds"], "memory": memory_of(bench)}
+            | {"batch": batch_of(bench, written), "product_seconds": written["seconds"], "memory": memory_of(bench)}
         )
         print(f"step {run.state.step}: {step['seconds']:.1f} s", file=sys.stderr, flush=True)
         for kept in (bench.collected, bench.vllm, bench.keeps, bench.memory):
             kept.clear()
+        if time.monotonic() - bench.begun > bench.given.seconds:
+            raise TimeUp
         bench.timeline.cut()  # what was told here belongs to no step
         faulthandler.dump_traceback_later(300, exit=False)
 

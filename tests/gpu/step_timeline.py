@@ -81,7 +81,7 @@ class Timeline:
             self.whole[label] += self.clock() - frame.begun
             return result
 
-        setattr(owner, method, timed)
+        object.__setattr__(owner, method, timed)  # some owners are frozen
 
     @property
     def now(self) -> Frame:
@@ -115,9 +115,9 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
     updater, collector = run.updater, run.collector
     for owner, method, name in (
         (run, "refresh_engine", OTHER), (run, "collect", OTHER), (run, "train", OTHER),
-        (run, "_record", "records"), (run, "record_training", "records"), (run, "end_step", "records"),
+        (run.rollouts, "record", "records"), (run, "record_training", "records"), (run, "end_step", "records"),
         (run.writer, "write", "records"), (run.tracker, "step", "records"),
-        (collector, "_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
+        (collector, "open_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
         *((collector.renderer, method, "sampling/template") for method in ("start", "extend", "parse", "text_of")),
     ):  # fmt: skip
         timeline.wrap(owner, method, name)

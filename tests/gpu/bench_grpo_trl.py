@@ -1,0 +1,306 @@
+"""A whole GRPO step: emailrl beside TRL's own GRPOTrainer with vLLM in process, same model, prompts, batch and card.
+
+    python tests/gpu/bench_grpo_trl.py --shape 4B --tokenizer qwen_tokenizer --work work --gpus 0 1    # both at once
+    python tests/gpu/bench_grpo_trl.py --tokenizer qwen_tokenizer --work work --gpus 0    # one after the other
+    python tests/gpu/bench_grpo_trl.py --smoke --work work    # a rehearsal on the CPU with nano, without vLLM
+
+Random weights of the shape, bf16, LoRA of rank 16 on all linear layers; 8 questions x 6 rollouts of one turn (TRL has
+no mailbox): emailrl's own prompts on the demo's mail, completions of exactly ``--completion`` tokens, rewards drawn at
+random, no reference (BETA=0), one optimizer step, importance correction on as both have it by default. emailrl runs by
+``bench_grpo_step``; TRL with sequences in batches of 4 (its fastest in ``bench_train_step``), gradient checkpointing
+and vLLM awake throughout, merged weights copied to it every step. The first step warms up. Each side runs in a process
+of its own and ends after ``--seconds``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from emailrl.engines.vllm_engine import ENVIRONMENT
+
+QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
+SIDES = ("emailrl", "TRL")
+
+
+def main() -> None:
+    """Write the model, run both sides, print one table."""
+    given = arguments()
+    if given.side == "TRL":
+        trl(given)
+        return
+    given.work.mkdir(parents=True, exist_ok=True)
+    if not given.smoke:
+        write_model(given)
+    sides = [threading.Thread(target=run, args=(given, side)) for side in SIDES]
+    for one in sides:
+        one.start()
+        if len(given.gpus) < 2:
+            one.join()
+    for one in sides:
+        one.join()
+    print_table(given, {side: records(given.work / f"{side}.jsonl") for side in SIDES})
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="4B", choices=["0.6B", "4B", "14B"])
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--gpus", nargs="+", default=["0"])
+    parser.add_argument("--completion", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=4, help="the first of which does not count")
+    parser.add_argument("--seconds", type=float, default=280, help="for each side")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.work = given.work.absolute()
+    if given.smoke:
+        given.completion, given.steps, given.gpus = 24, 3, [""]
+    elif given.tokenizer is None:
+        parser.error("--tokenizer is needed")
+    return given
+
+
+def write_model(given: argparse.Namespace) -> None:
+    """The shape's random weights, where both sides look for them."""
+    from bench_sampling import save_model
+
+    folder = given.work / given.shape
+    if not (folder / "tokenizer_config.json").exists():  # written last
+        folder.mkdir(parents=True, exist_ok=True)
+        begun = time.perf_counter()
+        save_model(given.shape, given.tokenizer, folder)
+        print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def run(given: argparse.Namespace, side: str) -> None:
+    """One side in its process, on its card; a failure shows the end of its log."""
+    here = Path(__file__).parent
+    out = given.work / f"{side}.jsonl"
+    out.unlink(missing_ok=True)
+    common = ["--completion", str(given.completion), "--steps", str(given.steps), *(["--smoke"] if given.smoke else [])]
+    common += ["--shape", given.shape, *(["--tokenizer", str(given.tokenizer)] if given.tokenizer else [])]
+    if side == "TRL":
+        command = [sys.executable, __file__, "--side", side, "--work", str(given.work), *common]
+    else:
+        command = [sys.executable, str(here / "bench_grpo_step.py"), "--folder", str(given.work), "--out", str(out)]
+        command += [*common, "--seconds", str(given.seconds), "--set", "beta=0", "temperature=1"]
+        command += ["--engine", "transformers" if given.smoke else "vllm"]
+    environ = ENVIRONMENT | os.environ | {"CUDA_VISIBLE_DEVICES": given.gpus[-1 if side == "TRL" else 0]}
+    log = given.work / f"{side}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+    try:
+        process.wait(given.seconds + 20)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        end = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
+        print(f"{side} ended with {process.returncode}:\n  {end}", flush=True)
+
+
+# -- TRL
+
+
+def prompts(model: Path, settings: Any) -> list[str]:
+    """The first prompt of the first questions, as emailrl renders it."""
+    from contextlib import closing
+
+    from bench_grpo_step import demo_settings
+    from transformers import AutoTokenizer
+
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment import MailEnvironment, tool_schemas
+    from emailrl.scenarios import load_scenarios
+    from emailrl.store import open_mailbox
+
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
+    with tempfile.TemporaryDirectory() as folder:
+        demo = demo_settings(Path(folder))
+        found = load_scenarios(
+            demo["questions"], None, limit=QUESTIONS, seed=1, data=settings.data, check_inboxes=False
+        )
+        texts = []
+        for scenario in found:
+            with closing(open_mailbox(demo["db"], scenario.inbox_address, until=scenario.query_date)) as box:
+                texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
+    return texts
+
+
+def trl(given: argparse.Namespace) -> None:
+    """Steps of TRL's GRPOTrainer; a line of JSON for each as it ends."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from emailrl.policy.resolve import NANO_DIR
+    from emailrl.settings import load_settings
+
+    model = NANO_DIR if given.smoke else given.work / given.shape
+    texts = prompts(model, load_settings({}, environ={}))
+    clocks: dict[str, float] = {}
+    marks = [time.perf_counter()]
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *given: Any, **named: Any) -> None:
+            marks[0] = now()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            marks.append(now())
+            row = {"step": state.global_step, "seconds": marks[-1] - marks[-2], "peak_gib": peak()} | clocks
+            clocks.clear()
+            with (given.work / "TRL.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            if marks[-1] - begun > given.seconds:
+                control.should_training_stop = True
+
+    begun, cuda = now(), torch.cuda.is_available()
+    if not cuda:
+        without_triton()
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    draw = random.Random(1)
+    sampler: dict[str, Any] = {
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 8192,
+        "generation_kwargs": {"ignore_eos": True},
+    }  # fmt: skip
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=lambda prompts, **columns: [draw.uniform(-1, 1) for _ in prompts],
+        args=GRPOConfig(
+            output_dir=str(given.work / "trl"), max_steps=given.steps, per_device_train_batch_size=ROWS,
+            gradient_accumulation_steps=QUESTIONS * ROLLOUTS // ROWS, num_generations=ROLLOUTS,
+            max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=cuda,
+            use_cpu=not cuda, gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
+            disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16" if cuda else "float32"},
+            **(sampler if cuda else {"generation_kwargs": {"min_new_tokens": given.completion}}),
+        ),
+        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
+        callbacks=[Clock()],
+    )  # fmt: skip
+    if cuda:
+        for method in ("generate", "sync_weights"):
+            timed(trainer.vllm_generation, method, clocks)
+    took_in = trainer._generate_and_score_completions
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made = took_in(*arguments, **named)
+        clocks["prompt_tokens"] = int(made["prompt_mask"].sum())
+        clocks["completion_tokens"] = int(made["completion_mask"].sum())
+        return made
+
+    trainer._generate_and_score_completions = counted
+    print(f"ready after {now() - begun:.0f} s", flush=True)
+    trainer.train()
+
+
+def without_triton() -> None:
+    """Put plain torch where TRL has a Triton kernel, for the rehearsal."""
+    import torch
+    from trl.trainer import utils
+
+    def apply(hidden: Any, weight: Any, bias: Any, labels: Any, temperature: float, *others: Any) -> Any:
+        logprobs = torch.nn.functional.linear(hidden, weight, bias).float().div(temperature).log_softmax(-1)
+        chosen = logprobs.gather(-1, labels[:, None])[:, 0]
+        return chosen, -(logprobs.exp() * logprobs).sum(-1).detach(), None, None, None
+
+    utils._ChunkedLogProbFunction = SimpleNamespace(apply=apply)
+
+
+def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
+    """Sum the seconds of a method."""
+    inner = getattr(owner, method)
+
+    def timing(*given: Any, **named: Any) -> Any:
+        before = now()
+        result = inner(*given, **named)
+        clocks[method] = clocks.get(method, 0.0) + now() - before
+        return result
+
+    setattr(owner, method, timing)
+
+
+def now() -> float:
+    """Seconds, once the GPU has done what it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak() -> float:
+    """GiB that torch has allocated at most; 0 on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+# -- the table
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """A side's steps after the first, in common words."""
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if file.stem == "TRL":
+        return [
+            {
+                "seconds": one["seconds"], "prompt": one["prompt_tokens"], "sampled": one["completion_tokens"],
+                "sampling": one.get("generate", 0.0), "hand-over": one.get("sync_weights", 0.0),
+            }
+            for one in found if one["step"] > 1
+        ]  # fmt: skip
+    steps = [one for one in found if one["kind"] == "step" and one["counts"]]
+    return [
+        {
+            "seconds": one["seconds"], "prompt": one["batch"]["tokens"] - one["batch"]["sampled_tokens"],
+            "sampled": one["batch"]["sampled_tokens"],
+            "sampling": sum(value for name, value in one["own"].items() if name.startswith("sampling/")),
+            "hand-over": sum(one["own"].get(name, 0.0) for name in OVER),
+        }
+        for one in steps
+    ]  # fmt: skip
+
+
+OVER = ("adapter/save", "adapter/load", "adapter/proof", "wake", "sleep")
+
+
+def print_table(given: argparse.Namespace, sides: dict[str, list[dict[str, Any]]]) -> None:
+    """Means over the steps, and how many times as fast emailrl is."""
+    columns = ("seconds", "sampling", "hand-over", "prompt", "sampled")
+    print(f"\n{'nano' if given.smoke else given.shape}, {QUESTIONS} x {ROLLOUTS} completions of {given.completion}")
+    print("| side | steps | s a step | of it sampling | hand-over of weights | update and rest | prompt tokens "
+          "| sampled tokens | tokens/s |\n" + "|---" * 9 + "|")  # fmt: skip
+    means = {}
+    for side, steps in sides.items():
+        if not steps:
+            print(f"| {side} | 0 | no step was measured |" + " |" * 6)
+            continue
+        mean = means[side] = {name: statistics.fmean(step[name] for step in steps) for name in columns}
+        rest = mean["seconds"] - mean["sampling"] - mean["hand-over"]
+        rate = (mean["prompt"] + mean["sampled"]) / mean["seconds"]
+        times = " | ".join(f"{value:.2f}" for value in (*(mean[name] for name in columns[:3]), rest))
+        print(f"| {side} | {len(steps)} | {times} | {mean['prompt']:,.0f} | {mean['sampled']:,.0f} | {rate:,.0f} |")
+    if len(means) == len(sides):
+        print(f"\nemailrl is {means['TRL']['seconds'] / means['emailrl']['seconds']:.2f} x as fast")
+
+
+if __name__ == "__main__":
+    main()
