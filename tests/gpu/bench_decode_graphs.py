@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, help="the rows as JSON lines")
+    parser.add_argument("--seconds", type=float, default=150, help="after which no further side begins")
     given = parser.parse_args()
+    begun = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = 6 if given.smoke else given.rows
     check(load(given, torch.float32, device), rows=min(rows, 24))
@@ -60,6 +62,9 @@ def main() -> None:
     play(model, "graphs", rows=4, turns=1)  # kernels are loaded, libraries started
     table, ended = [], {}
     for side in SIDES:
+        if time.perf_counter() - begun > given.seconds:
+            print(f"{side}: no time left", flush=True)
+            continue
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         ended[side], seconds = play(model, side, rows=rows, turns=2 if given.smoke else 4)
@@ -68,8 +73,8 @@ def main() -> None:
         table.append({"side": side, "rows": rows, "seconds": round(seconds, 2), "peak_gib": round(peak, 2),
                       "trajectories_per_second": round(rows / seconds, 2), "tokens_per_second": round(tokens / seconds),
                       "bf16_gap": round(gap(ended["plain"], ended[side])[0], 4)})  # fmt: skip
-    if given.out:
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
+        if given.out:
+            given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
     print("| side | trajectories/s | sampled tokens/s | s | peak GiB | bf16 gap to plain | over plain |")
     print("|---|---|---|---|---|---|---|")
     for row in table:

@@ -51,14 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--no-trl", action="store_true")
-    parser.add_argument("--budget", type=int, default=110, help="seconds after which no further side begins")
+    parser.add_argument("--seconds", type=float, default=110, help="seconds after which no further side begins")
     parser.add_argument("--out", type=Path, default=None, help="the rows as JSON lines")
     given = parser.parse_args()
     begun, table = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as temporary:
         folder = save_model(Path(temporary) / "model", SMOKE if given.smoke else SHAPE)
         for row, measure in sides(folder, smoke=given.smoke, trl=not given.no_trl):
-            if time.perf_counter() - begun > given.budget:
+            if time.perf_counter() - begun > given.seconds:
                 table.append(row | {"error": "no time left"})
                 continue
             started = time.perf_counter()
@@ -68,11 +68,11 @@ def main() -> None:
                 table.append(row | {"error": repr(error)[:120]})
             table[-1]["wall"] = round(time.perf_counter() - started, 1)
             print(json.dumps(table[-1]), file=sys.stderr, flush=True)
+            if given.out:
+                given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    if given.out:
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
     print_table(table)
 
 

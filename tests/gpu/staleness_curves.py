@@ -13,6 +13,7 @@ runs of one seed share the card and the server, so that their seconds compare bu
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import subprocess
 import time
@@ -92,22 +93,28 @@ def play(given: argparse.Namespace, url: str, deadline: float) -> None:
     """All runs, so many at once, until the deadline; those that fail say why."""
     waiting = deque((lag, seed) for seed in given.seeds for lag in given.staleness)
     under_way: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
-    while waiting or under_way:
-        late = time.monotonic() > deadline
-        while waiting and len(under_way) < given.parallel and not late:
-            lag, seed = waiting.popleft()
-            under_way[lag, seed] = start(given, url, lag, seed)
-        for run, process in list(under_way.items()):
-            if late:
-                end(process)
-            if process.poll() is not None:
-                del under_way[run]
-                log = given.work / f"{name_of(*run)}.log"
-                said = "" if process.returncode in (0, 130) else ": " + " | ".join(log.read_text().splitlines()[-4:])
-                print(f"{name_of(*run)} ended with {process.returncode}{said}", flush=True)
-        if late and not under_way:
-            return
-        time.sleep(0.2)
+    try:
+        while time.monotonic() < deadline and (waiting or under_way):
+            while waiting and len(under_way) < given.parallel:
+                lag, seed = waiting.popleft()
+                under_way[lag, seed] = start(given, url, lag, seed)
+            for run, process in list(under_way.items()):
+                if process.poll() is not None:
+                    del under_way[run]
+                    tell(given.work, name_of(*run), process.returncode)
+            time.sleep(0.2)
+    finally:
+        for process in under_way.values():
+            process.send_signal(signal.SIGINT)
+        for run, process in under_way.items():
+            end(process)
+            tell(given.work, name_of(*run), process.returncode)
+
+
+def tell(work: Path, name: str, code: int) -> None:
+    """Say how a run ended, and what it said last if it failed."""
+    lines = (work / f"{name}.log").read_text(errors="replace").splitlines()
+    print(f"{name} ended with {code}" + ("" if code in (0, 130) else ":\n  " + "\n  ".join(lines[-8:])), flush=True)
 
 
 def name_of(lag: int, seed: int) -> str:

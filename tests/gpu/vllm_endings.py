@@ -1,13 +1,16 @@
 """How long a training process with vLLM in it takes to be gone: after its last step, after an error, after Ctrl-C.
 
-    python tests/gpu/vllm_endings.py FOLDER [done] [error] [interrupt]      # about a minute each, one after the other
+    python tests/gpu/vllm_endings.py FOLDER                      # all three at once, about 90 s
+    python tests/gpu/vllm_endings.py FOLDER --endings error      # one of them
 
 A random Llama of SmolLM2-135M's shape trains on the demo mailbox with a reward made of nothing, vLLM asleep between the
-rollouts. Prints how each process ended, what it said last, and what it left running.
+rollouts. Prints how each process ended, what it said last, and what it left running; the last lines are a table. A
+process that is there after ``--seconds`` is killed.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -27,17 +30,25 @@ def reward(trajectory):
         raise RuntimeError("made to fail")
     return float(hash(trajectory.id) % 7)
 """
-LIMIT = 120
+ENDINGS = ("done", "error", "interrupt")
 
 
 def main() -> None:
-    """Run the endings named, or all, and print what came of each."""
-    root = Path(sys.argv[1])
-    prepare(root)
-    for how in sys.argv[2:] or ("done", "error", "interrupt"):
-        one = Watched(root, how)
+    """Run the endings at once, and print what came of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--endings", nargs="+", default=ENDINGS, choices=ENDINGS)
+    parser.add_argument("--seconds", type=float, default=150)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    prepare(given.folder)
+    watched = [Watched(given.folder, how, given.seconds) for how in given.endings]
+    for one in watched:
         one.join()
         print(one.report(), flush=True)
+    print("\n| ending | exit | gone after s | CUDA errors | children left |\n|---|---|---|---|---|")
+    for one in watched:
+        print("| " + " | ".join(map(str, one.facts())) + " |")
 
 
 def prepare(root: Path) -> None:
@@ -66,8 +77,8 @@ def prepare(root: Path) -> None:
 class Watched:
     """A training process, and when it said and did what."""
 
-    def __init__(self, root: Path, how: str) -> None:
-        self.how = how
+    def __init__(self, root: Path, how: str, seconds: float) -> None:
+        self.how, self.limit = how, seconds
         folder = root / how
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reward.py").write_text(REWARD.format(fails=how == "error"))
@@ -77,7 +88,9 @@ class Watched:
             "--batch-size", "2", "--num-generations", "8", "--max-tokens", "200", "--max-turns", "2",
             "--eval-size", "4", "--learning-rate", "1e-2", "--wandb", "disabled", "--json",
         ]  # fmt: skip
+        # A given cache, since free memory changes while the others start.
         settings = "vllm_gpu_memory_utilization = 0.2\nvllm_enforce_eager = true\nmax_batch_trajectories = 32\n"
+        settings += "kv_cache_gib = 4\n"
         (folder / "emailrl.toml").write_text(settings)
         self.process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -100,7 +113,7 @@ class Watched:
                 self.process.send_signal(signal.SIGINT)
 
     def _wait(self) -> None:
-        end = time.monotonic() + LIMIT
+        end = time.monotonic() + self.limit
         while self.process.poll() is None and time.monotonic() < end:
             try:
                 for child in psutil.Process(self.process.pid).children(recursive=True):
@@ -118,19 +131,21 @@ class Watched:
         self.waiter.join()
         time.sleep(2)
 
-    def report(self) -> str:
-        """One line of facts, then what it said last."""
+    def facts(self) -> tuple[object, ...]:
+        """Its ending, exit status, seconds from its last word until it was gone, CUDA errors, children left."""
         left = [child.pid for child in self.children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
         marks = ("Done", "made to fail", "interrupt", "Interrupted", "best_accuracy")
         said = [at for at, line in self.lines if any(mark in line for mark in marks)]
         since = self.asked or (said[0] if said else None)
-        took = "NEVER" if self.gone is None else "?" if since is None else f"{self.gone - since:.1f} s"
+        took = "never" if self.gone is None else "?" if since is None else f"{self.gone - since:.1f}"
         cuda = [line for _, line in self.lines if "CUDA Error" in line]
+        return self.how, self.process.returncode, took, len(cuda), left
+
+    def report(self) -> str:
+        """What it said last."""
         tail = "\n    ".join(f"{at - self.lines[0][0]:6.1f} {line[:200]}" for at, line in self.lines[-14:])
-        return (
-            f"{self.how}: exit {self.process.returncode}, gone {took} after its word, {len(cuda)} CUDA errors, "
-            f"children left {left}\n    {tail}"
-        )
+        return f"{self.how}:\n    {tail}"
 
 
-main()
+if __name__ == "__main__":
+    main()
