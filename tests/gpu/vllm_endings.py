@@ -126,6 +126,7 @@ class Watched:
             self.gone = time.monotonic()
         else:
             self.process.kill()
+            self.process.wait()
 
     def join(self) -> None:
         self.waiter.join()
