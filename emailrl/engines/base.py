@@ -89,8 +89,8 @@ class Engine(Protocol):
         ...
 
 
-class PolicyEngine(Engine, Protocol):
-    """An engine whose weights follow the trainer's."""
+class Sampler(Protocol):
+    """What samples with weights that follow the trainer's: one engine, or those of several ranks."""
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, under the name ``version``."""
@@ -103,6 +103,10 @@ class PolicyEngine(Engine, Protocol):
     def resume(self) -> None:
         """Take memory again before the next rollout."""
         ...
+
+
+class PolicyEngine(Engine, Sampler, Protocol):
+    """An engine whose weights follow the trainer's."""
 
 
 class PinnedEngine(Engine, Protocol):

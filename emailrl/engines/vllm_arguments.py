@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any
 from emailrl.engines.budget import GIB
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_adapter_config
+from emailrl.ranks.place import Place
 from emailrl.settings import Settings, without_credentials
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -78,6 +78,9 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         arguments["enable_chunked_prefill"] = False
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
+    if Place.here().world > 1:
+        # One engine for each so many neighboring ranks, in the process group that the ranks have already.
+        arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | further_arguments(settings)
 
 
@@ -91,6 +94,7 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UsageError(f"VLLM_ENGINE_ARGS={text!r} is not a JSON object.", EXAMPLE)
     owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
+    owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
@@ -134,8 +138,8 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
     """Raise for all that can be told before a model is loaded.
 
     EmailRLError where vLLM is to run in this process and is missing; UsageError for addresses, paths and sampling that
-    cannot be used, for Unsloth's backend beside vLLM in process (its patches reach vLLM's model too), and under
-    torchrun, where vLLM in process would share the trainer's process group.
+    cannot be used, for Unsloth's backend beside vLLM in process (its patches reach vLLM's model too), and for ranks of
+    a host that cannot be divided into engines.
     """
     check_sampling(settings, trainable=trainable)
     read_path_map(settings.vllm.vllm_adapter_path_map)
@@ -152,8 +156,12 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
             "The vllm engine is not installed.",
             "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers.",
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("In-process vLLM supports only one training process.", "Set VLLM_URLS.")
+    ranks, per_engine = Place.here().local_world, settings.vllm.vllm_tensor_parallel_size
+    if Place.here().world > 1 and ranks % per_engine:
+        raise UsageError(
+            f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}.",
+            f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.",
+        )
 
 
 def check_sampling(settings: Settings, *, trainable: bool) -> None:

@@ -1,5 +1,8 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
 
+Among several ranks, each VLLM_TENSOR_PARALLEL_SIZE neighbours hold one engine (vLLM's ``external_launcher``): all of
+them start and stop it together, and ask the same of it in the same order.
+
 Adapters go in under a new id for each version and after each wake, never merged and never in place, and prove
 themselves by their log-probabilities before anything is sampled (``probe``): vLLM has served stale and damaged adapters
 (#42125, #53888). Follow-ups join the running batch in the step after their turn ended.
@@ -24,6 +27,7 @@ from emailrl.engines.probe import SAMPLED, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks.place import Place
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,14 +134,17 @@ class VllmEngine:
         """Stop vLLM and give its memory back; a process in which it hangs ends (``bounded``)."""
         if self._engine is None:
             return
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory, destroy_model_parallel
 
         with bounded():
             self._wake()  # what sleeps is not mapped: CUDA calls freeing that an invalid argument
             self._engine.engine_core.shutdown()
             self._engine, self._lora, self._proven = None, None, False
             gc.collect()
-            cleanup_dist_env_and_memory()
+            if Place.here().world > 1:
+                destroy_model_parallel()  # the process group around it is the ranks' own
+            else:
+                cleanup_dist_env_and_memory()
 
     # -- vLLM
 

@@ -36,8 +36,8 @@ Tests convert and train four typical OpenRLHF combinations, scaled down to `nano
 REINFORCE++-baseline and dynamic filtering unchanged; the hybrid engine for eight A100 with two ranks and the engine in
 process instead of vLLM; and asynchronous training with one server. Differences in placement:
 
-- Engines that share GPUs with the trainer become one engine in the process of rank 0. vLLM in process allows a single
-  rank; with more, sample with transformers, or with vLLM servers on GPUs of their own.
+- Engines that share GPUs with the trainer run in the ranks' own processes: one for each `vllm_tensor_parallel_size`
+  ranks, so their number follows from the ranks ([scaling.md](scaling.md#shared-gpus)).
 - The base is frozen and an adapter is trained, so ZeRO's stages 1 and 2 have nothing to partition. Stage 3 and offload
   concern the base ([scaling.md](scaling.md#a-base-model-that-does-not-fit)) and need vLLM servers.
 """

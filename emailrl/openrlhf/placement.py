@@ -13,10 +13,12 @@ def take_engines(values: list[str], given: Given, taken: Conversion) -> None:
         raise UsageError("--vllm_num_engines must be at least 0.", "0: transformers in process; 1: vLLM in process.")
     taken.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
     if _shares_gpus(given):
-        if count > 1:
+        ranks = taken.values.get("nproc", 1) * taken.values.get("nnodes", 1)
+        engines = ranks // taken.values.get("vllm_tensor_parallel_size", 1) or 1
+        if count not in (0, engines):
             taken.notes.append(
-                f"--vllm_num_engines {count} --colocate_all_models: vLLM in process is one engine and allows one rank; "
-                "for more, omit --colocate_all_models and start servers"
+                f"--vllm_num_engines {count} --colocate_all_models: the number of engines follows from the ranks, one "
+                f"for each vllm_tensor_parallel_size of them: {engines}"
             )
     elif count > 1 or "async_train" in given:
         taken.notes.append(
@@ -32,7 +34,7 @@ def _shares_gpus(given: Given) -> bool:
 
 def take_colocation(values: list[str], given: Given, taken: Conversion) -> None:
     if _shares_gpus(given):
-        taken.set("vllm_urls", "", "--colocate_all_models: vLLM, if used, runs in the trainer's process")
+        taken.set("vllm_urls", "", "--colocate_all_models: every rank samples on its own GPU")
     else:
         taken.notes.append("--colocate_all_models: with --async_train vLLM has its own GPUs, set vllm_urls")
 

@@ -45,7 +45,7 @@ PLACEMENT: Final[list[Row]] = [
     ("reward_num_nodes X", "reward.num_nodes", "", "1", _ROLE),
     ("reward_num_gpus_per_node X", "reward.num_gpus_per_node", "", "8", _ROLE),
     ("colocate_all_models", "train.colocate_all", "vllm_urls", "off",
-     "without `vllm_urls`, vLLM runs in the trainer's process on its GPU; servers use their own GPUs"),
+     "without `vllm_urls`, every rank samples on its own GPU, in turn with training; servers use their own GPUs"),
     ("colocate_actor_ref", "train.colocate_actor_ref", "", "off",
      "not applicable: the reference is the policy with its adapter off"),
     ("colocate_critic_reward", "train.colocate_critic_reward", "", "off",
@@ -53,12 +53,14 @@ PLACEMENT: Final[list[Row]] = [
 ]  # fmt: skip
 
 VLLM: Final[list[Row]] = [
+    ("vllm_tensor_parallel_size X", "vllm.tensor_parallel_size", "vllm_tensor_parallel_size", "1",
+     "in process, so many neighboring ranks share an engine"),
     ("vllm_num_engines X", "vllm.num_engines", "engine vllm_urls", "–",
-     "0: transformers in process; 1: vLLM in process; more: `emailrl serve --replicas`, listed in `vllm_urls`"),
+     "0: transformers in process; with `--colocate_all_models` one for each `vllm_tensor_parallel_size` ranks; "
+     "without, 1: vLLM in process, more: `emailrl serve --replicas`, listed in `vllm_urls`"),
     ("async_train", "train.async_enable", "max_staleness", "off",
      "the next step is sampled during training, which needs vLLM servers; rollouts are never dropped"),
     ("async_queue_size X", "train.async_queue_size", "max_staleness", "1", "steps that sampling may be ahead"),
-    ("vllm_tensor_parallel_size X", "vllm.tensor_parallel_size", "vllm_tensor_parallel_size", "1", ""),
     ("vllm_gpu_memory_utilization X", "vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", "0.95", ""),
     ("vllm_sync_backend X", "vllm.sync_backend", "", "`nccl`",
      "weights are not broadcast: engines load the adapter's folder, with a new name per version"),

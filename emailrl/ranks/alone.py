@@ -22,7 +22,8 @@ class Ranks:
     seconds = 0.0
     """What ``sum`` has taken so far."""
     on_stop: Callable[[], None]
-    """Called on rank 0, from another thread, when a rank is lost between updates or was asked to stop."""
+    """Called from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on another rank
+    when the run ends while it works apart."""
 
     @property
     def is_first(self) -> bool:
@@ -60,6 +61,13 @@ class Ranks:
 
     def agree(self, work: Callable[[], T]) -> T:
         """Do ``work``, which calls no other rank; where it raises on one rank, every rank raises EmailRLError."""
+        return work()
+
+    def apart(self, work: Callable[[], T]) -> T:
+        """Do ``work``, which calls no other rank and may take any time; go on once every rank has done its own.
+
+        An error of rank 0 interrupts the others; one of theirs is raised by all in the end, as by ``agree``.
+        """
         return work()
 
     def check_same(self, what: str, value: str) -> None:

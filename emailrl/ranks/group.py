@@ -6,15 +6,17 @@ each writes a mark into the store and looks whose mark does not come.
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
 from emailrl.ranks.alone import Ranks, T
+from emailrl.ranks.missing import missing_ranks
 from emailrl.ranks.place import Place
 from emailrl.ranks.pulse import Call, Caller, Listener
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-SECONDS_TO_REPORT: Final = 3.0
-"""How long a rank that has lost another waits for the marks of the rest."""
+logger = logging.getLogger(__name__)
 
 
 class LostRank(EmailRLError):
@@ -76,27 +77,42 @@ class RankGroup(Ranks):
         try:
             yield
         except EmailRLError as error:
-            self._working = error is not self._agreed
-            raise
-        else:
-            self._working = False
-        finally:
-            if not self._working:
+            if error is self._agreed:
+                self._working = False
                 self.rest()
+            raise
+        self._working = False
+        self.rest()
 
     def follow(self, work: Callable[[], object]) -> None:
         """Do ``work`` whenever rank 0 calls to it, until it ends; an error that all ranks raise is rank 0's to tell."""
-        while self._hear() is Call.WORK:
-            try:
-                work()
-            except EmailRLError as error:
-                if error is not self._agreed:
-                    raise
+        assert self._listener is not None
+        try:
+            while self._hear() is Call.WORK:
+                try:
+                    work()
+                except Exception as error:
+                    if error is not self._agreed:
+                        raise
+                    if not isinstance(error, EmailRLError):
+                        logger.exception("Rank %d of %d failed.", self.rank, self.world)
+        except KeyboardInterrupt:
+            if self._listener.error is not None:
+                self._lose(self._listener.error)
+            self._raise_lost()
+            if not self.is_over:
+                raise
 
     def _hear(self) -> Call:
         assert self._listener is not None
         with self._guarded():
             return self._listener.listen()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank, not the first, has heard of the end."""
+        assert self._listener is not None
+        return self._listener.heard is Call.END or self._listener.error is not None
 
     def stop(self) -> None:
         """This rank, not the first, was asked to stop: rank 0 hears of it with the next pulse. Safe in a handler."""
@@ -176,6 +192,35 @@ class RankGroup(Ranks):
                 raise self._agreed
         return result
 
+    def apart(self, work: Callable[[], T]) -> T:
+        """See ``Ranks.apart``; meanwhile rank 0 and the others exchange pulses, as while they wait."""
+        if self._caller is None:
+            return self.agree(self._apart_from_first(work))
+        self._working = False
+        self.rest()
+        result = work()
+        self._caller.wait_for_all()
+        self._raise_lost()
+        self._caller.call(Call.WORK)
+        self._raise_lost()
+        self._working = True
+        return self.agree(lambda: result)
+
+    def _apart_from_first(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Do ``work`` until rank 0 calls; returns what gives its result or raises its error."""
+        assert self._listener is not None
+        outcome: Future[T] = Future()
+        self._listener.begin(lambda: self.on_stop())
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+        finally:
+            self._listener.end()
+        if self.is_over or self._hear() is not Call.WORK:
+            raise KeyboardInterrupt
+        return outcome.result
+
     def check_same(self, what: str, value: str) -> None:
         """See ``Ranks.check_same``."""
         values = self.gather(value)
@@ -215,7 +260,7 @@ class RankGroup(Ranks):
     def _lose(self, error: Exception) -> None:
         if self.lost is not None:
             return
-        missing = self._missing()
+        missing = missing_ranks(self._store, self.rank, self.world)
         if missing is None:
             message = f"Rank {self.rank} of {self.world} lost the connection to the host of rank 0."
         elif missing:
@@ -224,30 +269,6 @@ class RankGroup(Ranks):
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({_first_line(error)})."
         self.lost = LostRank(message, "Continue from the last checkpoint with --resume latest.")
-
-    def _missing(self) -> list[int] | None:
-        """Ranks that leave no mark in the store; None where the store itself is out of reach.
-
-        On a thread: a request to a host that the network has lost never returns.
-        """
-        found: list[list[int]] = []
-        keys = [f"lost/{rank}" for rank in range(self.world)]
-
-        def look() -> None:
-            end = time.monotonic() + SECONDS_TO_REPORT
-            with suppress(RuntimeError):
-                self._store.set(keys[self.rank], "1")
-                while True:
-                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                    if not missing or time.monotonic() >= end:
-                        found.append(missing)
-                        return
-                    time.sleep(0.1)
-
-        thread = threading.Thread(target=look, name="missing", daemon=True)
-        thread.start()
-        thread.join(SECONDS_TO_REPORT + 2)
-        return found[0] if found else None
 
 
 def _said(error: Exception) -> tuple[str, str]:

@@ -42,6 +42,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
             raise ranks.lost from None
         raise
     finally:
+        ranks.on_stop = lambda: None  # a rank that goes now interrupts nothing
         ranks.leave()
         if ranks.lost is None:
             with bounded():

@@ -1,8 +1,8 @@
 """How rank 0 and the ranks that wait for it know that the other side is alive, for as long as rank 0 plays.
 
 A rollout may take seconds or hours. Meanwhile a thread of rank 0 and the waiting ranks meet every few seconds in a tiny
-all-reduce. It carries what rank 0 wants (go on waiting, work, end) and whether a rank was asked to stop. A rank that is
-gone or hangs makes it fail within the time limit.
+all-reduce. It carries what rank 0 wants (go on waiting, work, end), whether a rank was asked to stop, and whether one
+is busy. A rank that is gone or hangs makes it fail within the time limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
+from emailrl.ending import bounded
+
 LONGEST_INTERVAL: Final = 5.0
 """Seconds between two pulses at most; a quarter of the time limit where that is shorter."""
+
+SHORTEST_INTERVAL: Final = 0.02
+"""Seconds between two pulses while rank 0 has nothing to do but wait for the others."""
 
 
 class Call(IntEnum):
@@ -30,9 +35,10 @@ class Caller:
 
     def __init__(self, group: Any, limit: float, failed: Callable[[Exception], None]) -> None:
         """``failed`` takes the error of a pulse, on the thread."""
-        self._group, self._interval, self._failed = group, min(LONGEST_INTERVAL, limit / 4), failed
+        self._group, self._longest, self._failed = group, min(LONGEST_INTERVAL, limit / 4), failed
+        self._interval = self._longest
         self._call = Call.WAIT
-        self._wake = threading.Event()
+        self._wake, self._all_idle = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._asked = False
         self._parent = os.getppid()
@@ -42,10 +48,17 @@ class Caller:
 
         ``stop`` is called on the thread where a rank is lost or was asked to stop, or where the launcher is gone.
         """
-        self._call = Call.WAIT
+        self._call, self._interval = Call.WAIT, self._longest
         self._wake.clear()
+        self._all_idle.clear()
         self._thread = threading.Thread(target=self._beat, args=(stop,), name="pulse", daemon=True)
         self._thread.start()
+
+    def wait_for_all(self) -> None:
+        """Return once no rank is busy, or one is lost."""
+        self._interval = SHORTEST_INTERVAL
+        self._wake.set()
+        self._all_idle.wait()
 
     def call(self, call: Call) -> None:
         """Send ``call`` with the next pulse, at once, and end the pulses."""
@@ -59,13 +72,17 @@ class Caller:
     def _beat(self, stop: Callable[[], None]) -> None:
         while True:
             self._wake.wait(self._interval)
+            self._wake.clear()
             call = self._call
             try:
-                _, stopping = exchange(self._group, call, stopping=os.getppid() != self._parent)
+                _, stopping, busy = exchange(self._group, call, stopping=os.getppid() != self._parent, busy=False)
             except RuntimeError as error:
                 self._failed(error)
+                self._all_idle.set()
                 stop()
                 return
+            if not busy:
+                self._all_idle.set()
             if stopping and not self._asked:
                 self._asked = True
                 stop()
@@ -74,27 +91,61 @@ class Caller:
 
 
 class Listener:
-    """The side of a rank that waits."""
+    """The side of a rank that waits, or works apart from the others."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
         self.stopping = False
         """This rank was asked to stop."""
+        self.heard = Call.WAIT
+        """The last call."""
+        self.error: RuntimeError | None = None
+        """Why there are no more pulses."""
 
     def listen(self) -> Call:
         """Answer pulses until one says something else than to wait."""
-        while True:
-            call, _ = exchange(self._group, Call.WAIT, stopping=self.stopping)
-            if call is not Call.WAIT:
-                return call
+        self.heard = Call.WAIT
+        while self.heard is Call.WAIT:
+            self.heard, _, _ = exchange(self._group, Call.WAIT, stopping=self.stopping, busy=False)
+        return self.heard
+
+    def begin(self, interrupt: Callable[[], None]) -> None:
+        """Answer pulses from a thread, as a busy rank, until ``end``.
+
+        ``interrupt`` is called on the thread where rank 0 ends the run or is lost. If ``end`` does not follow within
+        seconds, the process ends: what keeps it busy may wait for rank 0 in native code.
+        """
+        self.heard = Call.WAIT
+        self._done.clear()
+        self._thread = threading.Thread(target=self._answer, args=(interrupt,), name="pulse", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Be busy no more."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _answer(self, interrupt: Callable[[], None]) -> None:
+        try:
+            while self.heard is Call.WAIT and not self._done.is_set():
+                self.heard, _, _ = exchange(self._group, Call.WAIT, stopping=self.stopping, busy=True)
+        except RuntimeError as error:
+            self.error = error
+        if self.error is not None or self.heard is not Call.WAIT:
+            interrupt()
+            with bounded():
+                self._done.wait()
 
 
-def exchange(group: Any, call: Call, *, stopping: bool) -> tuple[Call, bool]:
-    """One pulse: rank 0's call, and whether any rank was asked to stop."""
+def exchange(group: Any, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
+    """One pulse: rank 0's call, whether any rank was asked to stop, and whether any is busy."""
     import torch
     import torch.distributed as dist
 
-    flags = torch.tensor([int(call), int(stopping)])
+    flags = torch.tensor([int(call), int(stopping), int(busy)])
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-    call_now, stops = flags.tolist()
-    return Call(call_now), bool(stops)
+    call_now, stops, works = flags.tolist()
+    return Call(call_now), bool(stops), bool(works)

@@ -5,25 +5,19 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from emailrl.engines.base import Engine, SamplingParams
-from emailrl.environment.custom import MAIL, load_task, mail_agent
-from emailrl.rollout.audit import audit
-from emailrl.rollout.runner import Environment, derive_seed, run
+from emailrl.environment.custom import load_task, mail_agent
+from emailrl.rollout.player import MakeEnvironment, Player, Plays, build_player
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.policy.load import Policy
     from emailrl.settings import Settings
-    from emailrl.store import Mailbox
-
-MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
-"""Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
 
 
 class Scores(Protocol):
@@ -34,10 +28,10 @@ class Scores(Protocol):
         ...
 
 
-class Collector:
-    """Plays scenarios with one engine. ``renderer`` is None for chat engines.
+class Collector(Player):
+    """Plays scenarios and scores what came of it.
 
-    ``make_environment`` says what is played on a scenario's mailbox in ``db``; by default the mail agent.
+    ``team`` plays in this player's place, where there is one.
     """
 
     def __init__(
@@ -51,13 +45,10 @@ class Collector:
         run_id: str = "",
         make_environment: MakeEnvironment = mail_agent,
     ) -> None:
-        self.engine = engine
-        self.renderer = renderer
-        self.settings = settings
+        super().__init__(engine, renderer, settings, db, make_environment=make_environment)
         self.scorer = scorer
-        self.db = db
         self.run_id = run_id
-        self.make_environment = make_environment
+        self.team: Plays | None = None
 
     def on(self, engine: Engine) -> Collector:
         """The same collector, sampling from another engine."""
@@ -94,20 +85,12 @@ class Collector:
             top_p=agent.top_p,
             top_k=agent.top_k,
         )
-        with ExitStack() as opened:
-            run(
-                [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
-                self.engine,
-                self.renderer,
-                sampling,
-                seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
-                trajectories=trajectories,
-                progress=progress,
-                stale_allowed=self.settings.vllm.stale_spans == "correct",
-            )
-        for trajectory in trajectories:
-            if trajectory.exception is None:
-                audit(trajectory)
+        ended = {
+            each.id: each for each in (self.team or self).play(trajectories, sampling, seed=seed, progress=progress)
+        }
+        for group in groups:
+            group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
+        everything = [trajectory for group in groups for trajectory in group.trajectories]
         self.scorer.score([trajectory for trajectory in everything if not trajectory.reward_terms])
         return groups
 
@@ -144,21 +127,6 @@ class Collector:
             groups.append(TrajectoryGroup(group_id, scenario, members))
         return groups
 
-    def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
-        """What is played for a scenario, on its mailbox, which is closed with ``opened``."""
-        from emailrl.store import open_mailbox
-
-        agent = self.settings.agent
-        mailbox = open_mailbox(
-            self.db,
-            scenario.inbox_address,
-            until=scenario.query_date,
-            order=agent.search_order,
-            without_keywords=agent.search_without_keywords,
-        )
-        opened.enter_context(closing(mailbox))
-        return self.make_environment(scenario, mailbox, self.settings)
-
 
 def build_collector(
     settings: Settings,
@@ -169,24 +137,18 @@ def build_collector(
     run_id: str = "",
     make_environment: MakeEnvironment | None = None,
 ) -> Collector:
-    """A collector on ``settings.store.db`` that renders with the policy's own tokenizer and template.
-
-    What is played, and with which tools, ``settings.agent.environment`` says; ``make_environment`` takes its place,
-    with the mail tools. Raises UsageError for an environment that cannot be loaded.
-    """
-    from emailrl.engines.renderer import ChatRenderer
+    """A collector that plays as ``build_player`` says; raises as that does."""
     from emailrl.rewards.build import build_scorer
 
-    agent = settings.agent
-    task = load_task(MAIL if make_environment else agent.environment, agent)
+    player = build_player(settings, policy, engine, make_environment=make_environment)
     return Collector(
         engine,
-        ChatRenderer(policy.tokenizer, task.tools),
+        player.renderer,
         settings,
         scorer or build_scorer(settings),
         settings.store.db,
         run_id=run_id,
-        make_environment=make_environment or task.make,
+        make_environment=player.make_environment,
     )
 
 

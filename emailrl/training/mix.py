@@ -204,14 +204,19 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
         )
 
 
+def has_servers(settings: Settings) -> bool:
+    """Whether vLLM servers sample, not an engine on the trainer's own card."""
+    return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
+
+
 def staleness(settings: Settings) -> int:
     """Steps by which the sampling policy may lag behind the trained one: MAX_STALENESS or its default."""
-    return settings.vllm.staleness(servers=settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls))
+    return settings.vllm.staleness(servers=has_servers(settings))
 
 
 def _stale(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     lag = staleness(settings)
-    if lag and not (settings.agent.engine == "vllm" and settings.vllm.vllm_urls):
+    if lag and not has_servers(settings):
         yield (
             f"MAX_STALENESS={lag} needs samplers of their own; in process, sampling and training take turns.",
             "Use --engine vllm with VLLM_URLS (emailrl serve starts servers), or MAX_STALENESS=0.",

@@ -138,15 +138,15 @@ def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
 def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
     settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Updater.follow
+    honest = Updater.take
     once = iter([signal.SIGTERM])
 
-    def asked(updater: Updater) -> None:
+    def asked(updater: Updater, share: Any) -> None:
         for number in once:
             signal.raise_signal(number)
-        honest(updater)
+        honest(updater, share)
 
-    monkeypatch.setattr(Updater, "follow", asked)
+    monkeypatch.setattr(Updater, "take", asked)
     settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=20)
     zero, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and opened == []
@@ -175,7 +175,7 @@ def test_a_model_that_only_one_rank_lacks_is_named(
     def missing(*_: Any, **__: Any) -> None:
         raise EmailRLError("No model here.", "Copy it.")
 
-    monkeypatch.setattr(follower, "load_policy", missing)
+    monkeypatch.setattr(follower, "open_policy", missing)
     zero, opened = in_ranks(2, partial(rank, settings_at("two"), tmp_path / "two"), tmp_path)
     assert str(zero) == "Rank 1: No model here. Copy it." and opened == []
     assert not (tmp_path / "two" / "grpo_masked").exists()

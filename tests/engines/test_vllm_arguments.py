@@ -47,6 +47,12 @@ def test_arguments_depend_on_what_is_possible(
     assert made | expected == made
 
 
+def test_among_ranks_it_is_started_by_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = engine_arguments(settings_for(tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    assert made["distributed_executor_backend"] == "external_launcher"
+
+
 def test_ranks_are_those_vllm_takes() -> None:
     assert [lora_rank_limit(rank) for rank in (1, 2, 8, 9, 129, 257, 512)] == [1, 8, 8, 16, 256, 320, 512]
     with pytest.raises(UsageError, match="up to rank 512, not 513"):

@@ -5,17 +5,14 @@ What only vLLM itself can show is in ``test_vllm_real``."""
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engines.vllm_stand_in import Params, StandIn, settings_for
+from engines.vllm_stand_in import StandIn, install, settings_for
 from tiny import make_model
 
 from emailrl.engines import build_engine, check_engine
@@ -53,29 +50,7 @@ def adapters(policy: Policy) -> list[Path]:
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[StandIn]:
     """Put the stand-in where vLLM is imported from; the engines that were started."""
-    StandIn.policy, StandIn.started = policy, []
-    modules: dict[str, dict[str, Any]] = {
-        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
-        "vllm.usage": {},
-        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="offline")},
-        "vllm.v1": {},
-        "vllm.v1.engine": {},
-        "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},
-        "vllm.lora": {},
-        "vllm.lora.request": {
-            "LoRARequest": lambda name, number, path: SimpleNamespace(
-                lora_name=name, lora_int_id=number, lora_path=path
-            )
-        },
-        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
-        "vllm.distributed": {},
-        "vllm.distributed.parallel_state": {"cleanup_dist_env_and_memory": lambda: None},
-    }
-    for name, attributes in modules.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.__dict__.update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
+    install(monkeypatch, policy)
     return StandIn.started
 
 
@@ -215,7 +190,9 @@ def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
     assert vllm[0].waiting == {} and ask(engine, 1)[0].error is None
 
 
-def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: None)
     with pytest.raises(EmailRLError, match=r"not installed\. Run in the clone: pip install -e '\.\[vllm\]'"):
         build_engine(settings_for(Path(policy.path)), policy)
@@ -224,6 +201,8 @@ def test_a_missing_vllm_and_torchrun_are_told(policy: Policy, monkeypatch: pytes
     unsloth = load_settings(given, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):
         check_engine(unsloth, trainable=True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="only one training process"):
-        build_engine(settings_for(Path(policy.path)), policy)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UsageError, match=r"3 ranks on a host .* VLLM_TENSOR_PARALLEL_SIZE=2\. Start a multiple of 2"):
+        build_engine(settings_for(Path(policy.path), vllm_tensor_parallel_size=2), policy)
+    build_engine(settings_for(Path(policy.path), vllm_tensor_parallel_size=3), policy)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from emailrl.engines.base import Request, SamplingParams
@@ -111,3 +114,33 @@ class StandIn:
         with torch.inference_mode(), self._weights.active():
             scored = token_logprobs(self._weights.model, tokens, mask, temperature=temperature).logprobs[0, start:]
         return [{i: SimpleNamespace(logprob=v)} for i, v in zip(ids[start:], scored.tolist(), strict=True)]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+    """Put the stand-in where vLLM is imported from, sampling from the policy's base model."""
+    StandIn.policy, StandIn.started = policy, []
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
+        "vllm.usage": {},
+        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="offline")},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},
+        "vllm.lora": {},
+        "vllm.lora.request": {
+            "LoRARequest": lambda name, number, path: SimpleNamespace(
+                lora_name=name, lora_int_id=number, lora_path=path
+            )
+        },
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
+        "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {
+            "cleanup_dist_env_and_memory": lambda: None,
+            "destroy_model_parallel": lambda: None,
+        },
+    }
+    for name, attributes in modules.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)

@@ -199,6 +199,10 @@ def test_batches(text: str, expected: tuple[int, int | None]) -> None:
         ("--async_train --vllm_num_engines 2", {"max_staleness": 1}),
         ("--async_train --async_queue_size 3 --vllm_num_engines 2", {"max_staleness": 3}),
         ("--vllm_num_engines 0", {"engine": "transformers"}),
+        (
+            "--vllm_num_engines 4 --vllm_tensor_parallel_size 2 --colocate_all_models --actor_num_gpus_per_node 8",
+            {"engine": "vllm", "vllm_urls": "", "vllm_tensor_parallel_size": 2, "nproc": 8},
+        ),
         ("--load_checkpoint", {"resume": "auto"}),
         ("--save_hf_ckpt", {"export_format": "merged", "export_dir": "./ckpt"}),
         ("--save_hf_ckpt --save_path out", {"export_format": "merged", "export_dir": "out"}),
@@ -250,6 +254,17 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
 def test_what_has_no_line_of_its_own_is_a_comment(text: str, absent: str, told: str) -> None:
     assert absent not in values_of(text)
     assert told in comments_of(text)
+
+
+def test_engines_that_share_gpus_are_as_many_as_the_ranks_make() -> None:
+    flags, said = (
+        "--colocate_all_models --actor_num_gpus_per_node 8 --vllm_tensor_parallel_size 2 ",
+        "follows from the ranks",
+    )
+    assert said not in comments_of(flags + "--vllm_num_engines 4")
+    assert "one for each vllm_tensor_parallel_size of them: 4" in comments_of(flags + "--vllm_num_engines 8")
+    assert said not in comments_of(flags + "--vllm_num_engines 0")
+    assert "of them: 1" in comments_of("--colocate_all_models --vllm_num_engines 2")
 
 
 def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:

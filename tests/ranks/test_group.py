@@ -83,6 +83,55 @@ def test_an_error_on_one_rank_is_raised_by_all_and_rank_0_says_whose_it_is(tmp_p
     assert one == [] and two == []  # they heard of the end from rank 0
 
 
+def test_ranks_may_work_apart_for_longer_than_they_wait_for_each_other(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> list[int]:
+        def slow() -> int:
+            time.sleep(8 * (ranks.rank == 2))
+            return ranks.rank
+
+        return ranks.collect(ranks.apart(slow))
+
+    assert in_ranks(3, ranked(work, seconds=4), tmp_path) == [[0, 1, 2], [[]], [[]]]
+
+
+def test_an_error_of_a_rank_that_works_apart_is_raised_by_all(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        ranks.apart(lambda: 1 // (ranks.rank - 1))
+
+    zero, one, two = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, EmailRLError) and zero.message.startswith("Rank 1: ZeroDivisionError")
+    assert one == [] and two == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_while_all_work_apart_interrupts_the_others(number: signal.Signals, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        ranks.apart(lambda: os.kill(os.getpid(), number) if ranks.rank == 1 else time.sleep(60))
+
+    children = begin(3, ranked(work, seconds=6), tmp_path)
+    try:
+        zero = results(children[:1], tmp_path, seconds=40)[0]
+        waited = os.waitpid(children[2], 0)
+    finally:
+        os.kill(children[1], signal.SIGKILL)
+        os.waitpid(children[1], 0)
+    assert isinstance(zero, LostRank) and "Rank 1 of 3 ended or did not answer within 6 s." in zero.message
+    assert waited[1] == 0
+
+
+def test_the_end_of_rank_0_interrupts_ranks_that_work_apart(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail() -> None:
+            time.sleep(60 * (ranks.rank == 1))
+            raise UsageError("No more.")
+
+        ranks.apart(fail)
+
+    begun = time.monotonic()
+    zero, one = in_ranks(2, ranked(work), tmp_path)
+    assert str(zero) == "No more." and one == [] and time.monotonic() - begun < 40
+
+
 def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:
     zero, *_ = in_ranks(2, ranked(lambda ranks: ranks.check_same("The adapter", str(ranks.rank))), tmp_path)
     assert "The adapter of rank 1 differs from rank 0's." in str(zero)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine
-from emailrl.engines.base import VersionedEngine
+from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
@@ -16,7 +16,7 @@ from emailrl.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
-from emailrl.rollout.collect import Scores, build_collector
+from emailrl.rollout.collect import Collector, Scores, build_collector
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
@@ -44,6 +44,7 @@ from emailrl.training.run.resume import (
 from emailrl.training.run.run import Run
 from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
+from emailrl.training.run.team import Team, TeamPlayer, plays_on_all, ranks_per_engine, team_notes
 from emailrl.training.run.tracking import Say, Tracker, check_services
 from emailrl.training.step.update import Updater
 
@@ -75,7 +76,7 @@ def open_run(
         make = mode.make_environment
         with _loaded(settings, start.adapter, checkpoint, total, ranks) as (opened, updater, state):
             policy, engine, settings = opened.policy, opened.engine, updater.settings
-            data.notes += policy.notes
+            data.notes += policy.notes + team_notes(settings, ranks)
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (
@@ -84,6 +85,7 @@ def open_run(
             ):
                 tracker.display = display
                 _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
+                interrupts = Interrupts(tracker.say)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
                     parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
@@ -91,10 +93,10 @@ def open_run(
                 )  # fmt: skip
                 run = Run(
                     settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
-                    policy=policy, engine=engine, collector=collector, evaluator=evaluator, updater=updater,
-                    tracker=tracker, interrupts=Interrupts(tracker.say), filter=wanted, total_steps=total,
-                    epochs=_epochs(settings, mode), writer=writer, ranks=ranks,
-                    kept_versions=2 + staleness(settings),
+                    policy=policy, collector=collector, evaluator=evaluator, updater=updater,
+                    engine=_sampler(settings, ranks, engine, interrupts, collector, evaluator),
+                    tracker=tracker, interrupts=interrupts, filter=wanted, total_steps=total,
+                    epochs=_epochs(settings, mode), writer=writer, ranks=ranks, kept_versions=2 + staleness(settings),
                 )  # fmt: skip
                 with _overlapping(run, checkpoint):
                     yield run
@@ -107,6 +109,22 @@ def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint
     if checkpoint:
         data.notes += _changes(checkpoint, settings, data)
     return data
+
+
+def _sampler(
+    settings: Settings,
+    ranks: Ranks,
+    engine: PolicyEngine,
+    interrupts: Interrupts,
+    collector: Collector,
+    evaluator: Collector,
+) -> Sampler:
+    """What both collectors play with: this engine, or those of all ranks."""
+    if not plays_on_all(settings, ranks):
+        return engine
+    team = Team(ranks, engine, interrupts, per_engine=ranks_per_engine(settings))
+    collector.team, evaluator.team = TeamPlayer(team, collector, "train"), TeamPlayer(team, evaluator, "eval")
+    return team
 
 
 @contextmanager

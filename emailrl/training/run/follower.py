@@ -1,22 +1,25 @@
-"""The ranks besides the first: they load the model that rank 0 names, train what it deals out, and record nothing."""
+"""The ranks besides the first: they load the model that rank 0 names, play and train what it deals out, and record
+nothing."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from emailrl.engines.opened import open_policy
 from emailrl.errors import UsageError
-from emailrl.policy.adapter import CONFIG, WEIGHTS
 from emailrl.policy.load import load_policy
 from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
+from emailrl.training.run.team import ORDERS, Member, Order, plays_on_all, read_adapter, write_adapter
+from emailrl.training.step.spread import Share
 from emailrl.training.step.update import Updater
 
 if TYPE_CHECKING:
@@ -36,8 +39,7 @@ class Task:
     @classmethod
     def of(cls, settings: Settings, total_steps: int, adapter: Path | None) -> Task:
         """The task of a run that starts from the adapter in this folder."""
-        files = None if adapter is None else {name: (adapter / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-        return cls(settings.without_secrets(), total_steps, files)
+        return cls(settings.without_secrets(), total_steps, read_adapter(adapter))
 
 
 def follow(settings: Settings) -> None:
@@ -48,38 +50,55 @@ def follow(settings: Settings) -> None:
     """
     with joined(settings) as ranks:
         assert isinstance(ranks, RankGroup)
-        with _asking(ranks):
-            follower = Follower(ranks)
+        with _asking(ranks), closing(Follower(ranks)) as follower:
             ranks.follow(follower.work)
 
 
 class Follower:
-    """Does what rank 0 calls to: first to load the model, then to train."""
+    """Does what rank 0 calls to: first to load the model, then to play and to train."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self.ranks = ranks
         self.updater: Updater | None = None
+        self.member: Member | None = None
 
     def work(self) -> None:
         """One call of rank 0."""
-        if self.updater is not None:
-            self.updater.follow()
+        if self.updater is None:
+            self._load()
             return
+        order: Order | Share | None = self.ranks.scatter(None)
+        if isinstance(order, ORDERS):
+            assert self.member is not None
+            self.member.do(order)
+        else:
+            self.updater.take(order)
+
+    def close(self) -> None:
+        """Close the engine, if there is one."""
+        if self.member is not None:
+            self.member.close()
+
+    def _load(self) -> None:
         task: Task | None = self.ranks.broadcast(None)
         assert task is not None
         mesh = mesh_of(task.settings, self.ranks)
-        updater = self.ranks.agree(lambda: self._load(task, mesh))
+        updater = self.ranks.agree(lambda: self._load_policy(task, mesh))
         updater.synchronize()
         self.ranks.started()
         self.updater = updater
 
-    def _load(self, task: Task, mesh: DeviceMesh | None) -> Updater:
+    def _load_policy(self, task: Task, mesh: DeviceMesh | None) -> Updater:
+        settings = task.settings
         with TemporaryDirectory() as folder:
-            for name, content in (task.adapter or {}).items():
-                (Path(folder) / name).write_bytes(content)
-            adapter = Path(folder) if task.adapter else None
-            policy = load_policy(task.settings, adapter=adapter, trainable=True, mesh=mesh)
-        return Updater(policy, resolve(task.settings), task.settings, total_steps=task.total_steps, ranks=self.ranks)
+            adapter = write_adapter(task.adapter, Path(folder))
+            if plays_on_all(settings, self.ranks):
+                opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
+                policy = opened.policy
+                self.member = Member(self.ranks, settings, opened)
+            else:
+                policy = load_policy(settings, adapter=adapter, trainable=True, mesh=mesh)
+        return Updater(policy, resolve(settings), settings, total_steps=task.total_steps, ranks=self.ranks)
 
 
 def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:
@@ -99,7 +118,7 @@ def _asking(ranks: RankGroup) -> Iterator[None]:
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if asked or ranks.is_over:
             raise KeyboardInterrupt
         asked.append(number)
         ranks.stop()

@@ -46,6 +46,17 @@ class Interrupts:
         finally:
             self._droppable = False
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Mark work inside ``droppable()`` that is not to be cut off, as other ranks take part in it."""
+        before, self._droppable = self._droppable, False
+        try:
+            yield
+        finally:
+            self._droppable = before
+        if before:
+            self.check()
+
     def request(self) -> None:
         """Ask for the end from another thread, as by a first signal; after one, nothing more."""
         main = threading.main_thread().ident

@@ -12,7 +12,7 @@ from emailrl.checkpoints import (
     remove_checkpoints,
 )
 from emailrl.disk import replace_bytes
-from emailrl.engines import PolicyEngine
+from emailrl.engines.base import Sampler
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
 from emailrl.policy.load import Policy
@@ -52,7 +52,7 @@ class Run:
     directory: Path
     state: RunState
     policy: Policy
-    engine: PolicyEngine
+    engine: Sampler
     collector: Collector
     evaluator: Collector
     updater: Updater

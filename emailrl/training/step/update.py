@@ -116,8 +116,11 @@ class Updater:
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
 
     def follow(self) -> None:
-        """On another rank than the first: train what rank 0 deals out in its ``train``, or pass along with it."""
-        share: Share | None = self.ranks.scatter(None)
+        """On another rank than the first: take what rank 0 deals out next."""
+        self.take(self.ranks.scatter(None))
+
+    def take(self, share: Share | None) -> None:
+        """On another rank than the first: train what rank 0 dealt out in its ``train``, or pass along with it."""
         if share is None:
             self.scorer.pass_along()
         else:

@@ -1,0 +1,205 @@
+"""Rollouts by all ranks: each plays a part of the conversations with an engine on its own card.
+
+Rank 0 asks the questions, deals the trajectories out, gathers what came of them, rates and records. What a trajectory
+samples depends on its id alone, so it does not matter which rank plays it. With tensor parallelism each engine is of
+several neighboring ranks, which all play the same part, in step; the first of them hands it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Literal
+
+from emailrl.engines.base import PolicyEngine, SamplingParams
+from emailrl.engines.opened import OpenPolicy
+from emailrl.policy.adapter import CONFIG, WEIGHTS
+from emailrl.ranks import Ranks
+from emailrl.rollout.player import Player, build_player
+from emailrl.settings import Settings
+from emailrl.store.connection import no_database
+from emailrl.training.mix import has_servers
+from emailrl.training.run.interrupts import Interrupts
+from emailrl.training.run.modes import MODES
+from emailrl.trajectory import Trajectory
+
+Role = Literal["train", "eval"]
+"""Trajectories to train on are played as the mode says, all others as the settings say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sample from the adapter that is broadcast next; from the bare base where that is None."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Play these trajectories."""
+
+    trajectories: Sequence[Trajectory]
+    sampling: SamplingParams
+    seed: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the engine's memory back."""
+
+
+Order = Load | Play | Release
+ORDERS: Final = (Load, Play, Release)
+
+
+def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
+    """Whether every rank has an engine: there are several ranks, and no servers that sample for them."""
+    return not ranks.is_alone and not has_servers(settings)
+
+
+def ranks_per_engine(settings: Settings) -> int:
+    """Ranks that share one engine."""
+    return settings.vllm.vllm_tensor_parallel_size if settings.agent.engine == "vllm" else 1
+
+
+def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
+    """Which engines play, for the head of a run; nothing if it is one process or servers do."""
+    if not plays_on_all(settings, ranks):
+        return []
+    each, several = ranks_per_engine(settings), ranks.world
+    return [f"rollouts are played by {several // each} engines, each on {each} of {several} ranks"]
+
+
+def deal(trajectories: Sequence[Trajectory], num_engines: int) -> list[Sequence[Trajectory]]:
+    """Split into parts of nearly equal number in their order, so that most groups, which share a prompt, stay whole."""
+    bounds = [len(trajectories) * number // num_engines for number in range(num_engines + 1)]
+    return [trajectories[begin:end] for begin, end in pairwise(bounds)]
+
+
+def read_adapter(path: Path | None) -> dict[str, bytes] | None:
+    """The files of an adapter, for ranks whose hosts may not see its folder; None for none."""
+    return None if path is None else {name: (path / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+
+
+def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
+    """The inverse of ``read_adapter``: the files in ``folder``."""
+    for name, content in (files or {}).items():
+        (folder / name).write_bytes(content)
+    return folder if files else None
+
+
+class Team:
+    """Rank 0's side; its own engine is one of those it leads."""
+
+    def __init__(self, ranks: Ranks, engine: PolicyEngine, interrupts: Interrupts, *, per_engine: int) -> None:
+        self.ranks, self.engine, self.interrupts, self.per_engine = ranks, engine, interrupts, per_engine
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """See ``Sampler.load_adapter``; all engines load it together."""
+        with self.ordered([Load(version)] * self.ranks.world):
+            self.ranks.broadcast(read_adapter(path))
+            self.ranks.agree(lambda: self.engine.load_adapter(path, version))
+
+    def release(self) -> None:
+        """See ``Sampler.release``."""
+        with self.ordered([Release()] * self.ranks.world):
+            self.ranks.agree(self.engine.release)
+
+    def resume(self) -> None:
+        """See ``Sampler.resume``; the other ranks do so with their next order."""
+        self.engine.resume()
+
+    @contextmanager
+    def ordered(self, orders: Sequence[Order]) -> Iterator[None]:
+        """Give each rank its order, and do with them what it says; it is not cut off by the first Ctrl-C."""
+        with self.interrupts.held(), self.ranks.at_work():
+            self.ranks.scatter(orders)
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class TeamPlayer:
+    """Plays with all engines; ``own`` is rank 0's player."""
+
+    team: Team
+    own: Player
+    role: Role
+
+    def play(
+        self,
+        trajectories: Sequence[Trajectory],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        progress: Callable[[Trajectory], None] | None = None,
+    ) -> Sequence[Trajectory]:
+        """See ``Plays.play``. ``progress`` hears of other ranks' trajectories once all have ended."""
+        ranks, per_engine = self.team.ranks, self.team.per_engine
+        parts = deal(trajectories, ranks.world // per_engine)
+
+        def play_own() -> Sequence[Trajectory]:
+            return self.own.play(parts[0], sampling, seed=seed, progress=progress)
+
+        orders = [Play(parts[rank // per_engine], sampling, seed, self.role) for rank in range(ranks.world)]
+        with self.team.ordered(orders):
+            with self.team.interrupts.droppable():
+                played = ranks.apart(play_own)
+            first, *others = ranks.collect(played)
+        theirs = [trajectory for part in others for trajectory in part]
+        if progress is not None:
+            for trajectory in theirs:
+                progress(trajectory)
+        return [*first, *theirs]
+
+
+class Member:
+    """Another rank's side: it does what rank 0 orders."""
+
+    def __init__(self, ranks: Ranks, settings: Settings, opened: OpenPolicy) -> None:
+        if not settings.store.db.is_file():
+            raise no_database(settings.store.db)
+        self.ranks, self.engine = ranks, opened.engine
+        self.hands_in = ranks.rank % ranks_per_engine(settings) == 0
+        make = MODES[settings.training.mode].make_environment
+        self.players: dict[Role, Player] = {
+            "train": build_player(settings, opened.policy, opened.engine, make_environment=make),
+            "eval": build_player(settings, opened.policy, opened.engine),
+        }
+        self._folder = ExitStack()
+
+    def do(self, order: Order) -> None:
+        """Carry out one order."""
+        match order:
+            case Load():
+                self._load(order.version)
+            case Play():
+                played = self.ranks.apart(lambda: self._play(order))
+                self.ranks.collect(played if self.hands_in else [])
+            case Release():
+                self.ranks.agree(self.engine.release)
+
+    def close(self) -> None:
+        """Free what the engine holds, and its adapter's files."""
+        self.engine.close()
+        self._folder.close()
+
+    def _load(self, version: str) -> None:
+        files: dict[str, bytes] | None = self.ranks.broadcast(None)
+        before, self._folder = self._folder, ExitStack()
+        folder = Path(self._folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-")))
+
+        def load() -> None:
+            self.engine.resume()
+            self.engine.load_adapter(write_adapter(files, folder), version)
+
+        self.ranks.agree(load)
+        before.close()
+
+    def _play(self, order: Play) -> Sequence[Trajectory]:
+        self.engine.resume()
+        return self.players[order.role].play(order.trajectories, order.sampling, seed=order.seed)
