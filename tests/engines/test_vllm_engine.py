@@ -5,6 +5,7 @@ What only vLLM itself can show is in ``test_vllm_real``."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
