@@ -53,6 +53,18 @@ def test_the_examples_of_every_command_parse() -> None:
             check(words)
 
 
+def test_the_commands_in_the_text_parse() -> None:
+    """``…`` and capital letters stand for values; an option may stand without its value at the end."""
+    found = {code for page in DOCUMENTS for code in re.findall(r"`((?:[A-Z_]+=\S+ )*emailrl [^`\n]+)`", prose(page))}
+    assert len(found) > 40
+    for code in found - {"emailrl --install-completion", "emailrl COMMAND --help"}:
+        words = shlex.split(re.sub(r"(?<= )(?:[NM]|…)(?= |$)", "1", code))
+        try:
+            check(words)
+        except WRONG_USAGE as error:
+            assert "requires an argument" in str(error), code
+
+
 def test_the_commands_in_recipes_parse() -> None:
     """Whatever the cluster fills in is a number, or taken for a text."""
     found = []
