@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, field, fields
+from operator import contains
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -66,23 +67,23 @@ def _types(annotation: Any) -> set[type]:
 
 FIELDS = [each.name for each in fields(Entry)]
 """The names of an entry's values, in the order of its line."""
-_TYPES = {name: _types(annotation) for name, annotation in get_type_hints(Entry).items()}
+_TYPES = [_types(annotation) for annotation in get_type_hints(Entry).values()]
+NO_TRAJECTORY = b",null]\n"
+"""How the line of an entry without a trajectory ends, and no other."""
 
 
 def entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
     """The index line for one line of a trajectory file; ``trajectory`` is None for a line that holds none."""
     place = [line, offset, len(content), zlib.crc32(content)]
-    return json.dumps([*place, *(_summary(trajectory) if trajectory else ())], separators=(",", ":")).encode() + b"\n"
+    values = [*place, *(_summary(trajectory) if trajectory else [None])]
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def checked_entry(values: Any) -> Entry:
     """An entry of an index; ValueError or TypeError for anything else."""
     entry = Entry(*values)
-    if any(type(number) is not int or number < 0 for number in values[:4]) or entry.length < 1:
+    if not all(map(contains, _TYPES, map(type, values))) or min(values[:4]) < 0 or entry.length < 1:
         raise ValueError("no entry of an index")
-    for name, value in zip(FIELDS[4:], values[4:], strict=False):
-        if type(value) not in _TYPES[name]:
-            raise ValueError("no entry of an index")
     return entry
 
 

@@ -17,7 +17,7 @@ from typing import overload
 
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError
-from emailrl.recording.entry import FIELDS, Entry, checked_entry, entry_line
+from emailrl.recording.entry import FIELDS, NO_TRAJECTORY, Entry, checked_entry, entry_line
 from emailrl.recording.fields import trajectory_in_line
 from emailrl.recording.lines import JsonlWriter, Record, encode, parse_line
 from emailrl.trajectory import Trajectory
@@ -67,7 +67,7 @@ class TrajectoryIndex(Sequence[Entry]):
         """The positions of lines that hold no trajectory."""
         self.num_lines = self.size = 0
         """Lines and bytes of the file that are covered, blank lines included."""
-        self._take(self._stored())
+        self._take_stored()
         if not self._fits():
             self._take([])
         known = len(self._lines)
@@ -171,29 +171,28 @@ class TrajectoryIndex(Sequence[Entry]):
         except (ValueError, TypeError, RecursionError):
             raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes], *, some_bad: bool = False) -> None:
+        """Begin with the lines of an index, of which ``some_bad`` have no trajectory."""
         self._lines = lines
-        self.unreadable = [position for position, line in enumerate(lines) if b'"' not in line]  # four numbers alone
+        self.unreadable = [at for at, line in enumerate(lines) if line.endswith(NO_TRAJECTORY)] if some_bad else []
         self.num_lines = self.size = 0
         for last in self._entries(lines[-1:]):
             self.num_lines, self.size = last.line, last.offset + last.length
 
-    def _stored(self) -> list[bytes]:
-        """The whole lines of the index beside the file; none where it is missing or not such an index."""
-        stored = index_path(self.path)
-        if not stored.is_file():
-            return []
-        try:
-            header, *lines = stored.read_bytes().splitlines(keepends=True)
-            if lines and not lines[-1].endswith(b"\n"):
-                lines.pop()
-            if header != _HEADER:
-                return []
-            if lines:
-                checked_entry(json.loads(lines[-1]))
-        except (OSError, ValueError, TypeError, RecursionError):
-            return []
-        return lines
+    def _take_stored(self) -> None:
+        """Begin with the whole lines of the index beside the file; with none if it is missing or not such an index."""
+        lines: list[bytes] = []
+        some_bad = False
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            content = index_path(self.path).read_bytes()
+            header, *found = content.splitlines(keepends=True)
+            if found and not found[-1].endswith(b"\n"):
+                found.pop()
+            if header == _HEADER:
+                for last in found[-1:]:
+                    checked_entry(json.loads(last))
+                lines, some_bad = found, NO_TRAJECTORY in content
+        self._take(lines, some_bad=some_bad)
 
     def _fits(self) -> bool:
         """Whether the last entry still matches the file."""

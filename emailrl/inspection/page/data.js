@@ -44,25 +44,28 @@ function groupedBy(items, nameOf) {
 }
 
 async function load() {
-  if (config.served) return refresh();
+  if (config.served) return refresh({ most: PAGE_OF_ROWS });
   [data.run, data.rows] = await Promise.all([unpack("run"), unpack("rows")]);
   setRows(data.rows);
   return true;
 }
 
-// Asks the server again; rows of files that have not changed are kept. Says whether anything is new.
-async function refresh() {
+// Asks the server again; rows of files that have not changed are kept. Says whether anything is new. The first time it
+// stops at the first rows, so that a long list is seen at once.
+async function refresh({ most = Infinity, tell = () => {} } = {}) {
   const run = await ask("/data/run.json");
   const before = data.run ? data.run.files : [];
   let same = 0;
   while (same < before.length && same < run.files.length && sameFile(before[same], run.files[same])) same += 1;
-  if (data.run && same === run.files.length && same === before.length && run.steps.length === data.run.steps.length) return false;
+  const isSame = data.run && same === run.files.length && same === before.length && run.steps.length === data.run.steps.length;
+  if (isSame && data.rows.length === run.total) return false;
   const kept = before.slice(0, same).reduce((sum, file) => sum + file.count, 0);
   const rows = data.rows.slice(0, kept);
-  while (rows.length < run.total) {
+  while (rows.length < Math.min(run.total, most)) {
     const part = await ask(`/data/trajectories?from=${rows.length}&to=${Math.min(rows.length + PAGE_OF_ROWS, run.total)}`);
     if (!part.length) break;
     rows.push(...part);
+    tell(`reading ${rows.length.toLocaleString("en")} of ${run.total.toLocaleString("en")}`);
   }
   data.run = run;
   setRows(rows);

@@ -129,7 +129,7 @@ function redraw() {
 async function poll() {
   const live = document.getElementById("live");
   try {
-    const isNew = await refresh();
+    const isNew = await refresh({ tell: (text) => { live.textContent = text; } });
     live.textContent = "live";
     if (isNew) redraw();
   } catch {
@@ -156,7 +156,7 @@ async function start() {
   });
   render();
   document.documentElement.dataset.ready = "true";
-  if (config.served) setTimeout(poll, POLL_MILLISECONDS);
+  if (config.served) setTimeout(poll, data.rows.length < data.run.total ? 0 : POLL_MILLISECONDS);
 }
 
 start().catch(failed);
