@@ -92,7 +92,7 @@ def ask(
         if question is None:
             _converse(session)
             return
-        answer = session.ask(question, progress_console() if json else result_console())
+        answer = session.ask(question, result_console(json=json))
     if json:
         print_json(_record(answer))
 

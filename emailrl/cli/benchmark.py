@@ -38,7 +38,7 @@ import typer
 
 from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import check_inputs
+from emailrl.cli.inputs import with_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
@@ -92,8 +92,7 @@ def benchmark(
     from emailrl.engines import is_chat
     from emailrl.settings import load_settings
 
-    settings = load_settings(overrides, trust=trust)
-    check_inputs(settings)
+    settings = with_inputs(load_settings(overrides, trust=trust))
     root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
@@ -102,7 +101,7 @@ def benchmark(
         say_loading()
     folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(root)
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
-    _show(report, folder, progress_console() if json else result_console())
+    _show(report, folder, result_console(json=json))
     if json:
         records = report.records()
         print_json(records[0] if len(subjects) == 1 and records else records)

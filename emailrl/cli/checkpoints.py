@@ -144,9 +144,8 @@ def prune_command(
     limit = output.save_total_limit if keep is None else keep
     runs = _runs(run, output.output_dir, overrides["mode"])
     paths = [path for each in runs for path in prunable(each, limit)]
-    console = progress_console()
     for path in paths:
-        console.print(f"to remove: {path}", soft_wrap=True)
+        progress_console().print(f"to remove: {path}", soft_wrap=True)
     if paths and not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"Removing {_counted(paths)} needs confirmation.", "Add --yes.")
@@ -155,7 +154,7 @@ def prune_command(
     if json:
         print_json({"removed": removed, "keep": limit})
     else:
-        console.print(f"{_counted(removed)} removed, the last {limit} of each run kept")
+        result_console().print(f"{_counted(removed)} removed, the last {limit} of each run kept")
 
 
 def _counted(paths: list[Path]) -> str:

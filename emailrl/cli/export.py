@@ -19,7 +19,7 @@ import typer
 
 from emailrl.cli.completion import one_of
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
-from emailrl.cli.output import print_json, progress_console
+from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ def export(
 
     output_dir = load_settings(trust=trust).output.output_dir
     found = find_checkpoint(checkpoint or "best", output_dir)
-    console = progress_console()
     if checkpoint is None and (note := untrained_note(output_dir)):
-        console.print(note, style="yellow", soft_wrap=True)
+        progress_console().print(note, style="yellow", soft_wrap=True)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
     from emailrl.export import export_checkpoint
 
     written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
     count = len(list(written.out.iterdir()))
-    console.print(f"{found.path} → {written.out} ({format}, {count} files)", soft_wrap=True)
+    said = f"{found.path} → {written.out} ({format}, {count} files)"
+    result_console(json=json).print(said, soft_wrap=True)
     if json:
         print_json(written)

@@ -16,7 +16,6 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
-from emailrl.cli.output import print_json, print_next, progress_console, say
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
 from emailrl.plain import one_line
 
 if TYPE_CHECKING:
@@ -74,35 +73,40 @@ def gen_db(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.scenarios.beside import questions_file
     from emailrl.settings import load_settings
 
+    console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
     settings = everything.store
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)
-        line = f"{settings.db} already holds {report.emails:,} emails; --overwrite rebuilds it."
-        print(one_line(line), file=sys.stderr)
+        say(f"{settings.db} already holds {report.emails:,} emails; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
             report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
+        _print_summary(report, console)
+        say(f"Questions: {questions_file(report.db)}", console)
     else:
         from emailrl.store.build import build_database
         from emailrl.store.sources import open_source
 
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
-        with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, console):
+        with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
-                workers=workers, progress=progress, listing=_listing(console) if verbose else None,
+                workers=workers, progress=progress, listing=_listing(above) if verbose else None,
             )  # fmt: skip
-        _print_summary(report)
+        _print_summary(report, console)
+        if overwrite and (questions := questions_file(report.db)).is_file():
+            say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
         if append and report.emails:
             say(
                 "The database has changed: runs started on it cannot resume, and old questions about the first, the "
                 "last or the number of emails may have new answers. Generate new ones with gen-questions."
             )
-    _print_next(settings, report.db)
+    _print_next(settings, report.db, console)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
@@ -125,15 +129,12 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 
 def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
     """Write the demo's database, and its questions beside it."""
-    from emailrl.scenarios.demo import questions_file, write_demo
+    from emailrl.scenarios.demo import write_demo
 
-    report = write_demo(
+    return write_demo(
         settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=overwrite, append=append,
         limit=limit,
     )  # fmt: skip
-    _print_summary(report)
-    print(one_line(f"Questions: {questions_file(report.db)}"), file=sys.stderr)
-    return report
 
 
 def existing_database(db: Path) -> BuildReport:
@@ -151,9 +152,9 @@ def existing_database(db: Path) -> BuildReport:
     return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
-def _print_next(settings: StoreSettings, db: Path) -> None:
+def _print_next(settings: StoreSettings, db: Path, console: Console) -> None:
     """Whose mailboxes the database holds, the largest first, and the command that comes next."""
-    from emailrl.scenarios.demo import questions_file
+    from emailrl.scenarios.beside import has_enron_email, questions_file
     from emailrl.scenarios.inbox.choice import largest_owners, listed
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
@@ -162,12 +163,10 @@ def _print_next(settings: StoreSettings, db: Path) -> None:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
         more = ", …" if len(owners) > NUM_SHOWN else ""
-        say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}")
-    questions = questions_file(settings.db)
+        say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}", console)
+    has_questions = questions_file(settings.db).is_file() or has_enron_email(settings.db)
     command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
-    if questions.is_file():
-        command += ["--questions", str(questions)]
-    elif settings.source != "hf" or settings.db != type(settings)().db:  # the hub has questions on its own mails only
+    if not has_questions:
         command = ["gen-questions", "--db", str(settings.db)]
         if owners and _is_named(owners):
             command += ["--inbox", owners[0].address]
@@ -234,10 +233,9 @@ def _listing(console: Console) -> Listing:
     return show
 
 
-def _print_summary(report: BuildReport) -> None:
+def _print_summary(report: BuildReport, console: Console) -> None:
     from emailrl.store.sieve import KEPT_BY
 
-    console = progress_console()
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     console.print(

@@ -28,11 +28,13 @@ import typer
 
 from emailrl.cli.completion import inboxes
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, print_next, progress_console
+from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from emailrl.scenarios.llm import QuestionPlan, QuestionWriter, Spending
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario
@@ -72,6 +74,7 @@ def gen_questions(
     import time
 
     from emailrl.scenarios import write_scenarios
+    from emailrl.scenarios.beside import questions_file
     from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
@@ -80,21 +83,20 @@ def gen_questions(
     settings = load_settings(overrides, trust=trust, builds_db=True)
     database = settings.store.db
     _check_inboxes(database, inbox or [])
-    target = out_file(out or database.with_name(f"{database.stem}_questions.jsonl"), may_exist=overwrite or dry_run)
-    started = time.perf_counter()
+    target = out_file(out or questions_file(database), may_exist=overwrite or dry_run)
+    if dry_run:
+        _estimate_only(settings, inbox or [], limit, json=json)
+        return
+    started, more = time.perf_counter(), dict[str, Any]()
     if generator == "template":
         scenarios = _by_template(settings, kinds, inbox or [], limit)
-        more: dict[str, Any] = {}
     else:
-        plan = _plan(settings, inbox or [], limit)
-        if dry_run:
-            if json:
-                print_json({"db": database, "generator": generator, **_estimate(plan, settings)})
-            return
+        plan = _plan(settings, inbox or [], limit, progress_console())
         scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
-    _print_summary(scenarios, target, database, seconds)
+    _print_summary(scenarios, target, seconds, result_console(json=json))
+    _print_next(scenarios, target, database)
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
 
@@ -151,8 +153,8 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
         )
 
 
-def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> QuestionPlan:
-    """The prompts of a run by a model; their estimate is told on stderr."""
+def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Console) -> QuestionPlan:
+    """The prompts of a run by a model; their estimate is printed on ``console``."""
     from emailrl.scenarios.llm import plan_questions
 
     generation = settings.generation
@@ -166,13 +168,19 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None) -> Question
     )
     estimate = _estimate(plan, settings)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
-    progress_console().print(
+    console.print(
         f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} already answered; "
         f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
         f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
         soft_wrap=True,
     )  # fmt: skip
     return plan
+
+
+def _estimate_only(settings: Settings, inboxes: list[str], limit: int | None, *, json: bool) -> None:
+    plan = _plan(settings, inboxes, limit, result_console(json=json))
+    if json:
+        print_json({"db": settings.store.db, "generator": "llm", **_estimate(plan, settings)})
 
 
 def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
@@ -261,14 +269,19 @@ def _dollars(cost: float | None, unknown: str) -> str:
     return unknown if cost is None else f"${cost:.2f}"
 
 
-def _print_summary(scenarios: list[Scenario], target: Path, database: Path, seconds: float) -> None:
-    from emailrl.scenarios.splits import shared_inboxes, split_note
-
-    console = progress_console()
+def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, console: Console) -> None:
     console.print(questions_table(scenarios))
     console.print(f"{len(scenarios)} questions in {seconds} s: {target}", soft_wrap=True)
+
+
+def _print_next(scenarios: list[Scenario], target: Path, database: Path) -> None:
+    """What to know of the questions' splits, and the command that comes next."""
+    from emailrl.scenarios.beside import questions_file
+    from emailrl.scenarios.splits import shared_inboxes, split_note
+
     if note := split_note(scenarios):
-        console.print(note, style="yellow", soft_wrap=True)
+        progress_console().print(note, style="yellow", soft_wrap=True)
     if any(scenario.split == "test" for scenario in scenarios):
+        named = [] if target == questions_file(database) else ["--questions", str(target)]
         shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
-        print_next(["benchmark", "--model", "nano", "--db", str(database), "--questions", str(target), *shared])
+        print_next(["benchmark", "--model", "nano", "--db", str(database), *named, *shared])

@@ -1,8 +1,10 @@
-"""Checks that a command's input files exist, before anything slow is loaded."""
+"""A command's input files: chosen if none are named, and checked before anything slow is loaded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from emailrl.cli.output import say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -16,3 +18,14 @@ def check_inputs(settings: Settings) -> None:
     if not settings.store.db.is_file():
         raise no_database(settings.store.db)
     check_exists(settings.data.questions)
+
+
+def with_inputs(settings: Settings) -> Settings:
+    """Return the settings with their questions chosen and said (``with_questions``); raises as ``check_inputs`` too."""
+    from emailrl.scenarios.beside import with_questions
+
+    check_inputs(settings)
+    settings, chosen = with_questions(settings)
+    if chosen is not None:
+        say(chosen)
+    return settings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.output import progress_console, say
+from emailrl.cli.output import progress_console, result_console, say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,8 +27,10 @@ REFRESH = 4
 class LiveRun:
     """Prints a run's lines and shows its progress (``training.run.display.Display``); a context manager."""
 
-    def __init__(self, settings: Settings, console: Console | None = None) -> None:
+    def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
         self._settings = settings
+        self._json = json
+        self._results: list[str] = []
         self._console = console or progress_console()
         self._live: Live | None = None
         self._run = _Numbers()
@@ -42,6 +44,10 @@ class LiveRun:
     def say(self, line: str) -> None:
         """Print a line, above the display if there is one."""
         say(line, self._console)
+
+    def result(self, line: str) -> None:
+        """Keep a line that says what the run came to, for stdout once the display is down."""
+        self._results.append(line)
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Show a run from now on; its curves before a resume are read from its files."""
@@ -75,11 +81,14 @@ class LiveRun:
         self._run.take(metrics, seconds_left)
 
     def end(self) -> None:
-        """Stop the display and leave its last state on the terminal."""
+        """Stop the display and leave its last state on the terminal, then print the results."""
         if self._live is not None:
             self._run.phase, self._run.phase_total = "", 0
             self._live.stop()
             self._live = None
+        for line in self._results:
+            say(line, result_console(json=self._json))
+        self._results.clear()
 
     def __rich__(self) -> RenderableType:
         return self._run.drawn(self._console.width)

@@ -1,4 +1,4 @@
-"""What commands print: one JSON value on stdout for machines, everything else on stderr, errors on one line."""
+"""What commands print: results on stdout (with ``--json`` one JSON value), all else on stderr, errors on one line."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def print_next(arguments: Sequence[str]) -> None:
 
 
 def progress_console() -> Console:
-    """The console for progress, notes and tables beside a result: on stderr."""
+    """The console for progress and notes: on stderr."""
     from emailrl.cli.console import PlainConsole
 
     return PlainConsole(stderr=True)
 
 
-def result_console() -> Console:
-    """The console for what a command was asked to show: on stdout."""
+def result_console(*, json: bool = False) -> Console:
+    """The console for a command's results: on stdout, which with ``json`` belongs to the JSON value alone."""
     from emailrl.cli.console import PlainConsole
 
-    return PlainConsole()
+    return PlainConsole(stderr=json)
 
 
 def say(line: str, console: Console | None = None) -> None:
-    """Print a line for people on stderr, without control characters; a terminal breaks a long one between words."""
+    """Print a line without control characters, on stderr by default; a terminal breaks a long one between words."""
     from rich.text import Text
 
     console = console or progress_console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.options import path_option
-from emailrl.cli.output import out_file, say
+from emailrl.cli.output import out_file, result_console, say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -20,7 +20,14 @@ Redact = Annotated[
 
 
 def write_page(
-    path: Path, target: Path, *, settings: Settings, index: int | None = None, redact: bool, overwrite: bool
+    path: Path,
+    target: Path,
+    *,
+    settings: Settings,
+    index: int | None = None,
+    redact: bool,
+    overwrite: bool,
+    json: bool = False,
 ) -> dict[str, Any]:
     """Write the page of what ``path`` means to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
 
@@ -36,7 +43,7 @@ def write_page(
     left_out = data.run["left_out"]
     what = "redacted" if redact else "with email text"
     count = f"{len(data.rows)} trajector{'y' if len(data.rows) == 1 else 'ies'}"
-    say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}")
+    say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
     for each in left_out:
         say(f"Left out: {each}")
     return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}

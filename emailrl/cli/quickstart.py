@@ -21,7 +21,7 @@ import typer
 
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overwrite, path_option
-from emailrl.cli.output import print_json, program, progress_console, result_console, say
+from emailrl.cli.output import print_json, program, result_console, say
 from emailrl.cli.progress import Tally
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def quickstart(
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise
-    _show(outcome, folder, progress_console() if json else result_console())
+    _show(outcome, folder, result_console(json=json))
     if json:
         print_json(outcome.record())
 

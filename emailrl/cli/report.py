@@ -39,7 +39,7 @@ def report(
     settings = load_settings(looks_only=True)
     folder = run or _newest_run(settings.output.output_dir)
     target = html or Path(f"{folder.absolute().name}.html")
-    written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite)
+    written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
 

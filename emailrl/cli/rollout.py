@@ -24,9 +24,9 @@ import typer
 
 from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import check_inputs
+from emailrl.cli.inputs import with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, progress_console, say_loading
+from emailrl.cli.output import out_file, print_json, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
@@ -66,8 +66,7 @@ def rollout(
     from emailrl.rollout.journal import Journal
     from emailrl.settings import load_settings
 
-    settings = load_settings(overrides, trust=trust)
-    check_inputs(settings)
+    settings = with_inputs(load_settings(overrides, trust=trust))
     subject = _subject(settings, checkpoint, overrides["model_name"])
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
     folder = settings.output.output_dir.parent / "rollouts"
@@ -85,7 +84,7 @@ def rollout(
     ended = list(journal.trajectories.values())
     result = Evaluation.of(ended)
     show_trajectories(target, ended, settings, progress_console())
-    progress_console().print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
+    result_console(json=json).print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")
     if json:

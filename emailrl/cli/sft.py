@@ -23,9 +23,9 @@ from typing import Annotated
 
 import typer
 
-from emailrl.cli.inputs import check_inputs
+from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, print_next, say, say_loading
+from emailrl.cli.output import print_json, print_next, result_console, say, say_loading
 
 
 @setting_options(
@@ -63,11 +63,17 @@ def sft(
     from emailrl.sft.data import source_of
 
     if source_of(settings) == "questions":
-        check_inputs(settings)
+        if place.checkpoint is None:
+            settings = with_inputs(settings)
+        else:
+            check_inputs(settings)
     say_loading()
     from emailrl.sft.assemble import sft as run
 
-    result = run(settings, out=out, resume=resume, workers=workers, progress=say)
+    def print_result(line: str) -> None:
+        say(line, result_console(json=json))
+
+    result = run(settings, out=out, resume=resume, workers=workers, progress=say, results=print_result)
     if json:
         print_json(result)
     else:

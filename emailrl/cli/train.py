@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emailrl.cli.inputs import check_inputs
+from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
@@ -86,14 +86,18 @@ def train(
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
-    check_inputs(settings)
-    if resume is None:
+    if resume not in (None, "auto"):
+        check_inputs(settings)  # its questions are those it was begun with
+    else:
+        settings = with_inputs(settings)
         resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     say_loading()
     from emailrl.training.loop import train as run_training
 
-    with LiveRun(settings) as live:
-        result = run_training(settings, resume=resume, overwrite=overwrite, progress=live.say, display=live)
+    with LiveRun(settings, json=json) as live:
+        result = run_training(
+            settings, resume=resume, overwrite=overwrite, progress=live.say, results=live.result, display=live
+        )
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:

@@ -89,7 +89,7 @@ def _list(json: bool) -> None:
     from emailrl.settings.consent import folders, record_file
 
     known = sorted(folders())
-    for name in known:
+    for name in known if not json else ():
         print(one_line(name))
     if not known:
         _say(f"No trusted folders ({record_file()}).")

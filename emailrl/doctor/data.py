@@ -10,16 +10,18 @@ from contextlib import closing
 from pathlib import Path
 
 from emailrl.doctor.check import Check
+from emailrl.scenarios.beside import questions_file
 from emailrl.settings import Settings
 
 
 def examine_data(settings: Settings) -> Iterable[Check]:
     """Open the mail database and count the questions."""
     yield _database(settings.store.db)
-    questions = settings.data.questions
+    beside = questions_file(settings.store.db)
+    questions = settings.data.questions or (beside if beside.is_file() else None)
     if questions is None:
-        remedy = "When offline, name a file: --questions FILE or EMAILRL_QUESTIONS=FILE."
-        yield Check("data", "questions", "note", "none named: the ART-E questions are downloaded from the hub", remedy)
+        remedy = "Generate some (emailrl gen-questions), or name a file with --questions. Enron's are on the hub."
+        yield Check("data", "questions", "note", f"none named, and none next to the database: {beside}", remedy)
     elif questions.is_file():
         with questions.open("rb") as file:
             lines = sum(1 for line in file if line.strip())

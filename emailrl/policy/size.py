@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import shards_base
+from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -110,8 +111,10 @@ def load_config(name: str, path: str | Path) -> Any:
     from transformers import AutoConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    if isinstance(path, str) and not _cached(path):
-        check_hub(name)
+    if isinstance(path, str):
+        go_offline_if_unreachable()
+        if not _cached(path):
+            check_hub(name)
     # transformers would put an adapter beside the config on the model by itself, unchecked.
     if find_adapter_config_file(str(path)):
         raise UsageError(
@@ -164,5 +167,5 @@ def check_hub(name: str) -> None:
     except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         raise EmailRLError(
             f"The model '{name}' is not on this machine, and the hub cannot be reached.",
-            "Use --model nano, or a folder with the model.",
+            "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE).",
         ) from error

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from emailrl.scenarios.beside import questions_file
 from emailrl.scenarios.coverage import missing_ids
 from emailrl.scenarios.rows import write_scenarios
 from emailrl.settings import StoreSettings
 from emailrl.store.build import BuildReport, build_database
 from emailrl.store.demo import demo_emails, demo_questions
-
-
-def questions_file(db: Path) -> Path:
-    """Where the demo questions of a database stand: ``demo.db`` → ``demo_questions.jsonl``."""
-    return db.with_name(f"{db.stem}_questions.jsonl")
 
 
 def write_demo(

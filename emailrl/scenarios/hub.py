@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.scenarios.rows import ART_E, Fields, parse_row
-from emailrl.store.sources.hub import describe, go_offline_if_unreachable
+from emailrl.store.sources.hub import describe
 from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
@@ -33,6 +34,11 @@ def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
             yield parse_row({**row, "split": names[split_name]}, where, fields)
 
 
+def download() -> None:
+    """Bring ART-E's questions into the hub's cache unless they are there; raises EmailRLError if that fails."""
+    _load(HUB_QUESTIONS)
+
+
 def _load(name: str) -> Any:
     if Path(name).is_dir():
         return _load_folder(Path(name).absolute())
@@ -44,8 +50,8 @@ def _load(name: str) -> Any:
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
         raise EmailRLError(
             f"The questions {name} could not be loaded from the hub: {describe(error)}.",
-            "Name a local file with --questions FILE, or make one with `emailrl gen-questions` "
-            "or `emailrl gen-db --source demo`.",
+            "Name a local file or folder with --questions, or generate one: emailrl gen-questions. On a slow network, "
+            "HF_HUB_OFFLINE=0 waits for it.",
         ) from error
 
 

@@ -44,14 +44,16 @@ def sft(
     resume: str | None = None,
     workers: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    results: Callable[[str], None] | None = None,
 ) -> SftResult:
-    """Fine-tune as the settings say and return what came of it; ``progress`` gets each line meant for the console.
+    """Fine-tune as the settings say and return what came of it; ``progress`` and ``results`` as in ``training.loop``.
 
     ``out`` and ``resume`` as in ``find_place``; ``workers`` processes play demo worlds (None: one a core). A
     KeyboardInterrupt, or any error between two updates, leaves the last whole step saved. Raises UsageError for what
     the user must change, EmailRLError for a run that cannot go on.
     """
     with _open(settings, out, resume, workers, progress) as run, run.interrupts.installed():
+        run.tracker.results = results or progress
         try:
             reason = run.train()
             run.interrupts.check()

@@ -125,7 +125,7 @@ class Run:
             self.write_product()
         val_loss = state.best if state.best_step else state.val_loss
         said = "" if val_loss is None else f" Validation loss {val_loss:.4f} at step {state.best_step or state.step}."
-        self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {out}.")
+        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {out}.")
         return SftResult(out.absolute(), state.step, state.loss, val_loss)
 
     def save(self) -> None:

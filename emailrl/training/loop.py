@@ -39,11 +39,13 @@ def train(
     resume: str | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
+    results: Callable[[str], None] | None = None,
     display: Display = SILENT,
 ) -> TrainResult:
     """Train as the settings say and return what came of it.
 
-    ``progress`` gets each line meant for the console, ``display`` hears of rollouts, steps and evaluations as they end.
+    ``progress`` gets each line meant for the console; ``results``, if given, the last ones in its place, which say what
+    the run came to. ``display`` hears of rollouts, steps and evaluations as they end.
 
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
     directory, or with ``overwrite`` the place of the first. Going on from an earlier checkpoint than the latest takes
@@ -57,6 +59,7 @@ def train(
         open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,
         run.interrupts.installed(),
     ):
+        run.tracker.results = results or progress
         if not ranks.is_alone:
             ranks.on_stop = run.interrupts.request
         try:

@@ -78,7 +78,8 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and, for each split that judges, a question file in which its questions stand as `val`."""
-    from emailrl.scenarios.demo import questions_file, write_demo
+    from emailrl.scenarios.beside import questions_file
+    from emailrl.scenarios.demo import write_demo
     from emailrl.scenarios.load import load_scenario_set
     from emailrl.scenarios.rows import write_scenarios
     from emailrl.settings import DataSettings, StoreSettings

@@ -115,7 +115,7 @@ def test_a_terminal_without_the_characters_of_a_name_is_no_traceback(tmp_path: P
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--limit", "3", "--db", "post\udcff-ß.db"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=environment)
-    assert done.returncode == 0 and rb"post<U+DCFF>-\xdf.db, 0 skipped" in done.stderr.replace(b"\n", b"")
+    assert done.returncode == 0 and rb"post<U+DCFF>-\xdf.db, 0 skipped" in done.stdout.replace(b"\n", b"")
 
 
 def test_an_interrupt_from_outside_exits_130(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.policy import smol_base
 from emailrl.remote.destination import tell
-from emailrl.scenarios.demo import questions_file, write_demo
+from emailrl.scenarios.beside import questions_file
+from emailrl.scenarios.demo import write_demo
 from emailrl.scenarios.load import load_scenario_set
 from emailrl.settings import StoreSettings, load_settings
 

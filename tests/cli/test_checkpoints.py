@@ -124,8 +124,8 @@ def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
     removed = [str(run_dir / "checkpoint-10"), str(run_dir / "checkpoint-20")]
     assert json.loads(out) == {"removed": removed, "keep": 1}
     assert names(run_dir) == ["best_model", "checkpoint-30", "final"]
-    _, _, error = emailrl("checkpoints", "prune", "--keep", 0, "--yes")
-    assert "1 checkpoint removed, the last 0 of each run kept" in error
+    _, out, _ = emailrl("checkpoints", "prune", "--keep", 0, "--yes")
+    assert out == "1 checkpoint removed, the last 0 of each run kept\n"
 
 
 class Terminal(io.StringIO):

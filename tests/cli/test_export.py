@@ -26,9 +26,9 @@ def test_bare_it_exports_the_best_adapter(emailrl, best: Path, tmp_path: Path) -
 
 def test_merged_by_path(emailrl, best: Path, tmp_path: Path) -> None:
     enable_progress_bar()  # as it is in a new process
-    code, _, error = emailrl("export", "--checkpoint", best, "--format", "merged", "--out", "agent")
-    assert code == 0
-    assert error.splitlines() == [f"{best} → agent (merged, {len(list((tmp_path / 'agent').iterdir()))} files)"]
+    code, out, error = emailrl("export", "--checkpoint", best, "--format", "merged", "--out", "agent")
+    assert (code, error) == (0, "")
+    assert out.splitlines() == [f"{best} → agent (merged, {len(list((tmp_path / 'agent').iterdir()))} files)"]
     assert (tmp_path / "agent" / "model.safetensors").is_file()
     code, out, error = emailrl("export", "--format", "merged", "--out", "agent")
     assert (code, out) == (2, "") and "agent exists" in error and "--overwrite" in error

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,3 +48,25 @@ def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_
     code, _, said = emailrl("sft", "--out", "there")
     told = "error: there already exists. Choose another folder with --out, or continue it with --resume latest.\n"
     assert code == 2 and said == told
+
+
+def test_the_questions_of_the_demo_are_found_without_naming_them(emailrl: Emailrl, tmp_path: Path) -> None:
+    assert emailrl("gen-db", "--source", "demo")[0] == 0
+    code, out, said = emailrl("rollout", "--model", "nano", "--num-scenarios", 1)
+    assert code == 0 and "accuracy" in out
+    assert said.startswith("Questions: data/enron_emails_questions.jsonl (beside the database)\n")
+
+
+def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path: Path) -> None:
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_text("From: kay@enron.com\nTo: bob@x.org\nMessage-ID: <1@x>\n\nhello\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        refusing = f"http://127.0.0.1:{server.getsockname()[1]}"
+    online = {"HF_HUB_OFFLINE": "", "HF_DATASETS_OFFLINE": "", "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "emailrl"]
+    subprocess.run([*command, "gen-db", "--source", "mail"], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(
+        [*command, "train", "--model", "nano"], cwd=tmp_path, env=os.environ | online, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "the hub cannot be reached. Name a local file or folder with --questions" in done.stderr

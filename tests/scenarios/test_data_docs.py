@@ -61,7 +61,7 @@ def test_own_mail_in_three_commands(home: Path) -> None:
 def test_questions_by_a_model_estimated_without_a_key_and_then_asked_of_a_local_server(home: Path) -> None:
     run(blocks()[0].splitlines()[0], home)
     estimate, local = (block.splitlines()[0] for block in blocks() if "--generator llm" in block)
-    told = run(estimate.replace("data/mail.db", "data/mine.db"), home).stderr
+    told = run(estimate.replace("data/mail.db", "data/mine.db"), home).stdout
     assert "to send to openai/gpt-4.1 at https://openrouter.ai/api/v1" in told
 
     def answer(body: dict[str, Any], number: int) -> tuple[int, str]:

@@ -61,10 +61,10 @@ def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path) -
     assert [hit.message_id for hit in hits] == ["<3@x>", "<2@x>", "<1@x>"]
 
 
-def test_without_json_stdout_is_empty_and_stderr_sums_up(maildir: Path, tmp_path: Path) -> None:
+def test_without_json_stdout_sums_up(maildir: Path, tmp_path: Path) -> None:
     done = gen_db("--source", maildir, "--db", "mail.db", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "3 emails stored" in done.stderr and "not_mail" in done.stderr and "messages/s" in done.stderr
+    assert done.returncode == 0 and "emails stored" not in done.stderr
+    assert "3 emails stored" in done.stdout and "not_mail" in done.stdout and "messages/s" in done.stdout
 
 
 def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_path: Path) -> None:
@@ -189,7 +189,9 @@ def test_an_interrupted_overwriting_says_that_the_database_is_as_before(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    assert "\n1 email stored in" in gen_db("--source", maildir / "user-0", "--db", "mail.db", cwd=tmp_path).stderr
+    assert gen_db("--source", maildir / "user-0", "--db", "mail.db", cwd=tmp_path).stdout.startswith(
+        "1 email stored in"
+    )
     before = (tmp_path / "mail.db").read_bytes()
     monkeypatch.setattr(build, "write_database", interrupted)
     monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", "--source", str(maildir), "--db", "mail.db", "--overwrite"])
@@ -240,12 +242,11 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     assert following.startswith("Next: ")
     assert following.endswith("emailrl gen-questions --db 'my data/mine.db' --inbox me@x")
     again = gen_db("--db", "my data/mine.db", cwd=tmp_path)
-    assert again.stderr.splitlines()[1:] == [inboxes, following]
+    assert again.stdout.splitlines()[1:] == [inboxes] and again.stderr.splitlines() == [following]
     typed = following.removeprefix("Next: ")
     made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     last = made.stderr.splitlines()[-1]
-    questions = "--questions 'my data/mine_questions.jsonl'"
-    assert last.endswith(f"emailrl benchmark --model nano --db 'my data/mine.db' {questions}")
+    assert last.endswith("emailrl benchmark --model nano --db 'my data/mine.db'")
     assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
 
 
@@ -253,17 +254,24 @@ def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) 
     source = ("--source", own_mbox(tmp_path / "mail.mbox"), "--db", "m.db")
     (tmp_path / ".env").write_text("MAX_BODY_CHARS=5000\n")
     done = gen_db(*source, cwd=tmp_path)
-    assert "10  long_body (MAX_BODY_CHARS=0 keeps them)" in done.stderr
+    assert "10  long_body (MAX_BODY_CHARS=0 keeps them)" in done.stdout
     (tmp_path / ".env").unlink()
-    assert "long_body" not in gen_db(*source, "--overwrite", cwd=tmp_path).stderr
+    assert "long_body" not in gen_db(*source, "--overwrite", cwd=tmp_path).stdout
     again = gen_db(*source, "--append", cwd=tmp_path)
-    assert "96  duplicate_id" in again.stderr
+    assert "96  duplicate_id" in again.stdout
     (tmp_path / ".env").write_text("EMAILRL_DEDUPE=true\n")
     again = gen_db(*source, "--append", cwd=tmp_path)
-    assert "96  duplicate (EMAILRL_DEDUPE=false keeps them)" in again.stderr
+    assert "96  duplicate (EMAILRL_DEDUPE=false keeps them)" in again.stdout
 
 
 def test_the_demo_ends_with_a_benchmark_of_its_questions(tmp_path: Path) -> None:
     last = gen_db("--source", "demo", "--db", "demo.db", cwd=tmp_path).stderr.splitlines()[-1]
     assert last.startswith("Next: ")
-    assert last.endswith("emailrl benchmark --model nano --db demo.db --questions demo_questions.jsonl")
+    assert last.endswith("emailrl benchmark --model nano --db demo.db")
+
+
+def test_a_rebuilt_database_does_not_silently_keep_the_questions_of_the_old_one(tmp_path: Path) -> None:
+    gen_db("--source", "demo", "--db", "m.db", cwd=tmp_path)
+    source = ("--source", own_mbox(tmp_path / "mail.mbox"), "--db", "m.db")
+    rebuilt = gen_db(*source, "--overwrite", cwd=tmp_path)
+    assert f"Note: {tmp_path / 'm_questions.jsonl'} belongs to the replaced database." in rebuilt.stderr

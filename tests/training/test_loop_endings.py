@@ -61,10 +61,11 @@ def test_early_stops(
 def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path: Path) -> None:
     others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
     played = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others)
-    assert played.said[-3].endswith("all steps done. Best accuracy 75.0% (95 % interval 30.1% to 95.4%) at step 1.")
+    best = "Best accuracy 75.0% (95 % interval 30.1% to 95.4%) at step 1, on the 4 validation questions that selected"
+    assert played.said[-3].endswith(f"all steps done. {best} best_model.")
     assert (tmp_path / "curve.png").is_file() and (tmp_path / "curve.svg").is_file()
-    line = "best_model on 4 held-out validation questions: 50.0% (95 % interval 15.0% to 85.0%)"
-    assert played.said[-1] == line
+    again = "best_model measured again on 4 other validation questions: 50.0% (95 % interval 15.0% to 85.0%)"
+    assert played.said[-1] == f"{again}; expect this on new questions"
     assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
     record = json.loads((tmp_path / "confirmed.json").read_text())
     assert (record["step"], record["accuracy"], record["num_questions"]) == (1, 0.5, 4)

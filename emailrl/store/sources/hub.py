@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.store.sources.raw_email import RawEmail, Skipped
 from emailrl.store.sources.rows import COLUMNS, row_to_email
 
@@ -61,17 +59,6 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
         if missing := [name for name in COLUMNS if name not in split.column_names]:
             raise UsageError(f"The dataset in {path} has no column {missing[0]!r}.", f"It needs {', '.join(COLUMNS)}.")
     yield from _rows(splits)
-
-
-def go_offline_if_unreachable() -> None:
-    """Tell the hub's library that there is no network where there is none: it would retry for half a minute."""
-    if any(os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return
-    url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    try:
-        socket.create_connection((url.hostname or "", url.port or 443), timeout=5).close()
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def describe(error: Exception) -> str:

@@ -258,8 +258,11 @@ class Run:
         elif best == 0:
             said = f"No evaluation had a correct answer; best_model is from step {step}"
         else:
-            said = f"Best accuracy {percent(best, interval)} at step {step}"
-        self.tracker.say(f"Done after step {self.state.step}: {reason}. {said}.")
+            said = (
+                f"Best accuracy {percent(best, interval)} at step {step}, on the {len(self.data.val)} validation"
+                " questions that selected best_model"
+            )
+        self.tracker.conclude(f"Done after step {self.state.step}: {reason}. {said}.")
         if best and self.data.confirm:
             self._confirm()
 
@@ -273,7 +276,7 @@ class Run:
         self.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, self.tracker.display)
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
-        self.tracker.say(
-            f"best_model on {confirmed.num_questions} held-out validation questions:"
-            f" {percent(confirmed.accuracy, confirmed.interval)}"
+        self.tracker.conclude(
+            f"best_model measured again on {confirmed.num_questions} other validation questions:"
+            f" {percent(confirmed.accuracy, confirmed.interval)}; expect this on new questions"
         )

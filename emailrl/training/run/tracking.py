@@ -35,6 +35,8 @@ class Tracker:
 
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
         self._console = say
+        self.results: Say = say
+        """Prints the lines of ``conclude``."""
         self.display: Display = SILENT
         """Shows the run while it trains."""
         self._logging_steps = settings.tracking.logging_steps
@@ -51,9 +53,16 @@ class Tracker:
 
     def say(self, text: str) -> None:
         """Print lines to the console and the log; what cannot be printed, as mail may hold it, becomes a space."""
+        self._print(text, self._console)
+
+    def conclude(self, text: str) -> None:
+        """``say`` what the run came to, which a command prints as its result."""
+        self._print(text, self.results)
+
+    def _print(self, text: str, console: Say) -> None:
         for line in text.splitlines():
             printable = "".join(char if char.isprintable() else " " for char in line)
-            self._console(printable)
+            console(printable)
             logging.getLogger("emailrl.training").info("%s", printable)
 
     def evaluation(self, evaluation: Evaluation) -> None:

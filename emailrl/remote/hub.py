@@ -1,0 +1,47 @@
+"""Whether the Hugging Face Hub can be reached: asked once, because its library would retry for minutes without it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Final
+from urllib.parse import urlsplit
+
+CONNECT_SECONDS: Final = 5
+"""Per address family; a firewall that drops packets gives no answer at all."""
+_DECIDED_BY: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
+
+
+def go_offline_if_unreachable() -> None:
+    """Switch the hub's libraries to their local caches if the hub cannot be reached.
+
+    ``HF_HUB_OFFLINE`` decides without asking: 1 is offline, 0 is online however slow the network is. Behind a proxy
+    nothing is asked either.
+    """
+    if any(os.environ.get(name) for name in _DECIDED_BY):
+        return
+    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if _answers(url.hostname or "", url.port or (80 if url.scheme == "http" else 443)):
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in _READ_AT_IMPORT:
+        if (module := sys.modules.get(name)) is not None:
+            module.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether one address of each family, tried in turn, accepts a connection."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    first_of_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
+    for address in reversed(first_of_family.values()):
+        try:
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return True
+    return False
