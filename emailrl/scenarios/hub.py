@@ -50,8 +50,8 @@ def _load(name: str) -> Any:
     except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
         raise EmailRLError(
             f"The questions {name} could not be loaded from the hub: {describe(error)}.",
-            "Name a local file or folder with --questions, or generate one: emailrl gen-questions. On a slow network, "
-            "HF_HUB_OFFLINE=0 waits for it.",
+            "Name a local file or folder with --questions FILE, or generate one: emailrl gen-questions. "
+            "HF_HUB_OFFLINE=0 waits for a slow network.",
         ) from error
 
 
