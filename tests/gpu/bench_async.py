@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from bench_grpo_trl import write_model
 
 SETTINGS = """\
 model_name = "{model}"
@@ -140,11 +141,8 @@ def environment(given: argparse.Namespace, gpu: str) -> dict[str, str]:
 
 def prepare(work: Path, given: argparse.Namespace) -> None:
     """Mail, questions and settings, and the shape's weights if they are not there yet."""
-    if given.shape and not (Path(given.model) / "tokenizer_config.json").exists():  # written last
-        from bench_sampling import save_model
-
-        Path(given.model).mkdir(parents=True, exist_ok=True)
-        save_model(given.shape, given.tokenizer, Path(given.model))
+    if given.shape:
+        write_model(given.shape, given.tokenizer.absolute(), Path(given.model), given.train_gpu)
     names = ("model", "turns", "max_tokens", "tolerance", "steps", "questions", "rollouts", "update_epochs")
     (work / "emailrl.toml").write_text(SETTINGS.format(**{name: getattr(given, name) for name in names}))
     for command in (

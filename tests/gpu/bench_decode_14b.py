@@ -44,6 +44,7 @@ VARIANTS: dict[str, tuple[Extra, dict[str, str]]] = {
     "lean-lora": (LEAN, {}),
     "lean-dual": (LEAN, DUAL),
     "fp8": (FP8, IN_TORCH),
+    "fp8-weights": (FP8, {"VLLM_TEST_FORCE_FP8_MARLIN": "1"}),
     "kv-fp8": ({"kv_cache_dtype": "fp8"}, {}),
     "fp8-lean-dual": (FP8 | LEAN, IN_TORCH | DUAL),
     "v1-runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),

@@ -43,7 +43,7 @@ def main() -> None:
         return
     given.work.mkdir(parents=True, exist_ok=True)
     if not given.smoke:
-        write_model(given)
+        write_model(given.shape, given.tokenizer, given.work / given.shape, given.gpus[0])
     sides = [threading.Thread(target=run, args=(given, side)) for side in SIDES]
     for one in sides:
         one.start()
@@ -75,16 +75,18 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def write_model(given: argparse.Namespace) -> None:
-    """The shape's random weights, where both sides look for them."""
-    from bench_sampling import save_model
-
-    folder = given.work / given.shape
-    if not (folder / "tokenizer_config.json").exists():  # written last
-        folder.mkdir(parents=True, exist_ok=True)
-        begun = time.perf_counter()
-        save_model(given.shape, given.tokenizer, folder)
-        print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
+def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
+    """Write a shape's random weights, unless they are there, in a process that leaves nothing on the GPU."""
+    if (folder / "tokenizer_config.json").exists():  # written last
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    code = "import sys; from pathlib import Path; from bench_sampling import save_model; "
+    code += "save_model(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))"
+    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": here}
+    subprocess.run([sys.executable, "-c", code, shape, str(tokenizer), str(folder)], env=environ, check=True)
+    print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def run(given: argparse.Namespace, side: str) -> None:
@@ -217,9 +219,11 @@ def without_triton() -> None:
     from trl.trainer import utils
 
     def apply(hidden: Any, weight: Any, bias: Any, labels: Any, temperature: float, *others: Any) -> Any:
-        logprobs = torch.nn.functional.linear(hidden, weight, bias).float().div(temperature).log_softmax(-1)
-        chosen = logprobs.gather(-1, labels[:, None])[:, 0]
-        return chosen, -(logprobs.exp() * logprobs).sum(-1).detach(), None, None, None
+        logits = torch.nn.functional.linear(hidden, weight, bias).float().div(temperature)
+        logprobs = logits.log_softmax(-1)
+        chosen, probs = logprobs.gather(-1, labels[:, None])[:, 0], logprobs.detach().exp()
+        entropy, is_top1 = -(probs * logprobs.detach()).sum(-1), labels == logits.argmax(-1)
+        return chosen, entropy, probs.square().sum(-1).log(), logits.detach().mean(-1), is_top1
 
     utils._ChunkedLogProbFunction = SimpleNamespace(apply=apply)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import time
@@ -50,10 +51,10 @@ def start(given: argparse.Namespace, extra: dict[str, Any]) -> tuple[Any, Any]:
     from emailrl.settings import load_settings
 
     def draw(parameter: Any, *range_and_seed: Any) -> None:
-        """Norms are 1, all else has the spread of an untrained model's weights."""
+        """Norms and scales are 1, all else has the spread of an untrained model's weights."""
         if parameter.device.type == "meta":
             return  # drawn when it is quantized
-        if parameter.ndim == 1:
+        if parameter.ndim < 2:
             parameter.data.fill_(1)
         else:
             generator = torch.Generator(parameter.device).manual_seed(1234)
@@ -85,9 +86,16 @@ def start(given: argparse.Namespace, extra: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def quantize_in_torch() -> None:
-    """Quantize weights without vLLM's own kernel, which not every build has."""
+    """Quantize weights without vLLM's own kernel, and multiply in torch if CUTLASS's are disabled.
+
+    Not every build of vLLM has them.
+    """
     import torch
     from vllm import _custom_ops
+    from vllm.model_executor.layers.quantization.online import fp8
+
+    if "Cutlass" in os.environ.get("VLLM_DISABLED_KERNELS", ""):
+        fp8.cutlass_fp8_supported = lambda: False  # what torch can do: one scale per tensor of activations
 
     inner = _custom_ops.scaled_fp8_quant
 
