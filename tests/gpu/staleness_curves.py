@@ -13,6 +13,7 @@ runs of one seed share the card and the server, so that their seconds compare bu
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import subprocess
@@ -33,6 +34,8 @@ def main() -> None:
     if not given.report:
         deadline = time.monotonic() + given.seconds
         prepare(given)
+        # Room for the versions of all runs at once.
+        os.environ["VLLM_MAX_LORAS"] = str(given.parallel * (max(given.staleness) + 2))
         with server(given.work, given) as url:
             print(f"server ready, {deadline - time.monotonic():.0f} s left", flush=True)
             play(given, url, deadline)
