@@ -40,7 +40,8 @@ def main() -> None:
     given = arguments()
     if given.side == "TRL":
         trl(given)
-        return
+        sys.stdout.flush()
+        os._exit(0)  # vLLM's own end may hang
     given.work.mkdir(parents=True, exist_ok=True)
     if not given.smoke:
         write_model(given.shape, given.tokenizer, given.work / given.shape, given.gpus[0])
