@@ -2,7 +2,7 @@
 
     python tests/gpu/bench_grpo_trl.py --shape 4B --tokenizer qwen_tokenizer --work work --gpus 0 1    # both at once
     python tests/gpu/bench_grpo_trl.py --tokenizer qwen_tokenizer --work work --gpus 0    # one after the other
-    python tests/gpu/bench_grpo_trl.py --smoke --work work    # a rehearsal on the CPU with nano, without vLLM
+    python tests/gpu/bench_grpo_trl.py --smoke --work work    # a rehearsal on the CPU with nano
 
 Random weights of the shape, bf16, LoRA of rank 16 on all linear layers; 8 questions x 6 rollouts of one turn (TRL has
 no mailbox): emailrl's own prompts on the demo's mail, completions of exactly ``--completion`` tokens, rewards drawn at
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,14 +175,14 @@ def trl(given: argparse.Namespace) -> None:
             if marks[-1] - begun > given.seconds:
                 control.should_training_stop = True
 
-    begun, cuda = now(), torch.cuda.is_available()
+    begun, cuda, samples_with_vllm = now(), torch.cuda.is_available(), find_spec("vllm") is not None
     if not cuda:
         without_triton()
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     draw = random.Random(1)
     sampler: dict[str, Any] = {
-        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 8192,
-        "generation_kwargs": {"ignore_eos": True},
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3,
+        "vllm_max_model_length": 8192 if cuda else 2048, "generation_kwargs": {"ignore_eos": True},
     }  # fmt: skip
     trainer = GRPOTrainer(
         model=str(model),
@@ -192,13 +193,13 @@ def trl(given: argparse.Namespace) -> None:
             max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=cuda,
             use_cpu=not cuda, gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
             disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16" if cuda else "float32"},
-            **(sampler if cuda else {"generation_kwargs": {"min_new_tokens": given.completion}}),
+            **(sampler if samples_with_vllm else {"generation_kwargs": {"min_new_tokens": given.completion}}),
         ),
         train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
         callbacks=[Clock()],
     )  # fmt: skip
-    if cuda:
+    if samples_with_vllm:
         for method in ("generate", "sync_weights"):
             timed(trainer.vllm_generation, method, clocks)
     took_in = trainer._generate_and_score_completions

@@ -33,7 +33,7 @@ def measure(given: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
             "no log-probs": player.play(given.rows, context, logprobs=None),
             "short contexts": player.play(given.rows, (16, 32)),
             f"{few} rows": player.play(few, context),
-            "merged request": Player(engine, None, player.vocabulary, given.tokens).play(given.rows, context),
+            "no adapter": Player(engine, None, player.vocabulary, given.tokens).play(given.rows, context),
         }
     return row
 
@@ -113,7 +113,6 @@ class Player:
 
     def __init__(self, engine: Any, lora: Any, vocabulary: int, tokens: int) -> None:
         self.engine, self.lora, self.vocabulary, self.tokens = engine, lora, vocabulary, tokens
-        self.draw = random.Random(0)
         self.asked = 0
         self.steps: list[tuple[float, int, int]] = []
         """Time of the end of each step, its rows, its tokens."""
@@ -131,7 +130,8 @@ class Player:
         self, rows: int, context: tuple[int, int], *, seeded: bool = True, logprobs: int | None = 0
     ) -> dict[str, Any]:
         """Decode so many rows at once; median milliseconds of a step, tokens per second, tokens a row and step."""
-        prompts = [self._ids(self.draw.randint(*context)) for _ in range(rows)]
+        draw = random.Random(0)  # the same prompts each time, so that they are read once
+        prompts = [[draw.randrange(300, self.vocabulary) for _ in range(draw.randint(*context))] for _ in range(rows)]
         self.steps.clear()
         ended = self._ask(prompts, self.tokens, seeded=seeded, logprobs=logprobs)
         times = [
@@ -169,9 +169,6 @@ class Player:
         (output,) = self._ask([ids], 1, prompt_logprobs=0)
         pairs = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
         return [entry[token].logprob for token, entry in pairs]
-
-    def _ids(self, count: int) -> list[int]:
-        return [self.draw.randrange(300, self.vocabulary) for _ in range(count)]
 
     def _ask(
         self, prompts: list[list[int]], tokens: int, *, seeded: bool = True, logprobs: int | None = 0, **more: Any
