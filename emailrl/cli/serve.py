@@ -1,8 +1,8 @@
 """Serve a model for training: start vLLM servers, one per replica, and keep them running until Ctrl-C.
 
-Each replica gets its own GPUs (or shares the CPU), port and log, accepts adapters at run time, and has room for the
-versions of MAX_STALENESS. The line to paste is printed once all are ready. A server that dies is restarted, at most
---max-restarts times. No server outlives this command, even if it is killed. Flags after -- go to vLLM.
+Each replica gets its own GPUs (or shares the CPU), port and log, and accepts adapters at run time, as many as
+MAX_STALENESS needs. Once all are ready, the command that trains with them is printed. A server that dies is restarted,
+at most --max-restarts times. No server outlives this command, even if it is killed. Flags after -- go to vLLM.
 
 Examples:
 

@@ -1,8 +1,8 @@
 """Serve the page of a run to browsers on this machine, while the run writes or afterwards.
 
-The page follows the run: new steps and trajectories appear within seconds. It is the page that report writes into a
-file, with everything the run has. Only this machine can open it, with the address printed here; on another machine,
-forward the port (ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Ctrl-C ends it.
+New steps and trajectories appear within seconds. The page is the one that report writes into a file, without its limit
+on size. Only this machine can open it, at the address printed here; from another machine, forward the port
+(ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Ctrl-C ends it.
 
 Examples:
 
