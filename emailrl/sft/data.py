@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import tempfile
 from collections import defaultdict
@@ -12,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.errors import UsageError
-from emailrl.scenarios import Split
 from emailrl.settings import Settings
 from emailrl.sft import demo
-from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
-from emailrl.sft.searching import conversations as play_experts
+from emailrl.sft.examples import Conversation, Example, fingerprint
+from emailrl.sft.passes import batches_of, played, replayed, tokenized
 from emailrl.sft.trajectories import read_conversations
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def gather(settings: Settings) -> Conversations:
     elif sft.best_of is not None or sft.min_reward is not None:
         raise UsageError("--best-of and --min-reward select trajectories.", "Name their files with --trajectories.")
     if source_of(settings) == "questions":
-        played, held_out = _played(settings, "train"), _played(settings, "val")
-        if not played:
+        shown, held_out = list(played(settings, "train")), list(played(settings, "val"))
+        if not shown:
             raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
-        notes.append(f"{len(played) + len(held_out)} expert conversations on the questions")
-        found += played + held_out
+        notes.append(f"{len(shown) + len(held_out)} expert conversations on the questions")
+        found += shown + held_out
     train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)
     if found and not val:
         notes.append("all conversations are from one inbox: there is no validation loss and no early stopping")
@@ -130,8 +130,8 @@ def examples(
     notes = list(found.notes)
     if not found.train and not found.val:
         return _demo(settings, renderer, workers, notes)
-    train, num_train = _tokenized(found.train, renderer, longest)
-    val, num_val = _tokenized(found.val, renderer, longest)
+    train, num_train = tokenized(found.train, renderer, longest)
+    val, num_val = tokenized(found.val, renderer, longest)
     if too_long := num_train + num_val:
         notes.append(f"{too_long} conversations dropped: longer than the context window of {longest} tokens")
     if not train:
@@ -141,45 +141,22 @@ def examples(
     inboxes, share = len({example.inbox for example in flat}), spoken / tokens
     size, seed = settings.sft.sft_batch_size, settings.training.seed
     held_out = [example for group in val for example in group]
+
+    def batches(start: int) -> Iterator[list[Example]]:
+        passes = math.ceil(settings.sft.sft_steps * min(size, len(train)) / len(train))
+        if passes == 1 or source_of(settings) != "questions":
+            yield from batches_of(lambda number: train, len(train), size, seed, start)
+            return
+        with replayed(train, settings, renderer.tokenizer, longest=longest, passes=passes) as pass_of:
+            yield from batches_of(pass_of, len(train), size, seed, start)
+
     return Data(
-        batches=lambda start: endless(train, size, seed, start),
+        batches=batches,
         val=held_out,
         fingerprint=fingerprint(flat + held_out),
         told=f"{len(train)} conversations from {inboxes} inboxes, {tokens:,} tokens, {share:.0%} of them trained",
         notes=notes,
     )
-
-
-def endless(groups: Sequence[list[Example]], size: int, seed: int, start: int) -> Iterator[list[Example]]:
-    """Batches of ``size`` conversations, from batch ``start`` on, through one permutation after the other.
-
-    A batch holds no conversation twice but where it crosses from one permutation to the next.
-    """
-    size = min(size, len(groups))
-    epoch, order = -1, list(range(len(groups)))
-    for first in range(start * size, 2**63, size):
-        batch: list[Example] = []
-        for position in range(first, first + size):
-            if position // len(groups) != epoch:
-                epoch, order = position // len(groups), list(range(len(groups)))
-                random.Random(f"{seed}/sft/{epoch}").shuffle(order)
-            batch += groups[order[position % len(groups)]]
-        yield batch
-
-
-def _played(settings: Settings, split: Split) -> list[Conversation]:
-    played = play_experts(settings, split=split, seed=settings.training.seed)
-    return [
-        Conversation(f"{split}-{scenario.id}", scenario.inbox_address, split, messages) for scenario, messages in played
-    ]
-
-
-def _tokenized(
-    conversations: Sequence[Conversation], renderer: ChatRenderer, longest: int
-) -> tuple[list[list[Example]], int]:
-    made = [examples_of(conversation, renderer) for conversation in conversations]
-    fitting = [group for group in made if all(len(example.token_ids) <= longest for example in group)]
-    return fitting, len(made) - len(fitting)
 
 
 def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes: list[str]) -> Data:

@@ -14,8 +14,9 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
-from emailrl.sft.data import Conversations, endless, examples, gather, source_of, split
+from emailrl.sft.data import Conversations, examples, gather, source_of, split
 from emailrl.sft.examples import Conversation, Example
+from emailrl.sft.passes import batches_of
 
 
 def talk(name: str, inbox: str, of: str | None = None) -> Conversation:
@@ -47,16 +48,23 @@ def test_one_inbox_alone_validates_nothing() -> None:
 def test_batches_go_round_and_are_the_same_from_any_start() -> None:
     nothing = np.array([])
     groups = [[Example(str(n), "", nothing, nothing)] for n in range(5)]
+    asked: list[int] = []
+
+    def pass_of(number: int) -> list[list[Example]]:
+        asked.append(number)
+        return groups
 
     def names(start: int, count: int) -> list[str]:
         return [
-            "".join(e.conversation for e in batch) for batch in itertools.islice(endless(groups, 2, 1, start), count)
+            "".join(e.conversation for e in batch)
+            for batch in itertools.islice(batches_of(pass_of, 5, 2, 1, start), count)
         ]
 
     whole = names(0, 10)
     said = "".join(whole)
     assert [sorted(said[i : i + 5]) for i in range(0, 20, 5)] == [list("01234")] * 4
     assert len({said[i : i + 5] for i in range(0, 20, 5)}) > 1
+    assert asked == [0, 1, 2, 3]
     assert all(names(start, 10 - start) == whole[start:] for start in range(10))
 
 

@@ -23,11 +23,14 @@ from emailrl.trajectory import Message, Scenario
 logger = logging.getLogger(__name__)
 
 
-def conversations(settings: Settings, *, split: Split = "train", seed: int) -> Iterator[tuple[Scenario, list[Message]]]:
+def conversations(
+    settings: Settings, *, split: Split = "train", seed: int, draw: int = 0
+) -> Iterator[tuple[Scenario, list[Message]]]:
     """What searchers do on the questions of a split, those that end in a right answer; the same for the same ``seed``.
 
-    A template question is judged by what a mail shows. Of a question in free words, and of all where ``output_field``
-    is set, its reference answer (or that field) is given once one of its source mails was read.
+    Another ``draw`` takes other routes on the same questions; another seed may choose other questions too. A template
+    question is judged by what a mail shows. Of a question in free words, and of all where ``output_field`` is set, its
+    reference answer (or that field) is given once one of its source mails was read.
     """
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
@@ -35,7 +38,7 @@ def conversations(settings: Settings, *, split: Split = "train", seed: int) -> I
     chosen = load_scenario_set(None, split, limit=limit, seed=seed, data=taught)
     kept = 0
     for scenario in chosen.scenarios:
-        environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{scenario.id}"))
+        environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))
         if is_right(environment):
             kept += 1
             yield scenario, messages

@@ -1,0 +1,108 @@
+"""Passes over the conversations; in each, experts play their questions anew, meanwhile and in another process.
+
+What a pass holds follows from the seed and its number alone, so that a resumed run sees what the uninterrupted one saw.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from emailrl.settings import Settings
+from emailrl.sft.examples import Conversation, Example, examples_of
+from emailrl.sft.searching import conversations as play_experts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.scenarios import Split
+
+Group = list[Example]
+"""The examples of one conversation."""
+PassOf = Callable[[int], list[Group]]
+"""The groups of a pass; those of every pass are equally many, and belong to the same questions in the same order."""
+
+
+def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
+    """Batches of ``size`` conversations, from batch ``start`` on, through the ``count`` of one pass after the other.
+
+    A batch holds no question twice but where it crosses from one pass to the next.
+    """
+    size = min(size, count)
+    number, groups, order = -1, list[Group](), list(range(count))
+    for first in range(start * size, 2**63, size):
+        batch: list[Example] = []
+        for position in range(first, first + size):
+            if position // count != number:
+                number, order = position // count, list(range(count))
+                groups = pass_of(number)
+                random.Random(f"{seed}/sft/{number}").shuffle(order)
+            batch += groups[order[position % count]]
+        yield batch
+
+
+def played(settings: Settings, split: Split, *, draw: int = 0) -> Iterator[Conversation]:
+    """Expert conversations on the questions of a split; another ``draw`` takes other routes to the same answers."""
+    for scenario, messages in play_experts(settings, split=split, seed=settings.training.seed, draw=draw):
+        yield Conversation(f"{split}-{scenario.id}", scenario.inbox_address, split, messages)
+
+
+def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, longest: int) -> tuple[list[Group], int]:
+    """The examples of each conversation within ``longest`` tokens, and how many conversations are longer."""
+    made = [examples_of(conversation, renderer) for conversation in conversations]
+    fitting = [group for group in made if all(len(example.token_ids) <= longest for example in group)]
+    return fitting, len(made) - len(fitting)
+
+
+@contextmanager
+def replayed(
+    groups: Sequence[Group], settings: Settings, tokenizer: PreTrainedTokenizerBase, *, longest: int, passes: int
+) -> Iterator[PassOf]:
+    """Passes whose expert conversations are played anew; pass 0 is ``groups``, and so is what experts now fail at.
+
+    Each pass is played while the one before is trained. The tokenizer reaches the process that plays through a folder:
+    it may be new, or have another template.
+    """
+    import multiprocessing
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1, _start, (folder, settings.without_secrets(), longest)) as pool:
+            coming: dict[int, Any] = {}
+
+            def pass_of(number: int) -> list[Group]:
+                if number and number not in coming:  # a resumed run begins here
+                    coming[number] = pool.apply_async(_play, (number,))
+                found: dict[str, Group] = coming.pop(number).get() if number else {}
+                if number + 1 < passes:
+                    coming[number + 1] = pool.apply_async(_play, (number + 1,))
+                return [found.get(group[0].conversation, group) for group in groups]
+
+            yield pass_of
+
+
+_worker: dict[str, Any] = {}
+
+
+def _start(folder: str, settings: Settings, longest: int) -> None:
+    from transformers import AutoTokenizer
+
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment.custom import load_task
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
+    task = load_task(settings.agent.environment, settings.agent)
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)
+    _worker.update(renderer=renderer, settings=settings, longest=longest)
+
+
+def _play(draw: int) -> dict[str, Group]:
+    conversations = list(played(_worker["settings"], "train", draw=draw))
+    groups, _ = tokenized(conversations, _worker["renderer"], _worker["longest"])
+    return {group[0].conversation: group for group in groups}
