@@ -177,6 +177,8 @@ def main() -> None:
     parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="lines of emailrl.toml to change")
     options = parser.parse_args()
+    # A shell ignores it in its background jobs, and so would the commands here, which end by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     deadline = time.monotonic() + options.seconds
     threads = []
     for number, seed in enumerate(options.seeds):
