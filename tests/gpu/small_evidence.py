@@ -115,10 +115,9 @@ class Run:
         return f"{self.folder.parent.name}-{self.folder.name.removeprefix('seed-')}"
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """The accuracy on the test questions, where it is known, and the best one in validation."""
-        results = self.benchmarks["benchmark"].get("results", [])
-        return (results[-1]["accuracy"] if results else 0.0), max(self.validated.values(), default=0.0)
+    def best(self) -> float:
+        """The best accuracy in validation, by which runs are ranked: no test question chooses an adapter."""
+        return max(self.validated.values(), default=0.0)
 
     def row(self) -> str:
         """The run in one line."""
@@ -158,7 +157,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def table(runs: Iterable[Run]) -> str:
-    """All runs, the best first."""
+    """All runs, the best in validation first."""
     head = "| run | SFT | RL | validation, greedy | test: SFT → RL | second table: SFT → RL |"
     return "\n".join([head, "|---|---|---|---|---|---|", *(one.row() for one in runs)]) + "\n"
 
@@ -177,7 +176,7 @@ def collect(options: argparse.Namespace) -> None:
 
 def pack(work: Path, out: Path) -> str:
     """Write the files; returns the table."""
-    runs = sorted((Run(folder) for folder in work.glob("*/seed-*")), key=lambda one: one.rank, reverse=True)
+    runs = sorted((Run(folder) for folder in work.glob("*/seed-*")), key=lambda one: one.best, reverse=True)
     out.mkdir(parents=True, exist_ok=True)
     packed = work / "packed"
     packed.mkdir(exist_ok=True)
