@@ -144,7 +144,7 @@ def test_what_the_question_file_hides_changes_nothing(
 ) -> None:
     for scenario, messages in played:
         hidden = replace(scenario, answer="42", message_ids=["<other@x>"], kind=None, how_realistic=0.5, split=None)
-        assert play(hidden, demo, Habits(), random.Random(f"1/{scenario.id}"))[1] == messages
+        assert play(hidden, demo, Habits(), random.Random(f"1/0/{scenario.id}"))[1] == messages
 
 
 def test_the_check_sees_what_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
