@@ -199,6 +199,8 @@ def trl(given: argparse.Namespace) -> None:
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
         callbacks=[Clock()],
     )  # fmt: skip
+    if samples_with_vllm and not cuda:
+        trainer.vllm_generation.sync_weights = lambda: None  # vLLM packs weights on a CPU, and takes no others
     if samples_with_vllm:
         for method in ("generate", "sync_weights"):
             timed(trainer.vllm_generation, method, clocks)
