@@ -21,6 +21,9 @@ _MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\
 _YEAR = r"(?:,?\s?(?P<{0}>(?:19|20)\d\d|'\d\d)\b)?"
 _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
 
+_HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
+_HOUR = "|".join(sorted(_HOURS, key=len, reverse=True))
+
 DATE = re.compile(
     rf"\b(?:(?:(?P<weekday>{_WEEKDAY})(?:,?\s|,?\s?\()(?:on\s)?(?:the\s)?)?(?:"
     r"(?P<iso_year>(?:19|20)\d\d)[-/](?P<iso_month>\d{1,2})[-/](?P<iso_day>\d{1,2})(?!\d)"
@@ -44,11 +47,11 @@ TIME = re.compile(
     r"|(?P<past>half|quarter|ten|twenty|five)\s(?P<way>past|to|after)\s(?P<spoken>\w+)"
     r"|(?P<clock>\d{1,2}|\w+)\so'clock"
     r"|(?<=at\s)(?P<bare>1[0-2]|[1-9])(?=\s*(?:[,;)]|\.?$|\.\s|(?:and|or|on|in|sharp|tomorrow|today)\b))"
+    rf"|(?P<hour_word>{_HOUR})(?=\sin\sthe\s(?:morning|afternoon|evening)\b|\sat\snight\b)"
     r"|(?:12\s?)?(?P<named>noon|midday|midnight)\b"
     r")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?",
     re.IGNORECASE,
 )
-_HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
 _PAST = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20}
 _NAMED = {"noon": 720, "midday": 720, "midnight": 0}
 
@@ -145,6 +148,8 @@ def read_time(found: re.Match[str]) -> Time | None:
         return None if full is None else _either(full * 60 + sign * offset, when)
     if found["bare"]:
         return _either(int(found["bare"]) * 60, when)
+    if found["hour_word"]:
+        return _either(_HOURS[found["hour_word"].lower()] * 60, when)
     if found["clock"]:
         clock = int(found["clock"]) if found["clock"].isdigit() else _HOURS.get(found["clock"].lower())
         return None if clock is None else _either(clock * 60, when)

@@ -60,7 +60,8 @@ SAME = _paired(
     """increase:rise grow:rise up:rise higher:rise decrease:fall drop:fall lower:fall down:fall purchase:buy
     commence:begin start:begin finish:end complete:end postpone:delay vp:president cell:mobile phone:call ste:suite
     dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car
-    mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse"""
+    mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse
+    over:above under:below"""
 )
 """Words that are read as another of nearly the same sense."""
 

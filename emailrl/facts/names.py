@@ -66,7 +66,7 @@ def _heads_sentence(text: str, start: int) -> bool:
 
 
 _VERB = re.compile(
-    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who)\b"
+    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who|from|in|at)\b"
     r"|[a-z]+(?:ed|[^s]s)\b)"
 )
 

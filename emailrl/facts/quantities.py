@@ -50,6 +50,7 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("bag", 1): "bag bags",
     ("container", 1): "container containers",
     ("mmbtu", 1): "mmbtu mmbtus dth dekatherm dekatherms",
+    ("mcf", 1e-3): "cf",
     ("mcf", 1): "mcf",
     ("mcf", 1e3): "mmcf",
     ("mcf", 1e6): "bcf",
@@ -91,10 +92,11 @@ NUMBER = re.compile(
     rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
     rf"|(?P<digits>{_DIGITS})(?:(?P<short>\s?(?!m\b)(?:{_alternatives(SHORT_SCALES)})|m)\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
-    rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-](?:{_FRACTION})s?|half)\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b)?)"
+    rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-](?:{_FRACTION})s?|half)\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b"
+    rf"|\san?(?=\s(?:{_WORD_UNITS}|per\scent)\b))?)"
     rf"|(?P<spelled>(?:an?\s(?=(?:{_SCALE})\b))?(?:{_SPELLED}|{_SCALE})\b"
     rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
-    rf"(?:\sand\sa\s(?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"
+    rf"(?:[\s-]and[\s-]a[\s-](?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"
     rf"|(?P<position>{_alternatives(ORDINALS)})\b"
     rf")(?P<unit>{_UNIT})?{_RATE}?",
     re.IGNORECASE,
@@ -118,6 +120,13 @@ class Quantity:
         if self.base is None or other.base is None:
             if (self.rate or other.rate) and "minute" in (self.base, other.base):  # twice a week, every two weeks
                 return False
+            if (
+                self.base is other.base
+                and self.value != other.value
+                and _is_whole(self.value)
+                and _is_whole(other.value)
+            ):
+                return False  # codes, which may differ in the last digit alone
             # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
             return _close(self.value, other.value) and not (self.base is None and other.base == "percent")
         return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
@@ -187,6 +196,10 @@ def _spelled(words: list[str]) -> float:
         else:
             current += CARDINALS.get(word, 0) + TENS.get(word, 0) + FRACTIONS.get(word, 0)
     return total + current
+
+
+def _is_whole(number: float) -> bool:
+    return number % 1 == 0  # false for the infinity of 3/0
 
 
 def _close(a: float, b: float) -> bool:

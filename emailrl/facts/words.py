@@ -18,6 +18,23 @@ _SUFFIXES = (
 """Endings and the least that must remain before them."""
 
 
+_WORDINGS = tuple(
+    (re.compile(pattern, re.IGNORECASE), instead)
+    for pattern, instead in (
+        (r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
+        (r"\b(\w+) (year|month|week|day|hour|mile)s and a half\b", r"\1 and a half \2s"),
+        (r"\bevery other (day|week|month|year)\b", r"every two \1s"),
+        *(
+            (rf"\b(?:the )?(?:{name}) quarter(?: of)? (?=(?:19|20)\d\d\b)", f"Q{number} ")
+            for number, name in enumerate(("first|1st", "second|2nd", "third|3rd", "fourth|4th"), 1)
+        ),
+        (r"\bmiles (?:per|an) hour\b", "mph"),
+        (r"\bcubic (?:feet|foot)\b", "cf"),
+    )
+)
+"""Several words for what the grammar reads in one form."""
+
+
 def clean(text: str) -> str:
     """One spelling for quotes, dashes, spaces, accents and compatibility letters; no signs of emphasis."""
     text = unicodedata.normalize("NFKD", text)
@@ -30,7 +47,10 @@ def clean(text: str) -> str:
         text = _NUMBERED.sub("", text)
     text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
     text = re.sub(r"\b([A-Za-z])\.\s?(?=[A-Za-z]\.)", r"\1", text)  # D. C. and P.V. are one token
-    return re.sub(r"[^\S\n]+", " ", text).strip()
+    text = re.sub(r"[^\S\n]+", " ", text).strip()
+    for pattern, instead in _WORDINGS:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def _shorten(word: str) -> str:

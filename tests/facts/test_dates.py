@@ -85,6 +85,8 @@ def test_dates(text: str, dates: list[Date]) -> None:
         ("noon", {720}),
         ("2:15 in the afternoon", {855}),
         ("ten o'clock", {600, 1320}),
+        ("at two in the morning", {120}),
+        ("at nine at night", {1260}),
         ("twelve o'clock", {720, 0}),
         ("one o'clock", {60, 780}),
         ("7 o'clock in the morning", {420}),

@@ -26,6 +26,10 @@ from emailrl.facts.quantities import NUMBER, SCALES, SHORT_SCALES, UNITS, Quanti
         ("half a million", 5e5, None),
         ("two thirds", 200 / 3, "percent"),
         ("half", 50, "percent"),
+        ("half a percent", 0.5, "percent"),
+        ("half an hour", 0.5, "minute"),
+        ("two-and-a-half miles", 2.5, "metre"),
+        ("2 cf", 2, "mcf"),
         ("three quarters", 75, "percent"),
         ("1/2", 50, "percent"),
         ("15 mph", 15, "speed"),
@@ -187,8 +191,11 @@ def test_scales_and_units_are_those_of_the_world() -> None:
         ("$5 a day", "$6 a day", False, True),
         ("two weeks", "2 a week", False, True),
         ("2", "2 a week", True, False),
-        ("100,000", "100,001", True, False),  # closer than two in 100,000
-        ("100,000", "100,003", False, True),
+        ("$100,000", "$100,001", True, False),  # closer than two in 100,000
+        ("$100,000", "$100,003", False, True),
+        ("662910", "662901", False, True),  # bare whole numbers may be codes
+        ("66291.05", "66291.06", True, False),
+        ("3/0", "4", False, True),
         ("0", "0.0000000001", True, False),
         ("0", "0.00001", False, True),
     ],

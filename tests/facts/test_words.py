@@ -27,6 +27,13 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
         ("Dr. Moss, Mr Hale", "Moss, Hale"),
         ("a\u00a0b\t c", "a b c"),
         ("\ue000x\u200b", "x"),
+        ("a year and a half", "one and a half years"),
+        ("two hours and a half", "two and a half hours"),
+        ("every other week", "every two weeks"),
+        ("in the third quarter of 2001", "in Q3 2001"),
+        ("the third quarter", "the third quarter"),
+        ("15 miles per hour", "15 mph"),
+        ("2 cubic feet", "2 cf"),
     ],
 )
 def test_one_spelling(text: str, cleaned: str) -> None:

@@ -210,6 +210,8 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
         {"training": {"warmup_steps": 3, "warmup_ratio": 0.1}},
         "WARMUP_STEPS has no effect when WARMUP_RATIO is set",
     ),
+    ("grpo", {"algorithm": {"reference": "start", "beta": 0.0}}, "REFERENCE has no effect with BETA=0"),
+    ("grpo", {"model": {"shard_offload": True, "shard": "off"}}, "SHARD_OFFLOAD has no effect with SHARD=off"),
     ("ppo", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator gae"),
     ("reinforce_pp", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect with the advantage estimator"),
     ("grpo", {"output": {"export_format": "merged"}}, "EXPORT_FORMAT has no effect without EXPORT_DIR"),
@@ -243,6 +245,28 @@ def test_what_has_an_effect_is_not_named() -> None:
     assert idle_settings(resolve(settings), settings) == []
     one_adapter = Settings.model_validate({"vllm": {"vllm_max_loras": 1}})  # as many as are played
     assert idle_settings(resolve(one_adapter), one_adapter) == []
+
+
+SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://a", "max_staleness": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"vllm": {"vllm_urls": "http://a", "max_staleness": 0}, "algorithm": {"importance_correction": "off"}}, None),
+        ({"agent": {"engine": "transformers"}}, "MAX_STALENESS=1 needs samplers of their own"),
+        ({"vllm": {"max_staleness": 1}}, "MAX_STALENESS=1 needs samplers of their own"),
+        ({"algorithm": {"importance_correction": "off"}}, "MAX_STALENESS=1 trains on rollouts of an older policy"),
+    ],
+)
+def test_stale_rollouts_take_servers_and_a_correction(changes: dict[str, Any], expected: str | None) -> None:
+    settings = Settings.model_validate(SERVED | changes)
+    if expected is None:
+        resolve(settings)
+    else:
+        with pytest.raises(UsageError, match=expected):
+            resolve(settings)
 
 
 def test_named_algorithms_need_no_advice() -> None:

@@ -47,7 +47,7 @@ def alternatives(reference: str) -> list[str]:
     if short := re.fullmatch(r"(\D{3,})\s\(([A-Z]{2,6})\)", reference):
         return [short[1], short[2]]
     parts = [part.strip() for part in _JOINED.split(reference)]
-    plain = not re.search(r"://|www\.|\\|@|(?:^|\s)/\w|(?<!\bSt)(?<!\bMt)[.:;]\s", reference)
+    plain = not re.search(r"://|www\.|\\|@|(?:^|\s)/\w|(?<!\bSt)(?<!\bMt)(?<!\b[A-Z])(?<!\b[A-Z]{2})[.:;]\s", reference)
     return parts if plain and all(0 < len(part.split()) <= 8 for part in parts) else [reference]
 
 
@@ -122,6 +122,8 @@ def side(case: Case) -> bool | None:
         part = next(
             (part for part in case.clauses if part.start <= refusal.start() < part.start + len(part.text)), None
         )
+        if part is not None and part.asserted is None:
+            return None
         negated = part is not None and re.search(r"\bnot\b|n't\b|\bnever\b", part.text, re.IGNORECASE) is not None
         return (REFUSAL.search(case.asked.reading.text) is not None) is not negated
     said = {unit.stem for unit in case.given.units if unit.fact is None}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import pairwise
 
-from emailrl.facts.names import find_names, word_before
+from emailrl.facts.names import find_names, same_token, word_before
 from emailrl.facts.reading import Unit, agree
-from emailrl.facts.words import stem
+from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.coverage import Case
 from emailrl.rewards.matching.rivals import JOINT, lists
 
@@ -61,7 +62,9 @@ def replaced(case: Case) -> bool:
         for kind, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
             inside = first > 0 and last < len(own) and start > 0 and end < len(units)
             alone = kind == "replace" and last - first == end - start == 1
-            if inside and alone and case.new(units[start:end]) and not has(case.given.units, own[first]):
+            if not (inside and alone) or same_token(own[first].text.lower(), units[start].text.lower()):
+                continue
+            if case.new(units[start:end]) and not has(case.given.units, own[first]):
                 return True
     return False
 
@@ -70,6 +73,8 @@ def mixed_up(case: Case) -> bool:
     """Hardly anything is new but the order: the parts of a list are mixed, or the sides of an "after" exchanged."""
     if case.is_quoted or len(case.new(case.given.units)) > 2:
         return False
+    if facts_exchanged(case):
+        return True
     ours, theirs = (
         [item.units for items in lists(reading.masked, reading.units, _PART) for item in items if item.units]
         for reading in (case.expected.full, case.given)
@@ -90,6 +95,27 @@ def mixed_up(case: Case) -> bool:
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
+
+
+def facts_exchanged(case: Case) -> bool:
+    """The words stand in the reference's order and the facts do not: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %"."""
+    own = case.expected.full.units
+    places = [[at for at, one in enumerate(own) if has([one], unit)] for unit in case.given.units]
+    sure = [(at[0], unit.fact is None) for at, unit in zip(places, case.given.units, strict=True) if len(at) == 1]
+    words, facts = ([at for at, is_word in sure if is_word is wanted] for wanted in (True, False))
+    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
+    return between and words == sorted(words) and len(words) > 1 and facts != sorted(facts)
+
+
+def others_own(case: Case) -> bool:
+    """Wherever it stands, the name asked for only says whose somebody else is: "Ada Moss's deputy"."""
+    if not (case.asked.person and case.expected.names):
+        return False
+    own = {token for name in case.expected.names for token in name.tokens}
+    text = case.given.masked
+    held = [name for name in find_names(case.given) if own & {*name.tokens}]
+    owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
+    return bool(owned) and all(found is not None and not has_word(stem(found[1]), case.known) for found in owned)
 
 
 def has(units: Sequence[Unit], wanted: Unit) -> bool:

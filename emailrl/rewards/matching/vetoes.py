@@ -7,7 +7,7 @@ import re
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.coverage import Case, is_whole
 from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
-from emailrl.rewards.matching.order import mixed_up, replaced, turned_round
+from emailrl.rewards.matching.order import mixed_up, others_own, replaced, turned_round
 from emailrl.rewards.matching.rivals import OR, rival_clause, rival_facts, rival_items
 
 _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|under|above|below|least|most)\b")
@@ -17,6 +17,11 @@ _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|the
 _LIMIT = re.compile(
     r"\b(?:before|after|over|under|above|below|than|by|until|till|within|up to|least|most|maximum|minimum|limit|cap"
     r"|latest|earliest|highest|lowest|since|from)\b",
+    re.IGNORECASE,
+)
+_LIMIT_ASKED = re.compile(
+    r"\bby (?:when|what)|\b(?:before|after|over|under|above|below|least|most|maximum|minimum|limit|cap|latest|earliest"
+    r"|highest|lowest|since)\b",
     re.IGNORECASE,
 )
 _STRICT = re.compile(
@@ -80,16 +85,17 @@ def opposed(case: Case) -> bool:
     """A word of the reference, or of the question, is answered by its opposite."""
     parts = [part for part in case.clauses if case.holds(*part.units)]
     given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
-    given |= {word for part in parts for word in _DIRECTION.findall(part.text.lower())}
+    given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
     before = case.asked.reading.text if case.is_quoted else case.texts
-    said = {*(case.asked.stems if case.is_quoted else case.known), *_DIRECTION.findall(before.lower())}
+    said = {*(case.asked.stems if case.is_quoted else case.known), *map(stem, _DIRECTION.findall(before.lower()))}
     said |= {stem("refuse")} if REFUSAL.search(before) else set()
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
     facts = [
         unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)
     ]
-    return any(_STRICT.search(case.given.masked[: unit.start]) for unit in facts) and not _LIMIT.search(before)
+    limited = _LIMIT.search(case.expected.full.text) or _LIMIT_ASKED.search(case.asked.reading.text)
+    return any(_STRICT.search(case.given.masked[: unit.start]) for unit in facts) and not limited
 
 
 def says_too_much(case: Case) -> bool:
@@ -122,5 +128,5 @@ def says_too_much(case: Case) -> bool:
 
 VETOES = (
     *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause),
-    *(opposed, turned_round, mixed_up, replaced, says_too_much),
+    *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, tensor
 
 from emailrl.errors import EmailRLError
+from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.step.batches import micro_batches
@@ -35,7 +36,13 @@ GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
 
 
 def shape(
-    algorithm: Algorithm, *, cap: int = 5, kl_coef: float = 0.0, order: int = 1, **wanted: Any
+    algorithm: Algorithm,
+    *,
+    cap: int = 5,
+    kl_coef: float = 0.0,
+    order: int = 1,
+    ranks: Ranks = ALONE,
+    **wanted: Any,
 ) -> tuple[list[list[float]], list[list[float]] | None, dict[str, float]]:
     """Advantages, and returns, of each sample's trained tokens, and the metrics."""
 
@@ -54,7 +61,7 @@ def shape(
                 old_values=rows(VALUES, batch.indices, width),
             )
         )
-    metrics = shape_advantages(items, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef)
+    metrics = shape_advantages(items, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef, ranks=ranks)
     found: dict[int, list[float]] = {}
     returns: dict[int, list[float]] = {}
     for item in items:
@@ -102,6 +109,29 @@ def test_gae_flows_through_a_broken_trajectory(cap: int, order: int) -> None:
     # -0.25, 3 and -7, have 58.72265625 / 4 - 1.60180664 = 13.07885742: 1 - 13.07885742 / 4.87182617.
     expected = {"value_mean": 0.875, "return_mean": -0.390625, "explained_variance": -1.6845903}
     assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+class Two(Ranks):
+    """This rank and another, whose trained tokens are one -2 and one 6."""
+
+    world = 2
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, tensor([-2.0, 6.0])]
+
+
+def test_whitening_is_over_the_tokens_of_all_ranks() -> None:
+    whitened = Algorithm("mine", advantage="reinforce", whiten=True)
+    # Here 2, 2, -4, 2: mean 0.5, biased variance 28/4 - 0.25 = 6.75; with the other's: mean 1, 68/6 - 1 = 31/3.
+    close(shape(whitened)[0], [[1.5 / 6.75**0.5] * 2, [-4.5 / 6.75**0.5], [1.5 / 6.75**0.5]])
+    scale = (31 / 3) ** 0.5
+    close(shape(whitened, ranks=Two())[0], [[1 / scale] * 2, [-5 / scale], [1 / scale]])
+
+
+def test_a_rank_without_a_sample_takes_part() -> None:
+    for algorithm in (GAE, ALGORITHMS["grpo"]):
+        metrics = shape_advantages([], {}, algorithm, AlgorithmSettings(), kl_coef=0.0, ranks=Two())
+        assert metrics.get("value_mean", 2.0) == 2.0  # the other's -2 and 6
 
 
 def test_kl_is_charged_at_each_token_and_the_reward_paid_once_at_the_end() -> None:
