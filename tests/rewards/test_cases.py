@@ -1,6 +1,6 @@
 """The answer check on cases written by someone who did not know its rules: it may get better, not worse.
 
-The held-out half was read by nobody while the rules were written: keep it so, and judge rules by the other.
+The held-out halves were read by nobody while the rules were written: keep it so, and judge rules by the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
     [
         ("development", "mail", 17, 26),
         ("development", "qa", 3, 5),
+        ("adversarial_development", "mixed", 56, 11),
+        ("adversarial_held_out", "mixed", 44, 20),
         ("held_out", "mail", 40, 41),
         ("held_out", "qa", 9, 18),
     ],
