@@ -1,4 +1,4 @@
-"""The answer check on cases written by someone who did not know its rules: it may get better, not worse.
+"""The answer check on cases by people who knew none of its rules, or few (adversarial): better is fine, worse is not.
 
 The held-out halves were read by nobody while the rules were written: keep it so, and judge rules by the others.
 """
