@@ -41,7 +41,7 @@ def write_page(
     content = page(redacted(data) if redact else data).encode("utf-8", "replace")
     replace_bytes(target, content)
     left_out = data.run["left_out"]
-    what = "redacted" if redact else "with email text"
+    what = "numbers only" if not data.rows else "redacted" if redact else "with email text"
     count = f"{len(data.rows)} trajector{'y' if len(data.rows) == 1 else 'ies'}"
     say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
     for each in left_out:

@@ -50,11 +50,13 @@ def view(
 
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> Path:
-    """The run or file to serve, once it has a trajectory."""
-    from emailrl.inspection.locate import newest_file, output_roots
+    """The run or file to serve, once it has a trajectory or numbers."""
+    from emailrl.inspection.locate import has_numbers, newest_file, output_roots
 
     if run is not None and not run.exists():
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
+    if run is not None and has_numbers(run):
+        return run
     said = False
     while True:
         roots = output_roots(settings.output.output_dir) if run is None else [run]

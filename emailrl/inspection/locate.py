@@ -89,6 +89,12 @@ def _holds_trajectories(file: Path) -> bool:
     return any(head.startswith(b"{") and b'"group_id"' in head and b'"scenario"' in head for head in heads)
 
 
+def has_numbers(folder: Path) -> bool:
+    """Whether a folder holds a run's or a benchmark's numbers, be there trajectories or not."""
+    files = (folder / name for name in ("metrics.jsonl", "evaluations.jsonl", "results.json"))
+    return any(file.is_file() and file.stat().st_size for file in files)
+
+
 def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
     """Return ``(position, trajectory)`` for a position in a file (0 the first, -1 the last).
 

@@ -46,10 +46,10 @@ class Served:
         with self._lock:
             self.place = place_of(self._path)
             files = [self._file(file) for file in self.place.files]
-            records, bad_lines = zip(*(file.record() for file in files), strict=True)
-            self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
-            run = run_record(self.place, list(records))
-            run["left_out"] += chain.from_iterable(bad_lines)
+            found = [file.record() for file in files]
+            self._shown = [(file, record["count"]) for file, (record, _) in zip(files, found, strict=True)]
+            run = run_record(self.place, [record for record, _ in found])
+            run["left_out"] += chain.from_iterable(bad_lines for _, bad_lines in found)
             return run
 
     def _file(self, path: Path) -> _File:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.recording import write_trajectories
+from emailrl.recording import write_records, write_trajectories
 from emailrl.trajectory import Trajectory
 
 
@@ -35,6 +35,12 @@ def test_a_page_is_overwritten_only_when_asked(emailrl, run_dir: Path, tmp_path:
     assert code == 2 and "run.html already exists" in error and (tmp_path / "run.html").read_text() == "mine"
     assert emailrl("report", run_dir, "--html", "run.html", "--overwrite")[0] == 0
     assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_a_run_without_trajectories_is_reported(emailrl, tmp_path: Path) -> None:
+    write_records(tmp_path / "numbers" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    code, _, said = emailrl("report", "numbers")
+    assert code == 0 and "0 trajectories" in said and "numbers only" in said
 
 
 def test_without_a_run_report_says_what_to_do(emailrl) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.errors import UsageError
+from emailrl.inspection.locate import has_numbers
 from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page.place import (
     Place,
@@ -52,7 +53,7 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
         for item in kept
         for offset, each in item.trajectories
     ]
-    if not rows:
+    if not rows and not (place.index is None and has_numbers(place.folder)):
         why = left_out or [f"{place.root} holds no complete trajectory yet"]
         raise UsageError(f"{why[0]}.", "Wait for the run, or name another file.")
     tokens = _tokenizers(kept, model_name)

@@ -73,7 +73,8 @@ function lineChart(title, lines, { show = number, note = "", zero = false } = {}
   follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, (step) => {
     readout.textContent = step === null ? latest(drawn, show) : `step ${step}: ${valuesAt(drawn, step, show)}`;
   });
-  const keys = drawn.length > 1 ? el("p", { class: "keys" }, drawn.map((line, index) => el("span", { class: `key series-${index}` }, line.name))) : null;
+  const entries = drawn.map((line, index) => line.points.length && el("span", { class: `key series-${index}` }, line.name)).filter(Boolean);
+  const keys = entries.length > 1 ? el("p", { class: "keys" }, entries) : null;
   return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, recorded.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
 
@@ -124,7 +125,8 @@ const withInterval = (point, show) => show(point.y) + (point.low !== undefined &
 const named = (line, many) => (many ? `${line.name} ` : "");
 
 function latest(lines, show) {
-  return lines.filter((line) => line.points.length).map((line) => named(line, lines.length > 1) + withInterval(line.points.at(-1), show)).join(" · ");
+  const drawn = lines.filter((line) => line.points.length);
+  return drawn.map((line) => named(line, drawn.length > 1) + withInterval(line.points.at(-1), show)).join(" · ");
 }
 
 function valuesAt(lines, step, show) {
@@ -157,13 +159,15 @@ function follow(picture, frame, steps, cursor, tell) {
     cursor.setAttribute("visibility", "hidden");
     tell(null);
   });
+  if (!data.rows.length) return;
+  picture.classList.add("opens");
   picture.addEventListener("click", (event) => go({ ...noFilters(), view: "list", t: null, side: null, step: nearest(event) }));
 }
 
 // columns: [{x, parts: {name: value}}]
-function stackChart(title, all, { show = number, note = "" } = {}) {
+function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
   const columns = thinnedColumns(all);
-  const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name])))];
+  const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name] > least)))];
   if (!names.length) return null;
   const totals = columns.map((column) => sum(names.map((name) => column.parts[name] || 0)));
   const frame = makeFrame(columns[0].x - 0.5, columns.at(-1).x + 0.5, 0, Math.max(...totals));
@@ -183,7 +187,7 @@ function stackChart(title, all, { show = number, note = "" } = {}) {
   const readout = el("output", { class: "readout" });
   const tell = (step) => {
     const column = columns.find((each) => each.x === step) || columns.at(-1);
-    const parts = names.filter((name) => column.parts[name]).map((name) => `${name} ${show(column.parts[name])}`);
+    const parts = names.filter((name) => column.parts[name] > least).map((name) => `${name} ${show(column.parts[name])}`);
     readout.textContent = `step ${column.x}: ${parts.join(" · ") || "none"}`;
   };
   tell(null);

@@ -7,7 +7,9 @@ async function showDetail(pane) {
   const row = openRow();
   const request = (asked += 1);
   if (!row) {
-    pane.replaceChildren(el("div", { class: "empty" }, el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })));
+    pane.replaceChildren(el("div", { class: "empty" }, data.rows.length
+      ? [el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })]
+      : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "None were kept with this run. Overview shows its numbers." })]));
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
@@ -125,6 +127,6 @@ function sideBySide(row, members, found) {
   const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
     el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : outside(fileOf(each).label))),
     el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
-    evidenceMarks(each), conversation(found[index], { compact: true })));
+    evidenceMarks(each, { inFull: true }), conversation(found[index], { compact: true })));
   return el("article", { class: "trajectory wide" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }), outside(found[0].question, "h1"), el("p", { class: "lead" }, "Expected: ", outside(found[0].gold || "no answer in the mailbox"), `. ${lead}`), scroller("Side by side", el("div", { class: "columns" }, columns)));
 }

@@ -8,7 +8,15 @@ from typing import Any
 
 from emailrl.evaluation import verdict
 from emailrl.recording import Entry, Record
-from emailrl.trajectory import Trajectory, Turn
+from emailrl.trajectory import StopReason, Trajectory, Turn
+
+_STOPS: dict[str | None, str] = {
+    StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
+    StopReason.BAD_TOOL_CALL_NAME: "no such tool",
+    StopReason.BAD_TOOL_CALL_ARGS: "wrong tool arguments",
+    StopReason.TRUNCATED: "cut off at a token limit",
+}
+"""Ends that are failures of their own, however far the search came."""
 
 
 def evidence(trajectory: Trajectory) -> Record:
@@ -31,11 +39,11 @@ def failure(played: Trajectory | Entry, *, found: bool | None, read: bool | None
     A wrong answer, no answer and "I don't know" are split by whether a gold email was found and read; None if there is
     no gold email.
     """
-    came_to, stop = verdict(played), str(played.stop_reason or "")
+    came_to = verdict(played)
     if came_to in ("correct", "not judged"):
         return ""
-    if came_to == "crashed" or stop not in ("", "answered", "completed", "ran_out_of_turns"):
-        return "crashed" if came_to == "crashed" else stop.replace("_", " ")
+    if came_to == "crashed" or played.stop_reason in _STOPS:
+        return "crashed" if came_to == "crashed" else _STOPS[played.stop_reason]
     if found is None:
         return came_to
     progress = "gold email read" if read else "gold email found, not read" if found else "gold email not found"

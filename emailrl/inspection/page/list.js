@@ -23,7 +23,8 @@ function updateList({ follow = true } = {}) {
   const total = data.rows.length;
   const text = (list.rows.length === total ? "" : `${list.rows.length.toLocaleString("en")} of `) + plural(total, "trajectory", "trajectories");
   const counted = document.getElementById("counted");
-  counted.textContent = text + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
+  const nothing = total && !list.rows.length ? ": no trajectory matches the filters" : "";
+  counted.textContent = text + nothing + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
   if (counted.dataset.said !== text) announce(`${text} shown`);
   counted.dataset.said = text;
   const picked = state.rmin !== undefined ? [Number(state.rmin), Number(state.rmax)] : null;
@@ -94,12 +95,12 @@ function verdictMark(row) {
   return el("span", { class: `verdict ${row.verdict.replaceAll(" ", "-")}`, title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
 }
 
-// F, R, C: was a gold email found, read, cited? A letter that is struck through says no.
-function evidenceMarks(row) {
+// Was a gold email found, read, cited? F, R, C, struck through for no; in full where there is room.
+function evidenceMarks(row, { inFull = false } = {}) {
   if (row.found === null || row.found === undefined) return el("span", { class: "marks" });
   const names = ["found", "read", "cited"];
   const said = names.map((name) => (row[name] ? name : `not ${name}`)).join(", ");
-  return el("span", { class: "marks", role: "img", "aria-label": `gold email ${said}`, title: `gold email: ${said}` }, names.map((name) => el("span", { class: row[name] ? "yes" : "no", text: name[0].toUpperCase() })));
+  return el("span", { class: inFull ? "marks full" : "marks", role: "img", "aria-label": `gold email ${said}`, title: `gold email: ${said}` }, names.map((name) => el("span", { class: row[name] ? "yes" : "no", text: inFull ? name : name[0].toUpperCase() })));
 }
 
 const open = (row) => go({ view: "list", t: keyOf(row) });
@@ -137,7 +138,7 @@ function filterBar() {
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),
     data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
-    choice("sort", "Order", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "as recorded")),
+    choice("sort", "Order", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "recorded")),
     el("p", { class: "active", id: "active" }));
   return bar;
 }

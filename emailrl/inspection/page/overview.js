@@ -4,8 +4,8 @@ function overview() {
   const { run } = data;
   const parts = [heading(), leftOut(), tiles()];
   const charts = curves();
-  if (charts.length) parts.push(section("Curves", "Click a point to see the trajectories of its step.", el("div", { class: "charts" }, charts), stepTable()));
-  if (run.results.length) parts.push(section("Results", "Accuracy with its 95 % interval.", resultTable()));
+  if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, el("div", { class: "charts" }, charts), stepTable()));
+  if (run.results.length) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable()));
   parts.push(failures(), changes(), rewardOverview());
   return el("div", { class: "overview" }, parts);
 }
@@ -16,7 +16,7 @@ function section(title, lead, ...content) {
 
 function heading() {
   const { run } = data;
-  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
+  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
   return el("div", { class: "heading" }, outside(run.title, "h1"), outside(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
@@ -36,15 +36,22 @@ function tiles() {
   if (run.evaluations.length) {
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
-    tilesOf.push(tile("Held-out accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `95 % interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
+    tilesOf.push(tile("Held-out accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `${first === last ? "" : "last: "}95% interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
     tilesOf.push(tile("Best evaluation", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}`));
     tilesOf.push(tile("Evaluation reward", first === last ? number(last.reward) : `${number(first.reward, 2)} → ${number(last.reward, 2)}`, "mean, first to last"));
-  } else {
+  } else if (run.results.length) {
+    for (const each of run.results.slice(0, 4)) tilesOf.push(tile(`Accuracy, ${plain(each.model)}`, percent(each.accuracy), `95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`));
+  } else if (data.rows.length) {
     const judged = data.rows.filter((row) => row.verdict !== "not judged");
     const right = judged.filter((row) => row.verdict === "correct").length;
     tilesOf.push(tile("Correct", judged.length ? percent(right / judged.length) : "–", `${right} of ${judged.length} judged`));
     tilesOf.push(tile("Reward", number(mean(data.rows.map((row) => row.reward))), "mean"));
   }
+  const losses = run.steps.filter((step) => Number.isFinite(step.loss));
+  if (!run.evaluations.length && losses.length) tilesOf.push(tile("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(run.steps.length, "step")}`));
+  const validated = run.steps.filter((step) => Number.isFinite(step.val_loss));
+  if (validated.length) tilesOf.push(tile("Validation loss", number(validated.at(-1).val_loss), `step ${validated.at(-1).step}, lowest ${number(Math.min(...validated.map((step) => step.val_loss)))}`));
+  if (!data.rows.length) return el("dl", { class: "tiles" }, tilesOf);
   const tokens = sum(data.rows.map((row) => row.tokens));
   const sampled = sum(data.rows.map((row) => row.trained));
   tilesOf.push(tile("Sampled tokens", tokens ? percent(sampled / tokens) : "–", `of ${tokens.toLocaleString("en")} in this page`));
@@ -53,7 +60,7 @@ function tiles() {
   return el("dl", { class: "tiles" }, tilesOf);
 }
 
-// Half the 95 % interval of each step's mean over its groups: rollouts of one question are not independent.
+// Half the 95% interval of each step's mean over its groups: rollouts of one question are not independent.
 function byStep(valueOf, source = "step") {
   const steps = groupedBy(data.rows.filter((row) => row.source === source && row.verdict !== "crashed"), (row) => row.step);
   const found = new Map();
@@ -87,15 +94,15 @@ function curves() {
   const heldRewards = byStep((row) => row.reward, "eval");
   const held = { name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
-    lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95 % intervals, clustered by question." }),
-    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95 % intervals, clustered by question." }),
-    lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss")]),
+    lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95% intervals, clustered by question." }),
+    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95% intervals, clustered by question." }),
+    lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss"), { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
     lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
-    lineChart("Turns per trajectory", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { zero: true }),
+    lineChart("Turns per trajectory", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { show: (value) => value.toFixed(2), zero: true }),
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
-    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s` }),
+    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
@@ -143,7 +150,7 @@ function resultTable() {
     range.children[1].style.left = `${100 * each.accuracy}%`;
     return el("tr", {}, outside(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: `${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}` }), el("td", {}, range), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) }));
   });
-  const head = ["model", "accuracy", "95 % interval", "0 to 100 %", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
+  const head = ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
   return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
@@ -172,10 +179,13 @@ function failures() {
   return section("Why answers fail", "How far the search for the email with the answer came. Each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
-const CHANGES = [["fixed", "Wrong before, correct after", (one, other) => !one && other], ["broken", "Correct before, wrong after", (one, other) => one && !other], ["same", "Wrong before and after", (one, other) => !one && !other]];
+const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, other) => one && !other], ["same", (one, other) => !one && !other]];
+const IN_TIME = { fixed: "Wrong before, correct after", broken: "Correct before, wrong after", same: "Wrong before and after" };
 const MOST_QUESTIONS = 8;
 
-// Questions of the first evaluation against the same ones of the last.
+const changeTitles = (before, after) => (before.source === "eval" ? IN_TIME : { fixed: `Correct only in the ${plain(after.label)}`, broken: `Correct only in the ${plain(before.label)}`, same: "Wrong in both" });
+
+// Questions of the first evaluation against the same ones of the last, or of one benchmark against another.
 function changes() {
   const files = compared();
   if (files.length !== 2) return null;
@@ -183,17 +193,19 @@ function changes() {
   const right = (row) => row.verdict === "correct";
   const pairs = [...before].filter(([scenario]) => after.has(scenario)).map(([scenario, row]) => [row, after.get(scenario)]);
   if (!pairs.length) return null;
-  const columns = CHANGES.map(([name, title, is]) => {
+  const titles = changeTitles(...files);
+  const item = ([, other]) => el("li", {}, el("a", { href: address({ ...noFilters(), view: "list", t: keyOf(other), side: "question" }) }, outside(other.question)));
+  const columns = CHANGES.map(([name, is]) => {
     const found = pairs.filter(([one, other]) => is(right(one), right(other)));
-    const items = found.slice(0, MOST_QUESTIONS).map(([, other]) => el("li", {}, el("a", { href: address({ ...noFilters(), view: "list", t: keyOf(other), side: "question" }) }, outside(other.question))));
-    const rest = found.length - items.length;
-    return el("div", { class: `change ${name}` }, el("h3", {}, `${title} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, items), rest > 0 ? el("p", { class: "note", text: `and ${rest} more` }) : null);
+    const rest = found.slice(MOST_QUESTIONS);
+    return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
   });
-  return section("The same questions, before and after", `${pairs.length} questions: ${plain(files[0].label)} against ${plain(files[1].label)}. Each opens side by side.`, el("div", { class: "changes" }, columns));
+  return section(files[0].source === "eval" ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(files[0].label)} against ${plain(files[1].label)}. Each opens side by side.`, el("div", { class: "changes" }, columns));
 }
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
+  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: "None were kept with this run: it has its numbers alone." }));
   const last = held.findLast((file) => file.source === "step") || held.at(-1);
   const rows = data.rows.filter((row) => row.file === last.name);
   const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });

@@ -12,7 +12,7 @@ from typing import Any
 import emailrl
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
-from emailrl.inspection.locate import existing, find_file, position_in
+from emailrl.inspection.locate import existing, find_file, has_numbers, newest_file, position_in
 from emailrl.inspection.makers import origin
 from emailrl.recording import Record, TrajectoryIndex, parse_line, trajectory_in_line
 from emailrl.trajectory import Trajectory
@@ -23,7 +23,10 @@ _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The trajectory files a page shows, in their order, under ``root``; of one file, ``index`` may pick one line."""
+    """The trajectory files a page shows, in their order, under ``root``; of one file, ``index`` may pick one line.
+
+    A run of which only the numbers were kept has no files.
+    """
 
     root: Path
     files: tuple[Path, ...]
@@ -39,6 +42,8 @@ class Place:
     @property
     def folder(self) -> Path:
         """The run or benchmark that the files belong to, or the folder they lie in."""
+        if not self.files:
+            return self.root
         parent = self.files[0].parent
         return parent.parent if parent.name == "trajectories" else parent
 
@@ -46,11 +51,14 @@ class Place:
 def place_of(path: Path, index: int | None = None) -> Place:
     """Return what ``path`` means: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
 
-    A folder without ``trajectories/`` means the run of the newest file below it. ``UsageError`` if there is none.
+    A folder without trajectories of its own means itself if it holds a run's numbers, else the run of the newest file
+    below it. ``UsageError`` if there is none.
     """
     if existing(path).is_file() or index is not None:
         file = find_file(path)
         return Place(file, (file,), index)
+    if has_numbers(path) and newest_file([path / "trajectories"]) is None:
+        return Place(path, ())
     newest = find_file(path)
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
@@ -143,7 +151,7 @@ def _records(path: Path, left_out: list[str]) -> list[Record]:
 
 def _conditions(place: Place) -> Record:
     """What a benchmark or a rollout recorded of its settings, under one heading."""
-    beside = place.folder / "conditions.json", place.files[0].with_suffix(".conditions.json")
+    beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
     return next(({"conditions": found} for found in map(_object, beside) if found), {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,46 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
     markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=question")
     columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
     assert columns == ["evaluation at step 0", "evaluation at step 2"]
+
+
+@needs_chromium
+def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path) -> None:
+    steps = [{"step": 1, "loss": 0.5, "val_loss": None}, {"step": 2, "loss": 0.25, "val_loss": 0.4}]
+    write_records(tmp_path / "sft" / "metrics.jsonl", steps)
+    target = tmp_path / "page.html"
+    target.write_text(page(gather(place_of(tmp_path / "sft"), model_name="nano")), encoding="utf-8")
+    markup = shown(target, tmp_path / "profile")
+    assert "loss from 0.500 at step 1 to 0.250 at step 2; validation from 0.400 at step 2" in markup
+    assert "0.500 → 0.250" in markup and "None were kept with this run" in markup
+    assert "Click a point" not in markup and "Crashed" not in markup
+    assert "No trajectories" in shown(target, tmp_path / "profile", "#view=list")
+
+
+@needs_chromium
+def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajectory: Trajectory) -> None:
+    folder = tmp_path / "bench"
+    results = []
+    for number, (model, right) in enumerate((("small", 1), ("large", 11))):
+        file = folder / "trajectories" / f"{number:02}-{model}.jsonl"
+        asked = [replace(trajectory.scenario, id=f"q{n}", question=f"Who paid bill {n}?") for n in range(12)]
+        made = [
+            replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
+            for n, each in enumerate(asked)
+        ]
+        write_trajectories(file, made)
+        numbers = {"accuracy": right / 12, "accuracy_low": 0.1, "accuracy_high": 0.9, "reward": 0.5, "num_turns": 2.0}
+        results.append({"model": model, "trajectories": str(file), "num_questions": 12, **numbers})
+    (folder / "results.json").write_text(json.dumps({"results": results}))
+    target = tmp_path / "page.html"
+    target.write_text(page(gather(place_of(folder), model_name="nano")), encoding="utf-8")
+    markup = shown(target, tmp_path / "profile")
+    assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
+    assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
+    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Wrong in both <span class="count">1</span>' in markup
+    assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
+    side = shown(target, tmp_path / "profile", "#view=list&t=01-large.jsonl%400&side=question")
+    assert ">cited</span>" in side
 
 
 @needs_chromium

@@ -16,6 +16,7 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.errors import UsageError
 from emailrl.inspection.page import gather, page, place_of, served_page
+from emailrl.inspection.served import Served
 from emailrl.recording import write_records, write_trajectories
 from emailrl.trajectory import Trajectory
 
@@ -120,6 +121,20 @@ def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="No trajectory file under"):
         place_of(tmp_path / "empty")
+
+
+def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "sft"
+    write_records(folder / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+    (folder / "trajectories").mkdir()
+    data = gather(place_of(folder), model_name="nano")
+    assert (data.run["title"], data.run["kind"], data.run["total"], data.rows) == ("sft", "run", 0, [])
+    assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
+    served = Served(folder, model_name="nano")
+    assert served.run()["steps"] == data.run["steps"] and served.rows(0, 9) == []
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(UsageError, match="No trajectory file under"):
+        place_of(folder)
 
 
 def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:

@@ -56,7 +56,7 @@ def test_a_failure_says_how_far_the_search_came(
 def test_other_failures_are_named_by_how_they_ended(trajectory: Trajectory) -> None:
     failed = played(trajectory, HIT, answer=None, sources=[])
     failed.stop_reason = StopReason.CANT_PARSE_TOOL_CALL
-    assert failure(failed, found=True, read=False) == "cant parse tool call"
+    assert failure(failed, found=True, read=False) == "tool call not readable"
     failed.stop_reason, failed.exception = StopReason.EXCEPTION, "OSError: disk"
     assert failure(failed, found=True, read=False) == "crashed"
     assert failure(trajectory, found=True, read=True) == ""
