@@ -205,8 +205,8 @@ def test_a_list_passes_over_bad_lines_and_says_which(emailrl, damaged: Path) -> 
 
 
 def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp_path: Path) -> None:
-    code, _, error = emailrl("inspect-trajectory", damaged.parent.parent, "--html", "run.html")
-    assert code == 0 and "2 trajectories" in error
+    code, out, error = emailrl("inspect-trajectory", damaged.parent.parent, "--html", "run.html")
+    assert code == 0 and "2 trajectories" in out
     assert "Left out: step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected" in error
     damaged.write_text("\n".join(BAD) + "\n")
     code, _, error = emailrl("inspect-trajectory", damaged, "--html", "none.html")

@@ -39,7 +39,7 @@ def test_a_page_is_overwritten_only_when_asked(emailrl, run_dir: Path, tmp_path:
 
 def test_a_run_without_trajectories_is_reported(emailrl, tmp_path: Path) -> None:
     write_records(tmp_path / "numbers" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
-    code, _, said = emailrl("report", "numbers")
+    code, said, _ = emailrl("report", "numbers")
     assert code == 0 and "0 trajectories" in said and "numbers only" in said
 
 

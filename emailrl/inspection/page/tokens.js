@@ -1,4 +1,4 @@
-// The tokens of a trajectory, coloured by one number at a time; an underline says the same as the colour.
+// The tokens of a trajectory, colored by one number at a time; an underline says the same as the color.
 
 const BLOCK = 400;
 const LAYERS = {
