@@ -27,7 +27,6 @@ from emailrl.engines.probe import SAMPLED, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.ranks.place import Place
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -131,20 +130,20 @@ class VllmEngine:
             self._proven = False
 
     def close(self) -> None:
-        """Stop vLLM and give its memory back; a process in which it hangs ends (``bounded``)."""
+        """Stop vLLM and give its memory back; a process in which it hangs ends (``bounded``).
+
+        It ends the process group of torch.distributed as well, so ranks have to leave each other first.
+        """
         if self._engine is None:
             return
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory, destroy_model_parallel
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         with bounded():
             self._wake()  # what sleeps is not mapped: CUDA calls freeing that an invalid argument
             self._engine.engine_core.shutdown()
             self._engine, self._lora, self._proven = None, None, False
             gc.collect()
-            if Place.here().world > 1:
-                destroy_model_parallel()  # the process group around it is the ranks' own
-            else:
-                cleanup_dist_env_and_memory()
+            cleanup_dist_env_and_memory()
 
     # -- vLLM
 

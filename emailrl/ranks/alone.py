@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from emailrl.errors import EmailRLError
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +23,8 @@ class Ranks:
     local_rank = 0
     seconds = 0.0
     """What ``sum`` has taken so far."""
+    lost: EmailRLError | None = None
+    """Set once another rank is gone, or does not answer."""
     on_stop: Callable[[], None]
     """Called from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on another rank
     when the run ends while it works apart."""
@@ -76,6 +80,9 @@ class Ranks:
     def host_mesh(self) -> DeviceMesh | None:
         """The ranks of this host, over which a base may be sharded; None where they are one, or not as many on each."""
         return None
+
+    def leave(self) -> None:
+        """Rank 0 lets the others go, if they still listen; nothing is to be asked of them any more."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

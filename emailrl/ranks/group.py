@@ -49,7 +49,6 @@ class RankGroup(Ranks):
         pulses = dist.new_group(timeout=limit, backend="gloo")
         self._caller = Caller(pulses, seconds, self._lose) if self.is_first else None
         self._listener = None if self.is_first else Listener(pulses)
-        self.lost: LostRank | None = None
         self.on_stop = lambda: None
         self._working = False
         self._agreed: Exception | None = None
@@ -120,7 +119,7 @@ class RankGroup(Ranks):
         self._listener.stopping = True
 
     def leave(self) -> None:
-        """Let the others go, where they still listen."""
+        """See ``Ranks.leave``."""
         if self._caller is not None and not self._working and self.lost is None:
             self._caller.call(Call.END)
 

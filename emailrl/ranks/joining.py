@@ -44,7 +44,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
     finally:
         ranks.on_stop = lambda: None  # a rank that goes now interrupts nothing
         ranks.leave()
-        if ranks.lost is None:
+        if ranks.lost is None and dist.is_initialized():  # vLLM, when closed, ends it
             with bounded():
                 dist.destroy_process_group()
 

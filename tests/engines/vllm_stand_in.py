@@ -134,10 +134,7 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
         },
         "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
         "vllm.distributed": {},
-        "vllm.distributed.parallel_state": {
-            "cleanup_dist_env_and_memory": lambda: None,
-            "destroy_model_parallel": lambda: None,
-        },
+        "vllm.distributed.parallel_state": {"cleanup_dist_env_and_memory": lambda: None},
     }
     for name, attributes in modules.items():
         module = ModuleType(name)

@@ -44,7 +44,7 @@ from emailrl.training.run.resume import (
 from emailrl.training.run.run import Run
 from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
-from emailrl.training.run.team import Team, TeamPlayer, plays_on_all, ranks_per_engine, team_notes
+from emailrl.training.run.team import Team, TeamPlayer, leave_and_close, plays_on_all, ranks_per_engine, team_notes
 from emailrl.training.run.tracking import Say, Tracker, check_services
 from emailrl.training.step.update import Updater
 
@@ -172,7 +172,8 @@ def _loaded(
     """The policy and its engine, the updater and the state, as at the checkpoint, once every rank has the same."""
 
     def load() -> tuple[OpenPolicy, Updater, RunState]:
-        opened = stack.enter_context(closing(open_policy(settings, adapter, trainable=True, mesh=mesh)))
+        opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
+        stack.callback(leave_and_close, ranks, opened.engine)
         policy = opened.policy
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
         updater = Updater(policy, resolve(own), own, total_steps=total, ranks=ranks)

@@ -67,6 +67,13 @@ def ranks_per_engine(settings: Settings) -> int:
     return settings.vllm.vllm_tensor_parallel_size if settings.agent.engine == "vllm" else 1
 
 
+def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
+    """End this rank's part: closing vLLM ends the process group too, and may wait forever for a rank that is lost."""
+    ranks.leave()
+    if ranks.lost is None:
+        engine.close()
+
+
 def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
     """Which engines play, for the head of a run; nothing if it is one process or servers do."""
     if not plays_on_all(settings, ranks):
@@ -185,7 +192,7 @@ class Member:
 
     def close(self) -> None:
         """Free what the engine holds, and its adapter's files."""
-        self.engine.close()
+        leave_and_close(self.ranks, self.engine)
         self._folder.close()
 
     def _load(self, version: str) -> None:
