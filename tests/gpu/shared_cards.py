@@ -82,7 +82,8 @@ def main() -> None:
         emailrl(folder, "gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200)
         (folder / "emailrl.toml").write_text(
             'emailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\nmax_turns = 6\nmax_tokens = 256\n'
-            'eval_dataset_size = 4\nnum_generations = 6\ntemperature = 0.9\nwandb_mode = "disabled"\njudge = "offline"\n'
+            "eval_dataset_size = 4\nnum_generations = 6\ntemperature = 0.9\n"
+            'wandb_mode = "disabled"\njudge = "offline"\n'
         )
         one = run(folder, given, 1, 1)
         cases = [one, *(run(folder, given, given.nproc, each) for each in (1, 2))]
