@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from emailrl.engines.template import apply_template
@@ -29,6 +30,9 @@ MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", 
 
 MAX_DEPTH = 64
 """Levels of lists and objects in a call's arguments; Python's own JSON ends at some hundreds."""
+
+REMEMBERED = 256
+"""Texts whose ids are kept: a group's rollouts share their prompt, and often their first tool results."""
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
@@ -63,6 +67,7 @@ class ChatRenderer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
         self.stop_ids = stop_ids(tokenizer)
+        self._ids_of = lru_cache(REMEMBERED)(self._encode)
 
     def start(self, messages: Sequence[Message]) -> Rendered:
         """Render the first prompt of a conversation, ready for the assistant to speak."""
@@ -98,9 +103,11 @@ class ChatRenderer:
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens in it become control ids, nothing is added."""
+        return list(self._ids_of(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
         # Quietly: whether a prompt fits the context window is the runner's to decide.
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return ids
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, untrusted content made harmless."""

@@ -37,6 +37,16 @@ def test_the_first_prompt_has_the_templates_ids(renderer: ChatRenderer) -> None:
     ]  # fmt: skip
 
 
+def test_a_text_that_comes_again_is_tokenized_once_and_its_ids_belong_to_the_caller(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [Message("system", "Hi"), Message("user", "Who?")]
+    first, ids = renderer.start(prompt), list(renderer.start(prompt).ids)
+    monkeypatch.setattr(renderer.tokenizer, "encode", lambda *_, **__: pytest.fail("tokenized again"))
+    first.ids.append(7)
+    assert renderer.start(prompt).ids == ids
+
+
 def test_a_tool_result_is_appended_with_the_newline_after_the_turn(renderer: ChatRenderer) -> None:
     messages = [Message("system", "Hi"), Message("user", "Who?")]
     first = renderer.start(messages)
