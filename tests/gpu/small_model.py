@@ -159,7 +159,7 @@ class Seed:
             begun = any(self.folder.glob(f"{RUN}/checkpoint-*")) or (self.folder / RUN / "best_model").exists()
             return ["train", *(going_on if begun else ["--adapter", str(SFT / "best_model")])]
         resume = ["--resume"] if (self.folder / stage / "conditions.json").exists() else []
-        questions = ["--questions", str(self.second)] if stage == "second" else []
+        questions = ["--questions", str(self.second), "--limit", "1000"] if stage == "second" else []
         found = [run / "best_model" for run in (SFT, RUN) if (self.folder / run / "best_model").exists()]
         both = [flag for path in found for flag in ("--checkpoint", str(path))]
         return ["benchmark", *both, *questions, "--out", stage, *resume]
