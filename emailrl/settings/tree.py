@@ -168,8 +168,7 @@ class AgentSettings(Section):
     """Maximum number of concurrent remote completions; for vLLM servers only if set (default: MAX_BATCH_TRAJECTORIES
     per server)."""
     max_batch_trajectories: Positive = 64
-    """Maximum number of trajectories the in-process engine decodes at once; unless it is set, 16 on a CPU for models
-    from 50 M parameters."""
+    """Maximum trajectories decoded at once in process; unless set, 16 on a CPU for models from 50 M parameters."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
     """Maximum KV cache in GiB while sampling in process. Default: 80 % of free GPU memory or half of free CPU memory
     for the in-process engine; for vLLM, what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it if runs share a GPU."""
