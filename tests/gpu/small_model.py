@@ -59,7 +59,7 @@ num_generations = 8
 num_mini_batches = 3
 # 7e-4 ruined two of three runs, in steps 7 and 13. Gradient norms are 0.03 to 0.1, so a limit of 1 held nothing back.
 learning_rate = 2e-4
-warmup_steps = 5
+warmup_steps = 2
 max_grad_norm = 0.1
 # Weak, towards the start: a way back from an update that breaks a habit, such as citing the source.
 beta = 0.01
