@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 step``, ``1,589 emails``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def _visible(match: re.Match[str]) -> str:
     character = match.group()
     code = ord(character)

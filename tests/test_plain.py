@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emailrl.plain import plain, plain_line
+from emailrl.plain import counted, plain, plain_line
 
 
 def test_escape_sequences_and_controls_become_visible() -> None:
@@ -40,3 +40,7 @@ def test_nothing_a_terminal_acts_on_survives(text: str) -> None:
     left = plain(text).replace("\n", "")
     assert all(unicodedata.category(character) not in {"Cc", "Cf", "Cs"} for character in left)
     assert plain(plain(text)) == plain(text)
+
+
+def test_one_has_no_s() -> None:
+    assert [counted(number, "step") for number in (0, 1, 1589)] == ["0 steps", "1 step", "1,589 steps"]

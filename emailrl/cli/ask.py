@@ -87,6 +87,7 @@ def ask(
     inbox = find_inbox(settings.store.db, inbox)
     model, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")
+    _warn_if_empty(settings.store.db, inbox, date)
     session = _Session(_open(model, settings), inbox, date)
     with closing(session.agent):
         if question is None:
@@ -95,6 +96,14 @@ def ask(
         answer = session.ask(question, result_console(json=json))
     if json:
         print_json(_record(answer))
+
+
+def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
+    """Say that the agent will see no email if its today is not after the first."""
+    from emailrl.store.stored import first_day
+
+    if date is not None and (first := first_day(db, inbox)) is not None and date <= first:
+        say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")
 
 
 def _open(model: str | Path, settings: Settings) -> EmailAgent:

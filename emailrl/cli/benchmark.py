@@ -43,6 +43,7 @@ from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import result_lines, results_table, title_of
+from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,6 +58,7 @@ INTERRUPTED = 130
 @setting_options(
     "engine environment reward test_set_size bench_sequential bench_samples eval_temperature",
     "questions db allow_shared_inbox verbose show_trajectory_details",
+    verbose="Print a line per rollout.",
 )
 def benchmark(
     *,
@@ -225,7 +227,7 @@ def _fresh_folder(root: Path) -> Path:
 
 def _kept(count: int, folder: Path) -> str:
     again = f"rerun the same command with --resume --out {_quoted(folder)}"
-    return f"{count} questions saved in {folder}; to finish, {again}"
+    return f"{counted(count, 'question')} saved in {folder}; to finish, {again}"
 
 
 def _quoted(path: Path) -> str:
@@ -242,9 +244,9 @@ def _next_steps(report: Report, folder: Path) -> Iterator[str]:
         return
     again = f"rerun the same command with --resume --out {_quoted(folder)}"
     if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield f"{unjudged} answers have no verdict; to judge them again, {again}"
+        yield f"{counted(unjudged, 'answer')} without a verdict; to judge again, {again}"
     if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
-        yield f"{len(raised)} rollouts failed ({reason(raised[0].exception)}); to retry them, {again}"
+        yield f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)}); to retry, {again}"
     for failure in ("wrong", "no answer", "did not know", "crashed"):
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]

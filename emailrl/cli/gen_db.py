@@ -26,7 +26,7 @@ import typer
 
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
-from emailrl.plain import one_line
+from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def gen_db(
     settings = everything.store
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         report = existing_database(settings.db)
-        say(f"{settings.db} already holds {report.emails:,} emails; --overwrite rebuilds it.", console)
+        say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
             report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
@@ -239,7 +239,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
     skipped = sum(report.skipped.values())
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     console.print(
-        f"{report.emails:,} email{'s' * (report.emails != 1)} stored in {report.db}, {skipped:,} skipped; "
+        f"{counted(report.emails, 'email')} stored in {report.db}, {skipped:,} skipped; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, 
 from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
+from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -271,7 +272,7 @@ def _dollars(cost: float | None, unknown: str) -> str:
 
 def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, console: Console) -> None:
     console.print(questions_table(scenarios))
-    console.print(f"{len(scenarios)} questions in {seconds} s: {target}", soft_wrap=True)
+    console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
 
 
 def _print_next(scenarios: list[Scenario], target: Path, database: Path) -> None:

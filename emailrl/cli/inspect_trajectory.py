@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.options import Overrides, Overwrite, setting_options
-from emailrl.cli.output import progress_console, result_console
+from emailrl.cli.output import progress_console, result_console, say
 from emailrl.cli.page_file import HtmlFile, Redact, write_page
 from emailrl.errors import EmailRLError, UsageError
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Trajectory
 
 
-@setting_options("verbose model_name")
+@setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
 def inspect_trajectory(
     *,
     path: Annotated[
@@ -90,6 +90,7 @@ def _newest(settings: Settings) -> Path:
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
         raise EmailRLError(f"No trajectory under {settings.output.output_dir}*.", hint)
+    say(f"Newest trajectory file: {newest}")
     return newest
 
 

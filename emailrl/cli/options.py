@@ -35,11 +35,12 @@ def path_option(*spellings: str, help: str) -> Any:
     return typer.Option(*spellings, parser=_path, metavar="<path>", help=help)
 
 
-def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
 
     Each of ``names`` is one setting name, or several separated by spaces. Spelling, type, bounds, choices and help come
-    from the declaration of the setting. All parameters of the command become keyword-only.
+    from the declaration of the setting; ``summaries`` say what one does in this command. All parameters of the command
+    become keyword-only.
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do without pydantic
 
@@ -50,7 +51,7 @@ def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[...
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             if parameter.name == "overrides":
-                parameters += map(_parameter, settings)
+                parameters += [_parameter(leaf, summaries.get(leaf.key, leaf.summary)) for leaf in settings]
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -65,9 +66,9 @@ def setting_options(*names: str) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-def _parameter(leaf: Leaf) -> inspect.Parameter:
+def _parameter(leaf: Leaf, summary: str) -> inspect.Parameter:
     """The Typer parameter for a setting."""
-    help = leaf.summary.replace("`", "")
+    help = summary.replace("`", "")
     kind: Any
     (kind,) = leaf.kinds - {None}
     if leaf.is_path:

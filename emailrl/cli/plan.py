@@ -26,6 +26,7 @@ import typer
 
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
+from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -165,7 +166,11 @@ def _tokens(planned: Plan) -> list[Row]:
     return [
         ("per trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
         ("per step", f"{tokens.per_step:,}", trained),
-        ("whole run", f"{tokens.per_step * tokens.steps:,}", f"{tokens.steps} steps, {tokens.epochs:.2g} epochs"),
+        (
+            "whole run",
+            f"{tokens.per_step * tokens.steps:,}",
+            f"{counted(tokens.steps, 'step')}, {tokens.epochs:.2g} epochs",
+        ),
     ]
 
 

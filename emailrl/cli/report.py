@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from emailrl.cli.options import Json, Overwrite, path_option
-from emailrl.cli.output import print_json
+from emailrl.cli.output import print_json, say
 from emailrl.cli.page_file import Redact, write_page
 from emailrl.errors import EmailRLError
 
@@ -38,6 +38,8 @@ def report(
 
     settings = load_settings(looks_only=True)
     folder = run or _newest_run(settings.output.output_dir)
+    if run is None:
+        say(f"Newest run: {folder}")
     target = html or Path(f"{folder.absolute().name}.html")
     written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
     if json:
@@ -45,9 +47,9 @@ def report(
 
 
 def _newest_run(output_dir: Path) -> Path:
-    from emailrl.inspection.locate import newest_file
+    from emailrl.inspection.locate import newest_run
 
-    newest = newest_file(sorted(output_dir.parent.glob(f"{output_dir.name}*")))
+    newest = newest_run(output_dir)
     if newest is None:
         raise EmailRLError(f"No run with trajectories under {output_dir}*.", "Train one (emailrl train), or name one.")
-    return newest.parent.parent if newest.parent.name == "trajectories" else newest.parent
+    return newest

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Scenario, Trajectory
 
 
-@setting_options("model_name engine reward environment questions db temperature seed verbose show_trajectory_details")
+@setting_options(
+    "model_name engine reward environment questions db temperature seed verbose show_trajectory_details",
+    verbose="Print a line per rollout.",
+)
 def rollout(
     *,
     checkpoint: Checkpoint = None,

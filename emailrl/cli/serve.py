@@ -50,7 +50,7 @@ def serve(
     ] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a server must be ready.")] = 900,
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts per server.")] = 3,
-    vllm_flags: Annotated[list[str] | None, typer.Argument(metavar="[-- <vllm flags>]", help="Flags for vLLM.")] = None,
+    vllm_flags: Annotated[list[str] | None, typer.Argument(metavar="-- <vllm flags>", help="Flags for vLLM.")] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:

@@ -33,6 +33,7 @@ from emailrl.cli.output import print_json, print_next, result_console, say, say_
     "best_of min_reward",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
     "output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
+    verbose="Log debug messages in training.log.",
 )
 def sft(
     overrides: Overrides,

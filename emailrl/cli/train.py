@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     "eval_steps save_steps target_accuracy patience",
     "nproc nnodes",
     "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose show_trajectory_details",
+    verbose="Print a line per rollout; log debug messages in training.log.",
 )
 @launch_options
 def train(
@@ -80,17 +81,14 @@ def train(
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
     from emailrl.export import check_free
-    from emailrl.policy.resolve import resolve_model
-    from emailrl.training.run.start import find_start
 
     output = settings.output
     if output.export_dir is not None:
-        check_free(output.export_dir, overwrite=True)  # not to be found taken when the training is done
+        check_free(output.export_dir, overwrite=True)  # before training, not after
     if resume not in (None, "auto"):
         check_inputs(settings)  # its questions are those it was begun with
     else:
-        settings = with_inputs(settings)
-        resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
+        settings = _with_checked_inputs(settings)
     say_loading()
     from emailrl.training.loop import train as run_training
 
@@ -111,6 +109,15 @@ def _check(settings: Settings) -> None:
 
     resolve(settings)
     check_engine(settings, trainable=True)
+
+
+def _with_checked_inputs(settings: Settings) -> Settings:
+    from emailrl.policy.resolve import resolve_model
+    from emailrl.training.run.start import find_start
+
+    settings = with_inputs(settings)
+    resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
+    return settings
 
 
 def _with_own_options(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def view(
     run: Annotated[
         Path | None,
-        typer.Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest."),
+        typer.Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run."),
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
@@ -40,34 +40,35 @@ def view(
 
     settings = load_settings(looks_only=True)
     try:
-        served = Served(_wait_for(run, settings), model_name=settings.model.name)
+        place, chosen = _wait_for(run, settings)
+        served = Served(place, model_name=settings.model.name)
         with PageServer(served, port) as server:
-            say(f"Serving {served.place.root} on this machine only; Ctrl-C ends it.")
+            say(f"Serving {served.place.root}{chosen} on this machine only; Ctrl-C ends it.")
             print(server.address, flush=True)
             server.serve_forever()
     except KeyboardInterrupt:
         say("Stopped.")
 
 
-def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> Path:
-    """The run or file to serve, once it has a trajectory or numbers."""
-    from emailrl.inspection.locate import has_numbers, newest_file, output_roots
+def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
+    """The run or file to serve, once it has a trajectory or numbers; and why it was chosen, if none was named."""
+    from emailrl.inspection.locate import has_numbers, made_in, newest_file, newest_run, output_roots
 
     if run is not None and not run.exists():
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
     if run is not None and has_numbers(run):
-        return run
-    said = False
+        return run, ""
+    said, output_dir = False, settings.output.output_dir
     while True:
-        roots = output_roots(settings.output.output_dir) if run is None else [run]
-        if (newest := newest_file(root for root in roots if root.exists())) is not None:
-            break
+        if run is not None and newest_file([run]) is not None:
+            return run, ""
+        if run is None and (newest := newest_run(output_dir)) is not None:
+            return newest, " (the newest run)"
+        if run is None and (file := newest_file(output_roots(output_dir))) is not None:
+            return made_in(file), " (the newest trajectories; there is no run)"
         if not said:
-            place = run or settings.output.output_dir.parent
+            place = run or output_dir.parent
             missing = "" if place.exists() else ", which does not exist yet"
             say(f"Waiting for the first trajectory in {place}{missing} ...")
             said = True
         time.sleep(poll_seconds)
-    if run is not None:
-        return run
-    return newest.parent.parent if newest.parent.name == "trajectories" else newest

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from emailrl.checkpoints import run_folders
 from emailrl.errors import UsageError
 from emailrl.recording import TrajectoryIndex, training_notes, trajectory_in_line
 from emailrl.trajectory import Trajectory
@@ -55,7 +56,18 @@ def existing(path: Path) -> Path:
 def output_roots(output_dir: Path) -> list[Path]:
     """Return the folders that commands run bare write trajectories to: runs, rollouts and benchmarks."""
     parent = output_dir.parent
-    return [*sorted(parent.glob(f"{output_dir.name}*")), parent / "rollouts", parent / "benchmarks"]
+    return [*run_folders(output_dir), parent / "rollouts", parent / "benchmarks"]
+
+
+def newest_run(output_dir: Path) -> Path | None:
+    """Return the run whose trajectories were written last, or None; a benchmark or rollout is no run."""
+    newest = newest_file(run_folders(output_dir))
+    return None if newest is None else made_in(newest)
+
+
+def made_in(file: Path) -> Path:
+    """Return the run or benchmark that wrote a trajectory file, or the file itself if nothing else did."""
+    return file.parent.parent if file.parent.name == "trajectories" else file
 
 
 def newest_file(roots: Iterable[Path]) -> Path | None:
@@ -111,7 +123,8 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
         raise UsageError(f"{index.path} holds no complete trajectory yet.", "Wait for the run, or name another file.")
     found = position if position >= 0 else count + position
     if not 0 <= found < count:
-        raise UsageError(f"{index.path} holds {count} trajectories; there is no --index {position}.", "Count from 0.")
+        noun = "trajectory" if count == 1 else "trajectories"
+        raise UsageError(f"{index.path} holds {count} {noun}; there is no --index {position}.", "Count from 0.")
     return found
 
 

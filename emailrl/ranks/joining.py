@@ -91,13 +91,13 @@ def _attempt(store: Any, place: Place) -> int:
 def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:
     if place.local_world > gpus:
         raise UsageError(
-            f"{place.local_world} ranks on this host need as many GPUs, but it has {gpus}.",
-            "Start fewer ranks (--nproc), or set EMAILRL_DEVICE=cpu.",
+            f"--nproc {place.local_world} needs {place.local_world} GPUs, but this host has {gpus}.",
+            "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
         )
     if place.local_world > 1 and settings.model.device.startswith("cuda:"):
         raise UsageError(
-            f"EMAILRL_DEVICE={settings.model.device} names one GPU for {place.local_world} ranks.",
-            "Unset it: each rank takes its own GPU.",
+            f"EMAILRL_DEVICE={settings.model.device} is one GPU, but --nproc {place.local_world} needs one per rank.",
+            "Unset it: each rank then takes its own GPU.",
         )
 
 

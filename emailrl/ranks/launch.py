@@ -45,10 +45,10 @@ class Launch:
                 "Pass the first host's address and a free port, HOST:PORT.",
             )
         if self.nnodes == 1 and (self.rdzv_endpoint is not None or self.node_rank is not None):
-            raise UsageError("--node-rank and --rdzv-endpoint are for several hosts.", "Pass --nnodes as well.")
+            raise UsageError("--node-rank and --rdzv-endpoint are for several hosts.", "Add --nnodes, or drop them.")
         if self.node_rank is not None and self.node_rank >= self.nnodes:
             raise UsageError(
-                f"--node-rank {self.node_rank} is not below --nnodes {self.nnodes}.", "Hosts count from 0."
+                f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
             )
 
     @property

@@ -75,9 +75,9 @@ class TrainingSettings(Section):
     fused_layers: bool = True
     """Train Llama, Mistral, Qwen2 and Qwen3 models on a GPU with emailrl's own LoRA layers; needs packing."""
     nproc: Positive = 1
-    """Ranks on each host, one per GPU; ignored under torchrun, which has its own numbers."""
+    """Training processes (ranks) per host, one per GPU; torchrun sets its own number."""
     nnodes: Positive = 1
-    """Hosts that train together; run the same command on each."""
+    """Number of hosts; run the same command on each."""
     rank_timeout: Annotated[float, Field(gt=0)] = 600
     """Seconds that ranks wait for each other during training before the run ends with an error."""
     rank_start_timeout: Annotated[float, Field(gt=0)] = 1800

@@ -23,7 +23,7 @@ class OutputSettings(Section):
     export_format: Literal["adapter", "merged"] = "adapter"
     """Contents of EXPORT_DIR: the adapter, or merged weights that any program loads."""
     verbose: Annotated[bool, Env("VERBOSE"), Flag("--verbose", "-v")] = False
-    """A line per rollout on the console, debug messages in training.log, tokens in inspect-trajectory."""
+    """Print a line per rollout; log debug messages in training.log; show every token in inspect-trajectory."""
     show_trajectory_details: Annotated[bool, Flag("--show-trajectory-details")] = False
     """Print every trajectory turn by turn, after it is scored; with VERBOSE, token by token."""
 

@@ -94,8 +94,7 @@ class StoreSettings(Section):
 
 class DataSettings(Section):
     questions: Path | None = None
-    """Local question file (JSONL); default: the file next to the database (mail.db, mail_questions.jsonl), else, for
-    Enron's emails, ART-E's questions from the Hub."""
+    """Local question file (JSONL); default: the one next to the database, else, for Enron's emails, ART-E's."""
     question_field: str = "question"
     """Field that holds the question; other fields keep ART-E's names."""
     answer_field: str = "answer"

@@ -19,6 +19,7 @@ from emailrl.checkpoints import SFT, Checkpoint, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import counted
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.prepare import train_whole
@@ -159,15 +160,17 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
 
 def _header(settings: Settings, policy: Policy, data: Data, place: Place, state: State) -> str:
     total = settings.sft.sft_steps
-    begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {total} steps"
+    begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
     what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
     inboxes = len({example.inbox for example in data.val})
+    size = counted(settings.sft.sft_batch_size, "conversation")
+    held_out = f"{counted(len(data.val), 'conversation')} from {inboxes} other inbox{'es' * (inboxes != 1)}"
     return "\n".join(
         (
             RULE,
-            f"{begun} of {settings.sft.sft_batch_size} conversations | {policy.base_model or 'a new model'} | {what}",
+            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
             f"Training data: {data.told}",
-            f"Validation data: {len(data.val)} conversations from {inboxes} other inboxes",
+            f"Validation data: {held_out}",
             f"Output: {place.directory}",
             RULE,
         )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select, text
+from sqlalchemy import ColumnElement, Connection, func, or_, select, text
 
 from emailrl.store.connection import opened
 from emailrl.store.schema import addresses, emails, recipients
@@ -76,6 +76,15 @@ def stored_addresses(db: Path) -> dict[str, int]:
     """The numbers of a database's addresses; raises as ``stored_emails``."""
     with opened(db, mapped=False) as connection:
         return dict(connection.execute(select(addresses.c.address, addresses.c.id)).all())
+
+
+def first_day(db: Path, inbox: str) -> str | None:
+    """The date of the oldest email sent or received by an address, as in ``last_day``."""
+    received = select(recipients.c.email_id).where(recipients.c.recipient_address == inbox)
+    with opened(db) as connection:
+        mine = or_(emails.c.from_address == inbox, emails.c.id.in_(received))
+        oldest = connection.scalar(select(func.min(emails.c.date)).where(mine))
+    return oldest[:10] if oldest else None
 
 
 def last_day(db: Path) -> str | None:

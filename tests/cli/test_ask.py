@@ -255,3 +255,10 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path) ->
 def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert emailrl("ask", "--db", db)[:2] == (0, "")
+
+
+def test_a_date_before_the_mailbox_is_warned_of(emailrl, server, db: Path) -> None:
+    note = "Note: the mailbox begins on 2001-05-01; with --date {} the agent sees no email."
+    for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
+        err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
+        assert (note.format(date) in err.splitlines()) == warned

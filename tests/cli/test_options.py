@@ -82,3 +82,9 @@ def test_a_choice_that_there_is_not_is_named_with_the_nearest(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["train", "--mode", "maskd"])
     assert "Did you mean masked?" in str(getattr(done.exception, "hint", "")), done
+
+
+def test_a_command_may_say_what_a_setting_does_in_it(emailrl) -> None:
+    told = "Print a line per rollout."
+    assert told in emailrl("rollout", "--help")[1]
+    assert "every token" in emailrl("inspect-trajectory", "--help")[1] and told not in emailrl("sft", "--help")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ __all__ = ["trajectory"]
 
 @pytest.mark.parametrize("run", [None, "outputs/grpo_masked"])
 def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Trajectory, run: str | None) -> None:
+    named = run
     (tmp_path / "outputs" / "grpo_masked").mkdir(parents=True)
     command = [sys.executable, "-m", "emailrl", "view", *([run] if run else [])]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -37,7 +39,32 @@ def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Tra
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert rest == ("", "Serving outputs/grpo_masked on this machine only; Ctrl-C ends it.\nStopped.\n")
+    chosen = "" if named else " (the newest run)"
+    assert rest == ("", f"Serving outputs/grpo_masked{chosen} on this machine only; Ctrl-C ends it.\nStopped.\n")
+
+
+@pytest.fixture
+def with_newer_benchmark(tmp_path: Path, trajectory: Trajectory) -> Path:
+    """The folder of a run and of a benchmark whose trajectories are newer."""
+    for number, folder in enumerate(("grpo_masked", "benchmarks/20260101")):
+        file = tmp_path / "outputs" / folder / "trajectories" / "nano.jsonl"
+        write_trajectories(file, [trajectory])
+        os.utime(file, (number, number))
+    return tmp_path
+
+
+def test_a_benchmark_is_not_the_newest_run(emailrl, with_newer_benchmark: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "emailrl", "view"], cwd=with_newer_benchmark, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout and process.stdout.readline().startswith("http://127.0.0.1")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1].startswith("Serving outputs/grpo_masked (the newest run) on")
+    assert emailrl("report")[2] == "Newest run: outputs/grpo_masked\n"
+    code, out, said = emailrl("inspect-trajectory")
+    file = "outputs/benchmarks/20260101/trajectories/nano.jsonl"
+    assert code == 0 and said == f"Newest trajectory file: {file}\n" and file in out
 
 
 def test_a_wrong_port_is_an_error(emailrl) -> None:

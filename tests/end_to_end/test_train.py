@@ -128,7 +128,7 @@ def test_refills_pass_through_the_epochs_faster_and_end_the_run_with_them(make_s
     )  # fmt: skip
     said: list[str] = []
     result = train(settings, progress=said.append)
-    assert result.steps == 1 and any("Done after step 1: all 1 epochs done" in line for line in said)
+    assert result.steps == 1 and any("Done after step 1: all epochs done" in line for line in said)
     played = list(read_trajectories(result.run_dir / "trajectories/step-000001.jsonl"))
     assert len({t.id for t in played}) == 30 and len({t.scenario.id for t in played}) == 10  # the epoch, each once
     assert [t.id.split("-0000")[0] for t in played[::3]] == ["train"] * 4 + ["refill-1"] * 4 + ["refill-2"] * 2

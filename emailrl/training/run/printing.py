@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.evaluation import Evaluation
+from emailrl.plain import counted
 from emailrl.settings import Settings
 from emailrl.training.run.modes import MODES
 from emailrl.training.run.state import RunState, num_epochs, questions_per_step
@@ -25,7 +26,7 @@ def header(
     return "\n".join(
         (
             RULE,
-            f"Resuming at step {start} of {total}" if start else f"Starting training: {total} steps",
+            f"Resuming at step {start} of {total}" if start else f"Starting training: {counted(total, 'step')}",
             f"Mode: {training.mode} ({MODES[training.mode].summary})",
             f"Model: {settings.model.name} | algorithm: {training.algorithm}",
             f"Train questions: {num_train} | eval questions: {num_eval}",

@@ -15,6 +15,7 @@ from emailrl.disk import replace_bytes
 from emailrl.engines.base import Sampler
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
+from emailrl.plain import counted
 from emailrl.policy.load import Policy
 from emailrl.ranks import ALONE, Ranks
 from emailrl.recording import write_records
@@ -180,15 +181,13 @@ class Run:
         self.tracker.display.phase(f"update of step {step}")
         if not samples:
             self.state.steps_without_update += 1
-            self.tracker.say(
-                f"Step {step}: no groups left to train on, no update"
-                f" ({self.state.steps_without_update} such steps so far)."
-            )
+            so_far = counted(self.state.steps_without_update, "such step")
+            self.tracker.say(f"Step {step}: no groups left to train on, no update ({so_far} so far).")
             return UpdateResult()
         result = self.updater.train(samples, paid, step=step)
         if skipped := result.metrics.get("updates_skipped"):
             self.tracker.say(
-                f"Step {step}: {skipped:.0f} updates skipped (non-finite loss or gradient). Their batches are in"
+                f"Step {step}: {counted(round(skipped), 'update')} skipped (non-finite loss or gradient); batches in"
                 f" {self.updater.skipped_dir}."
             )
         return result
@@ -259,8 +258,8 @@ class Run:
             said = f"No evaluation had a correct answer; best_model is from step {step}"
         else:
             said = (
-                f"Best accuracy {percent(best, interval)} at step {step}, on the {len(self.data.val)} validation"
-                " questions that selected best_model"
+                f"Best accuracy {percent(best, interval)} at step {step}, on the"
+                f" {counted(len(self.data.val), 'validation question')} that selected best_model"
             )
         self.tracker.conclude(f"Done after step {self.state.step}: {reason}. {said}.")
         if best and self.data.confirm:
@@ -277,6 +276,6 @@ class Run:
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.conclude(
-            f"best_model measured again on {confirmed.num_questions} other validation questions:"
+            f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
             f" {percent(confirmed.accuracy, confirmed.interval)}; expect this on new questions"
         )

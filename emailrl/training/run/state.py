@@ -108,7 +108,7 @@ class RunState:
         if self.evaluations_without_better >= patience and (fall := no_longer_rising(self.shares, patience)):
             return f"no better accuracy in {patience} evaluation{'s' * (patience > 1)} ({fall})"
         if self.is_last(total_steps, epochs):
-            return "all steps done" if self.step >= total_steps else f"all {epochs} epochs done"
+            return "all steps done" if self.step >= total_steps else "all epochs done"
         return None
 
     def to_dict(self) -> dict[str, Any]:
