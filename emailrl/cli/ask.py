@@ -54,7 +54,10 @@ def _day(value: str) -> str:
 @setting_options("model_name engine db")
 def ask(
     *,
-    question: Annotated[str | None, typer.Argument(help="The question. Default: read questions from stdin.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
+    ] = None,
     inbox: Annotated[
         str | None,
         typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
@@ -79,6 +82,7 @@ def ask(
     from emailrl.store.connection import no_database
 
     settings = load_settings(overrides, trust=trust)
+    question = " ".join(words) if words else None
     if question is None and json:
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if question is None else _checked(question)

@@ -66,6 +66,7 @@ def benchmark(
         list[str] | None,
         typer.Option(
             "--checkpoint",
+            metavar="<str>",
             help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
             autocompletion=checkpoints,
         ),
@@ -74,6 +75,7 @@ def benchmark(
         list[str] | None,
         typer.Option(
             "--model",
+            metavar="<str>",
             help="A model without adapter (nano, smol-base, folder, Hub name); repeatable.",
             autocompletion=models,
         ),
@@ -205,6 +207,8 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
                 "Name one with --out, or drop --resume.",
             )
         return begun
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
     if out is not None and not overwrite and any((out / name).exists() for name in (CONDITIONS, "results.json")):
         hint = "--resume, " if is_unfinished(out) else ""
         raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.")

@@ -45,7 +45,8 @@ ASK_ABOVE = 1.0
 
 
 Inboxes = Annotated[
-    list[str] | None, typer.Option("--inbox", help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
+    list[str] | None,
+    typer.Option("--inbox", metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes),
 ]
 
 

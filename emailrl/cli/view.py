@@ -62,6 +62,8 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
     while True:
         if run is not None and newest_file([run]) is not None:
             return run, ""
+        if run is not None and run.is_file() and run.stat().st_size:
+            raise UsageError(f"{run} holds no trajectory.", "Pass a run's folder or a trajectory file.")
         if run is None and (newest := newest_run(output_dir)) is not None:
             return newest, " (the newest run)"
         if run is None and (file := newest_file(output_roots(output_dir))) is not None:

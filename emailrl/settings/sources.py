@@ -109,7 +109,7 @@ def from_preset(name: str | None) -> Source:
     if name not in PRESETS:
         near = nearest(name, PRESETS)
         guess = f"Did you mean {near}? " if near else ""
-        raise UsageError(f"unknown preset {name!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
+        raise UsageError(f"Unknown preset {name!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
     return {by_name()[key]: Given(value, key, f"preset {name}") for key, value in PRESETS[name].items()}
 
 

@@ -262,3 +262,9 @@ def test_a_date_before_the_mailbox_is_warned_of(emailrl, server, db: Path) -> No
     for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
         err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
         assert (note.format(date) in err.splitlines()) == warned
+
+
+def test_a_question_needs_no_quotes(emailrl, server, db: Path) -> None:
+    code, out, _ = emailrl("ask", "When", "does", "it", "end?", "--db", db)
+    assert code == 0 and out.startswith("On 31 May 2002.")
+    assert server.requests[0][1]["messages"][1]["content"] == "When does it end?"

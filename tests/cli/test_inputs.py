@@ -70,3 +70,10 @@ def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path:
     )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "the hub cannot be reached. Name a local file or folder with --questions" in done.stderr
+
+
+def test_benchmark_says_before_it_loads_anything_that_out_is_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").touch()
+    (tmp_path / "mail.db").touch()
+    code, _, said = emailrl("benchmark", "--db", "mail.db", "--questions", "q.jsonl", "--out", "q.jsonl")
+    assert (code, said) == (2, "error: q.jsonl is a file. Name a folder with --out.\n")

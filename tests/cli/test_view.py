@@ -77,3 +77,9 @@ def test_what_does_not_exist_is_an_error_at_once(emailrl, name: str) -> None:
     code, out, err = emailrl("view", name)
     assert (code, out) == (2, "")
     assert err == f"error: {name} does not exist. Pass a run's folder or a trajectory file.\n"
+
+
+def test_a_file_without_trajectories_is_an_error_and_not_waited_for(emailrl, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    error = "error: notes.txt holds no trajectory. Pass a run's folder or a trajectory file.\n"
+    assert emailrl("view", "notes.txt") == (2, "", error)

@@ -86,4 +86,4 @@ def test_how_often_a_preset_goes_through_its_questions(load: Load, preset: str, 
 
 def test_an_unknown_preset_names_the_nearest(refused: Any) -> None:
     line = refused(None, "qick")
-    assert line == "unknown preset 'qick'. Did you mean quick? Presets: quick, small, medium, full, paper, guide."
+    assert line == "Unknown preset 'qick'. Did you mean quick? Presets: quick, small, medium, full, paper, guide."
