@@ -97,13 +97,12 @@ def benchmark(
     from emailrl.settings import load_settings
 
     settings = with_inputs(load_settings(overrides, trust=trust))
-    root = settings.output.output_dir.parent / "benchmarks"
-    begun = _begun(out, root, overwrite=overwrite, resume=resume)
+    begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
     if not is_chat(settings):
         say_loading()
-    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(root)
+    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     _show(report, folder, result_console(json=json))
     if json:
@@ -111,6 +110,10 @@ def benchmark(
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _root(settings: Settings) -> Path:
+    return settings.output.output_dir.parent / "benchmarks"
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
