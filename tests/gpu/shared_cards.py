@@ -40,8 +40,8 @@ def run(folder: Path, given: argparse.Namespace, ranks: int, per_engine: int) ->
     """Train one case; what it measured, and the first step's trajectories."""
     result = emailrl(
         folder, "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks,
-        "--output-dir", f"ranks-{ranks}-{per_engine}", "--per-device-train-batch-size", given.questions // ranks,
-        "--max-steps", given.steps, VLLM_TENSOR_PARALLEL_SIZE=per_engine,
+        "--output-dir", f"ranks-{ranks}-{per_engine}", "--max-steps", given.steps,
+        PER_DEVICE_TRAIN_BATCH_SIZE=given.questions // ranks, VLLM_TENSOR_PARALLEL_SIZE=per_engine,
     )  # fmt: skip
     directory = Path(result["run_dir"])
     steps = lines(directory / "metrics.jsonl")
