@@ -25,6 +25,7 @@ import queue
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -94,7 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--seconds", type=float, default=500, help="no variant begins when less than --limit is left")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one variant")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/decode_14b"), help="config, adapter, compile cache")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "decode_14b")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="for decode_14b.jsonl")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape on the CPU")
     parser.add_argument("--variant", help=argparse.SUPPRESS)
