@@ -70,9 +70,8 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         "max_loras": vllm.vllm_max_loras,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
-    if (gib := agent.kv_cache_gib) is not None:
-        # Given, vLLM does not derive it from the free memory, which other processes on the card change meanwhile.
-        arguments["kv_cache_memory_bytes"] = int(gib * GIB)
+    if (cache := cache_bytes(settings)) is not None:
+        arguments["kv_cache_memory_bytes"] = cache
     if not can_sleep:
         # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
         arguments["enable_chunked_prefill"] = False
@@ -82,6 +81,12 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         # One engine for each so many neighboring ranks, in the process group that the ranks have already.
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | further_arguments(settings)
+
+
+def cache_bytes(settings: Settings) -> int | None:
+    """KV_CACHE_GIB in bytes; without it, vLLM derives it from free memory, which other processes change meanwhile."""
+    gib = settings.agent.kv_cache_gib
+    return None if gib is None else int(gib * GIB)
 
 
 def further_arguments(settings: Settings) -> dict[str, Any]:

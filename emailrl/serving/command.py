@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from emailrl.engines.vllm_arguments import as_flags, further_arguments, is_filtered, lora_rank_limit
+from emailrl.engines.vllm_arguments import as_flags, cache_bytes, further_arguments, is_filtered, lora_rank_limit
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import base_name, resolve_model
 from emailrl.settings import Settings
@@ -41,6 +41,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "max-num-seqs": settings.agent.max_batch_trajectories,
         "tensor-parallel-size": vllm.vllm_tensor_parallel_size,
         "gpu-memory-utilization": share,
+        "kv-cache-memory-bytes": cache_bytes(settings),
         "max-lora-rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
         "max-loras": adapters,
         # A new version is loaded before the oldest is unloaded.

@@ -154,12 +154,13 @@ def prepare(work: Path, given: argparse.Namespace) -> None:
 
 
 @contextmanager
-def server(work: Path, given: argparse.Namespace) -> Iterator[str]:
-    """`emailrl serve` on its GPU; its URL."""
+def server(work: Path, given: argparse.Namespace, *, replicas: int = 1) -> Iterator[str]:
+    """`emailrl serve` on its GPU, which replicas share; its URL, or several with commas."""
     command = emailrl(
         "serve", "--port", given.port, "--log-dir", work / "servers", "--max-staleness", max(given.staleness)
     )
-    command += ["--json", "--start-timeout", str(given.limit)]
+    command += ["--json", "--start-timeout", str(given.limit), "--replicas", str(replicas)]
+    command += ["--gpus", ",".join([given.serve_gpu] * replicas)]
     command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"] if given.smoke else []
     process = subprocess.Popen(
         command, cwd=work, env=environment(given, given.serve_gpu), stdout=subprocess.PIPE, text=True

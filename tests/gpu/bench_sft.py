@@ -31,9 +31,9 @@ import torch
 
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
-from emailrl.sft.data import endless
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
+from emailrl.sft.passes import batches_of
 
 SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
          "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}  # fmt: skip
@@ -136,7 +136,7 @@ def ours(folder: Path, groups: list[list[Example]], full: bool) -> dict[str, Any
     given = {"model_name": str(folder), "full_finetuning": full, "sft_steps": 1000, "sft_batch_size": BATCH}
     settings = load_settings(given, environ={}, cwd=folder)
     fitter = Fitter(load_policy(settings, trainable=True, full=full), settings)
-    batches = endless(groups, BATCH, 1, 0)
+    batches = batches_of(lambda number: groups, len(groups), BATCH, 1, 0)
     tokens, seconds, loss = 0, 0.0, 0.0
     for step in range(1, WARMUP + STEPS + 1):
         start = now()

@@ -4,9 +4,9 @@
     python tests/gpu/staleness_curves.py --work work --cpu --steps 10              # a CPU build of vLLM
     python tests/gpu/staleness_curves.py --work work --report --figure curves.svg  # what there is, drawn again
 
-All runs use one vLLM server, the quickstart's questions and settings (8 questions x 6 rollouts) and a learning rate
-that decays linearly to 0; they differ in MAX_STALENESS and SEED alone. Only 100 % stops one early. With ``--parallel``,
-runs of one seed share the card and the server, so that their seconds compare but say little by themselves. After
+All runs have the quickstart's questions and settings (8 questions x 6 rollouts) and a learning rate that decays
+linearly to 0; they differ in MAX_STALENESS and SEED alone. Only 100 % stops one early. With ``--parallel``, runs of one
+seed share the cards, each with a server of its own, so that their seconds compare but say little by themselves. After
 ``--seconds`` no run begins and those under way are interrupted; the table shows the steps that each has made.
 """
 
@@ -34,11 +34,11 @@ def main() -> None:
     if not given.report:
         deadline = time.monotonic() + given.seconds
         prepare(given)
-        # Room for the versions of all runs at once.
-        os.environ["VLLM_MAX_LORAS"] = str(given.parallel * (max(given.staleness) + 2))
-        with server(given.work, given) as url:
-            print(f"server ready, {deadline - time.monotonic():.0f} s left", flush=True)
-            play(given, url, deadline)
+        if given.serve_gpu:  # the servers share it
+            os.environ |= {"KV_CACHE_GIB": "8", "VLLM_GPU_MEMORY_UTILIZATION": f"{0.8 / given.parallel:.2f}"}
+        with server(given.work, given, replicas=given.parallel) as urls:
+            print(f"ready, {deadline - time.monotonic():.0f} s left", flush=True)
+            play(given, urls.split(","), deadline)
     runs = [run for lag in given.staleness for seed in given.seeds if (run := read(given.work, lag, seed)).steps]
     if given.figure and runs:
         draw(runs, given.figure)
@@ -92,18 +92,21 @@ def prepare(given: argparse.Namespace) -> None:
     )
 
 
-def play(given: argparse.Namespace, url: str, deadline: float) -> None:
+def play(given: argparse.Namespace, urls: list[str], deadline: float) -> None:
     """All runs, so many at once, until the deadline; those that fail say why."""
     waiting = deque((lag, seed) for seed in given.seeds for lag in given.staleness)
     under_way: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+    used: dict[tuple[int, int], str] = {}
     try:
         while time.monotonic() < deadline and (waiting or under_way):
-            while waiting and len(under_way) < given.parallel:
-                lag, seed = waiting.popleft()
-                under_way[lag, seed] = start(given, url, lag, seed)
+            while waiting and urls:
+                run = waiting.popleft()
+                used[run] = urls.pop()
+                under_way[run] = start(given, used[run], *run)
             for run, process in list(under_way.items()):
                 if process.poll() is not None:
                     del under_way[run]
+                    urls.append(used[run])
                     tell(given.work, name_of(*run), process.returncode)
             time.sleep(0.2)
     finally:

@@ -101,6 +101,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         *("--replicas", "2", "--tensor-parallel", "2", "--gpus", "4,5,6,7", "--max-staleness", "2", "--json"),
         *("--lora-rank", "12", "--", "--swap-space", "1"),
         VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
+        KV_CACHE_GIB="1.5",
     )
     result = json.loads(command.ready())
     assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
@@ -113,6 +114,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         assert (flags["--max-loras"], flags["--max-cpu-loras"]) == ("4", "5")  # MAX_STALENESS + 2, and one on its way
         assert (flags["--max-lora-rank"], flags["--tensor-parallel-size"]) == ("16", "2")
         assert flags["--logprobs-mode"] == "processed_logprobs" and flags["--swap-space"] == "1"
+        assert flags["--kv-cache-memory-bytes"] == "1610612736"  # 1.5 · 2^30
         assert flags["--kv-cache-dtype"] == "fp8" and "--no-enable-chunked-prefill" not in flags
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(30) == 130
@@ -131,6 +133,7 @@ def test_no_server_outlives_the_command(
     assert len(starts) == 2 and all(lives(one["child"]) for one in starts)
     # On a CPU, vLLM dies on a seeded request whose prompt is read in parts.
     assert all("--no-enable-chunked-prefill" in one["flags"] for one in starts)
+    assert not any("--kv-cache-memory-bytes" in one["flags"] for one in starts)
     command.process.send_signal(number)
     command.process.wait(30)
     until(lambda: all_gone(starts), 30)
