@@ -169,9 +169,9 @@ class AgentSettings(Section):
     max_batch_trajectories: Positive = 64
     """Maximum trajectories decoded at once in process; unless set, 16 on a CPU for models from 50 M parameters."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
-    """Maximum KV cache in GiB, in process and in each server of `serve`. Default: 80 % of free GPU memory or half of free
-    CPU memory for the in-process engine; for vLLM, what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it if runs share a
-    GPU."""
+    """Maximum KV cache in GiB, in process and in each server of `serve`. Default: 80 % of free GPU memory or half of
+    free CPU memory for the in-process engine; for vLLM, what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it if runs share
+    a GPU."""
     max_tokens_per_rollout_pass: Positive | None = None
     """Prompt tokens per prefill pass of the in-process engine; default: 8192 on a GPU, 1024 on a CPU."""
     cuda_graphs: bool = False
