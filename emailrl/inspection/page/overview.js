@@ -23,7 +23,7 @@ function heading() {
 function leftOut() {
   const { run } = data;
   const notes = [];
-  if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), run.left_out.join("; "), "."));
+  if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), outside(run.left_out.join("; ")), "."));
   for (const note of run.notes) notes.push(outside(note, "p"));
   if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));
   return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;

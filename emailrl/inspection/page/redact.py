@@ -40,7 +40,8 @@ _NO_NAMES = frozenset(
         announce pst cst est corp inc llc""",
     )
 )
-_RUN_TEXTS = ("title", "run", "settings", "results", "files")
+_REASON = re.compile(r"(could not be read|not a training note).*", re.DOTALL)
+"""Why a line could not be read may quote it."""
 _ROW_TEXTS = ("id", "group", "scenario", "question", "gold", "answer")
 
 
@@ -52,6 +53,7 @@ def redacted(data: PageData) -> PageData:
     run = data.run | {
         name: redactor.record(_without_folders(data.run[name])) for name in ("run", "settings", "results")
     }
+    run["left_out"] = [_REASON.sub(r"\1", each) for each in data.run["left_out"]]
     rows = [row | {name: redactor.record(row[name]) for name in _ROW_TEXTS} for row in data.rows]
 
     def details() -> Iterator[Record]:

@@ -10,7 +10,7 @@ from two_turns import trajectory
 
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.inspection.page.redact import Redactor, redacted
-from emailrl.recording import write_trajectories
+from emailrl.recording import write_records, write_trajectories
 from emailrl.trajectory import Message, Trajectory
 
 __all__ = ["trajectory"]
@@ -78,3 +78,17 @@ def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_pa
 def test_one_long_word_takes_no_quadratic_time() -> None:
     """A megabyte without a space would take an hour if every letter could begin an address of any length."""
     assert learned("q" * 1_000_000, "ann@acme.com").record("ann@acme.com") == "name1@org1.example"
+
+
+def test_what_a_bad_line_holds_is_not_quoted(trajectory: Trajectory, tmp_path: Path) -> None:
+    file = tmp_path / "run" / "trajectories" / "step-000001.jsonl"
+    write_trajectories(file, [trajectory])
+    bad = json.dumps(json.loads(file.read_text()) | {"final_sources": "Zoe Quill"})
+    file.write_text(f"{file.read_text()}{bad}\n")
+    write_records(tmp_path / "run" / "training" / file.name, [{"id": "t-7", "dropped": ["Zoe Quill"], "Zoe": 1}])
+    data = gather(place_of(tmp_path / "run"), model_name="nano")
+    assert '"Zoe Quill"' in data.run["left_out"][0]
+    assert redacted(data).run["left_out"] == [
+        "step-000001.jsonl: 1 of 2 lines could not be read",
+        "training/step-000001.jsonl, line 1: not a training note",
+    ]
