@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic_core import from_json
+
 from emailrl.disk import naming, replace_bytes
 from emailrl.errors import EmailRLError
 
@@ -63,8 +65,6 @@ def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 def parse_line(path: Path, number: int, line: bytes) -> Record:
     """The object of one line; ``EmailRLError`` names file and line where it is not one."""
-    from pydantic_core import from_json
-
     try:
         record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
     except ValueError:
