@@ -171,7 +171,9 @@ def kept(out: Path) -> str:
 
 def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
     """Make the folder and its ``emailrl.toml``, or read what an interrupted quickstart left."""
-    if out.exists() and not is_unfinished(out) and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    if out.exists() and not is_unfinished(out) and any(out.iterdir()):
         if not overwrite:
             raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
         if not _is_quickstart(out):

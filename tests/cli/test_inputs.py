@@ -77,3 +77,8 @@ def test_benchmark_says_before_it_loads_anything_that_out_is_a_file(emailrl: Ema
     (tmp_path / "mail.db").touch()
     code, _, said = emailrl("benchmark", "--db", "mail.db", "--questions", "q.jsonl", "--out", "q.jsonl")
     assert (code, said) == (2, "error: q.jsonl is a file. Name a folder with --out.\n")
+
+
+def test_quickstart_does_not_offer_to_overwrite_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert emailrl("quickstart", "--out", "notes.txt")[2] == "error: notes.txt is a file. Name a folder with --out.\n"
