@@ -167,6 +167,18 @@ def test_an_unknown_kind_tells_nothing() -> None:
         ("Who won it?", "Dieter from the mail room won it.", "Dieter", True),
         ("Who wrote it?", "Ada Moss/A. R. Moss", "It was written by Ada Moss in Rome.", True),
         ("How far is it from here?", "2.5 miles", "Less than 2.5 miles", False),
+        (
+            "What did they do?",
+            "They cancelled the plan for the north pump.",
+            "They approved the plan for the north pump.",
+            False,
+        ),
+        (
+            "What did Ola say?",
+            "That HD-40917 is closed and the lamp fixed",
+            "That hd 40917 is closed and the lamp mended",
+            True,
+        ),
         ("Does it pay?", "Only if it rises above nine feet.", "Only if it rises over 9 feet", True),
     ],
 )
