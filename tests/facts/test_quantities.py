@@ -196,6 +196,7 @@ def test_scales_and_units_are_those_of_the_world() -> None:
         ("662910", "662901", False, True),  # bare whole numbers may be codes
         ("66291.05", "66291.06", True, False),
         ("3/0", "4", False, True),
+        ("2 billion cf", "2 Bcf", True, False),
         ("0", "0.0000000001", True, False),
         ("0", "0.00001", False, True),
     ],
