@@ -40,7 +40,7 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
         with pytest.raises(SystemExit) as caught:
             main()
         assert isinstance(caught.value.code, int)
-        return caught.value.code, capsys.readouterr().err
+        return caught.value.code, "".join(capsys.readouterr())
 
     given = options(tmp_path, max_steps=8, on_collapse="stop", kl_target=1e-6)
     lines = (f"{name} = {each if isinstance(each, (int, float)) else repr(str(each))}" for name, each in given.items())
