@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def trust(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Folder to trust. Default: the current one.")
+        Path | None, typer.Argument(metavar="dir", help="Folder to trust. Default: the current one.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the folder.")] = False,
