@@ -1,4 +1,4 @@
-"""Engines: from prompts to sampled tokens. ``build_engine`` picks one; ``base`` holds what they all share."""
+"""Engines: from prompts to sampled tokens. ``build_engine`` selects one; ``base`` defines the interface."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 
 
 def is_chat(settings: Settings) -> bool:
-    """Whether the engine set talks to a chat server: it plays without a policy, a tokenizer or an adapter."""
+    """Whether the configured engine is a chat server, which needs no policy, tokenizer or adapter."""
     return settings.agent.engine == "openai"
 
 
 def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:
-    """The engine of a chat server that knows ``settings.model.name``, given the tools' OpenAI function schemas."""
+    """A chat-server engine for ``settings.model.name``; ``tools`` are OpenAI function schemas."""
     from emailrl.engines.openai_engine import OpenAIEngine
 
     return OpenAIEngine(settings, tools)

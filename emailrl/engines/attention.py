@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 NAME = "emailrl_blocks"
 
 QUERY_BLOCK = 64
-"""On a CPU a long prompt attends in blocks of so many queries, each to what its last one may see: with a mask, the
+"""Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
 kernel would compute the masked half too."""
 
 
@@ -32,7 +32,7 @@ def block_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with a window of its own.
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window.
 
     ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
     longest window], is added to the scores. Returns [rows, new, heads, head_dim].
@@ -61,7 +61,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
 
 
 def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention with the query heads of one key head laid side by side as if they were further queries."""
+    """Attention with the query heads of one key head folded into the query dimension."""
     rows, heads, new, head_dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -72,7 +72,8 @@ def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """What each new token at ``positions`` [rows, new] may see: 0 up to itself, −inf after; [rows, 1, new, window]."""
+    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after; [rows, 1,
+    new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
 

@@ -1,4 +1,4 @@
-"""What every engine offers: completions for requests, many at a time, each trajectory at its own pace."""
+"""The engine interface: batched completions, each trajectory at its own pace."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class SamplingParams:
 class Request:
     """Ask for one completion.
 
-    ``trajectory_id`` names the conversation: a request whose ``prompt_ids`` extend the tokens the engine last held
-    under that name reuses its KV cache. Token engines read ``prompt_ids``; chat engines read ``messages``.
-    ``seed`` fixes the sampled ids whatever else is in the batch.
+    ``trajectory_id`` names the conversation: if ``prompt_ids`` extend the tokens the engine last held for it, its KV
+    cache is reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed`` determines the sampled
+    ids independently of the rest of the batch.
     """
 
     trajectory_id: str
@@ -42,9 +42,9 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """What the policy sampled for one request.
+    """The policy's completion of one request.
 
-    ``token_ids`` include a sampled stop token. ``logprobs`` belong to them one to one: natural logarithm, after
+    ``token_ids`` include a sampled stop token. ``logprobs`` has one value per id: natural logarithm, after
     temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines
     that only return text.
     """
@@ -57,14 +57,14 @@ class Completion:
     seconds: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int | None = None
-    """As a chat server counted them; None: those in ``token_ids``."""
+    """The chat server's count; None means ``len(token_ids)``."""
     message: Message | None = None
     """Set by chat engines: the assistant message as the server parsed it."""
     error: str | None = None
     cost: float | None = None
     """US dollars; None for engines without a price."""
     policy_version: str = ""
-    """Which weights sampled it: the ``version`` given to ``load_adapter``."""
+    """The weights that sampled it: the ``version`` given to ``load_adapter``."""
     adapter_sha256: str | None = None
     """The hash of that adapter's file; None: the bare base model."""
 
@@ -74,46 +74,46 @@ Advance = Callable[[Completion], Request | None]
 
 
 class Engine(Protocol):
-    """Something that completes prompts."""
+    """An engine that completes prompts."""
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """Complete every request, and every follow-up that ``advance`` returns, batched over all of them.
 
-        A follow-up joins the running batch at once: no trajectory waits for another's turn to end. Returns all
+        A follow-up joins the running batch immediately; no trajectory waits for another's turn. Returns all
         completions in the order they ended (without ``advance``: in the order of ``requests``).
         """
         ...
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Release the engine's resources."""
         ...
 
 
 class Sampler(Protocol):
-    """What samples with weights that follow the trainer's: one engine, or those of several ranks."""
+    """A sampler that follows the trainer's weights: one engine, or the engines of several ranks."""
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, under the name ``version``."""
         ...
 
     def release(self) -> None:
-        """Give memory back while the trainer works."""
+        """Release memory while the trainer works."""
         ...
 
     def resume(self) -> None:
-        """Take memory again before the next rollout."""
+        """Reclaim memory before the next rollout."""
         ...
 
 
 class PolicyEngine(Engine, Sampler, Protocol):
-    """An engine whose weights follow the trainer's."""
+    """An engine that follows the trainer's weights."""
 
 
 class PinnedEngine(Engine, Protocol):
     """An engine that stays on one version of the weights until it is closed."""
 
     def cancel(self) -> None:
-        """End what another thread generates here, and whatever it would generate later, by an exception."""
+        """Abort generation running in another thread, and any later call, with an exception."""
         ...
 
 
@@ -122,5 +122,5 @@ class VersionedEngine(PolicyEngine, Protocol):
     """An engine that samples from several versions at once, in several threads."""
 
     def pin(self) -> PinnedEngine:
-        """An engine that samples from the version loaded now, whatever is loaded after it."""
+        """An engine pinned to the version loaded now, regardless of later loads."""
         ...

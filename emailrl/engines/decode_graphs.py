@@ -1,9 +1,9 @@
-"""Decode steps as CUDA graphs: one launch instead of a thousand, each of which ends before the next arrives.
+"""Decode steps as CUDA graphs: one launch instead of a thousand short ones.
 
-A small model on a GPU spends its time on launches. A graph is captured for a number of rows and a width of the window,
-both rounded up, once a few steps have needed it. Rows and blocks that only fill it up read and write block 0, which
-belongs to no conversation. A graph refers to weights and keys by their address: call ``forget`` when weights change;
-graphs are forgotten here when the cache has moved.
+A small model on a GPU is launch-bound. A graph is captured per number of rows and window width, both rounded up, once a
+few steps have needed it. Padding rows and blocks read and write block 0, which belongs to no conversation. A graph
+refers to weights and keys by address: call ``forget`` when weights change; graphs are dropped automatically when the
+cache moves.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 USES: Final = 3
-"""Steps of a shape that run without a graph before it is captured: a capture costs as much as two of them."""
+"""Steps of a shape that run without a graph before one is captured: a capture costs about two steps."""
 WIDTHS: Final = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Blocks of a window; wider steps run without a graph."""
+"""Maximum window in blocks; wider steps run without a graph."""
 MOST_GATHERED: Final = 1 << 30
-"""Bytes of keys, or of values, that a layer copies in one step: beyond it copying, not launching, takes the time."""
+"""Maximum bytes of keys (or values) that a layer copies per step; beyond it, copying dominates launch overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Graph:
 class DecodeGraphs:
     """The graphs of one model on a CUDA device over one cache.
 
-    ``most_rows`` is the number of conversations that the engine runs at once, ``most_tokens`` its context window.
+    ``most_rows`` is the maximum number of concurrent conversations, ``most_tokens`` the context window.
     """
 
     def __init__(self, model: PreTrainedModel, cache: BlockCache, *, most_rows: int, most_tokens: int) -> None:
@@ -63,9 +63,9 @@ class DecodeGraphs:
         self._pool = None
 
     def logits(self, tables: Sequence[Table], starts: Sequence[int], ids: Sequence[int]) -> Tensor | None:
-        """Logits [rows, vocabulary] after the token ``ids`` of each row, at ``starts``; its keys are written.
+        """Logits [rows, vocabulary] after the token ``ids`` of each row, at ``starts``; also writes their keys.
 
-        They are valid until the next call. None if this step has no graph: nothing has then happened.
+        Valid until the next call. Returns None, without side effects, if this step has no graph.
         """
         shape = self._shape(len(ids), max(starts))
         if shape is None:
@@ -86,7 +86,7 @@ class DecodeGraphs:
         return graph.logits[: len(ids)]
 
     def _shape(self, rows: int, last: int) -> tuple[int, int] | None:
-        """Rows and blocks of a step's graph, if it may have one."""
+        """Rows and blocks of a step's graph, if the step is eligible."""
         if not self._usable or not self._cache.in_memory:
             return None
         width = next((width for width in WIDTHS if width >= blocks_of(last + 1)), None)
@@ -102,12 +102,12 @@ class DecodeGraphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with torch.cuda.device(device):
                 inputs = packed.to(device)
-                # Kernels load and libraries allocate at their first call, which a capture forbids.
+                # The first call loads kernels and allocates memory, which a capture forbids.
                 padded_step(self._model, self._cache, inputs, self._last_position)
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=self._pool):
                     logits = padded_step(self._model, self._cache, inputs, self._last_position)
-        except RuntimeError as error:  # out of memory is one of them
+        except RuntimeError as error:  # includes out of memory
             self._usable = False
             self.forget()
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -129,7 +129,7 @@ def pack(tables: Sequence[Table], starts: Sequence[int], ids: Sequence[int], row
 
 
 def padded_step(model: PreTrainedModel, cache: BlockCache, packed: Tensor, last_position: int) -> Tensor:
-    """Decode what ``pack`` made, in fixed shapes; returns logits [rows, vocabulary]."""
+    """Decode the output of ``pack`` in fixed shapes; returns logits [rows, vocabulary]."""
     ids, starts, table = packed[:, :1], packed[:, 1:2], packed[:, 2:]
     cache.place_packed(table, starts)
     inputs: dict[str, Any] = {

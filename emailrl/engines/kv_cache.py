@@ -1,9 +1,9 @@
-"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation takes the memory of what it holds.
+"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation uses only the memory its tokens need.
 
 PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are
 ``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
-conversations that begin alike begin with the same blocks. Attention gets the blocks of rows of about one length
-side by side, copied for one layer at a time; the caller's mask hides what lies beyond a row's tokens.
+conversations with a common prefix share its blocks. Attention gets the blocks of rows of similar length gathered
+together, copied one layer at a time; the caller's mask hides positions past a row's tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from emailrl.engines.budget import BLOCK, GROWTH, blocks_of
 Table: TypeAlias = "array[int]"
 """The blocks of a conversation, in order; a buffer, since a step over long conversations reads ten thousand of them."""
 Gathered = Iterator[Tensor]
-"""Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with a window of its own."""
+"""Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with its own window."""
 
 PADDING = {"cpu": 32, "cuda": 8192}
-"""Rows are gathered together while that pads with no more tokens than this: so many cost as much as one more call."""
+"""Maximum padding when rows are gathered together: this many tokens cost as much as one more call."""
 TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
-"""Most tokens gathered together: on a CPU what its cache holds until attention reads it."""
+"""Maximum tokens gathered together: on a CPU, what its cache holds until attention reads it."""
 
 
 def new_table() -> Table:
@@ -36,13 +36,13 @@ def new_table() -> Table:
 
 
 class Filled(Exception):
-    """The last layer's keys and values are written: a pass that only fills the cache needs nothing more."""
+    """Raised when the last layer's keys and values are written, to end a pass that only fills the cache."""
 
 
 class BlockCache(Cache):
-    """The cache of all layers; ``place`` says before each forward pass where its new tokens go.
+    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go.
 
-    A pass that only ``fills`` it ends in ``Filled``. Tables never hold more than ``most`` blocks together.
+    A pass that only ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks.
     """
 
     def __init__(self, num_layers: int, kv_heads: int) -> None:
@@ -50,18 +50,18 @@ class BlockCache(Cache):
         self.kv_heads = kv_heads
         self.most = 0
         self.users = [0]
-        """Of each block, how many tables it is in. Block 0 is in none: it takes what padding writes."""
+        """Reference count of each block. Block 0 is in no table: it receives padding writes."""
         self._free: list[int] = []
         self.moves = 0
-        """Raised whenever the tensors get new addresses."""
+        """Incremented whenever the tensors get new addresses."""
         self.fills = False
-        """Nothing is wanted of this pass but its keys and values."""
+        """This pass only needs keys and values."""
         self.window = 0
-        """Tokens that the longest row of this pass may see, whole blocks."""
+        """Window of the longest row of this pass, in whole blocks of tokens."""
         self.written = torch.empty(0)
         """Where the new tokens of this pass go, among all places of all blocks and heads [rows · kv_heads · new]."""
         self.groups: list[tuple[int, Tensor]] = []
-        """Rows gathered together: how many, and the heads of blocks that they see [rows · kv_heads · width]."""
+        """Rows gathered together: their number, and the block heads that they see [rows · kv_heads · width]."""
 
     @property
     def is_empty(self) -> bool:
@@ -70,12 +70,12 @@ class BlockCache(Cache):
 
     @property
     def in_memory(self) -> bool:
-        """Whether there are tensors yet."""
+        """Whether tensors are allocated."""
         return self._block_layers()[-1].is_initialized
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the keys of one block in one layer."""
+        """Bytes of one block's keys in one layer."""
         keys = self._block_layers()[0].keys
         return keys[0].numel() * keys.element_size()
 
@@ -85,7 +85,8 @@ class BlockCache(Cache):
         return len(self.users) - 1 - len(self._free)
 
     def extend(self, table: Table, tokens: int, spare: int = 0) -> bool:
-        """Let a table reach so many tokens; False, and nothing taken, where fewer than ``spare`` blocks were left."""
+        """Grow a table to hold ``tokens``; returns False, taking nothing, if fewer than ``spare`` blocks would be
+        left."""
         missing = blocks_of(tokens) - len(table)
         if missing <= 0:
             return True
@@ -100,13 +101,13 @@ class BlockCache(Cache):
         return True
 
     def share(self, blocks: Sequence[int], table: Table) -> None:
-        """Let a table go on with blocks that may be in others too: nobody may write to those any more."""
+        """Append blocks that other tables may share; shared blocks are read-only from then on."""
         for block in blocks:
             self.users[block] += 1
         table.extend(blocks)
 
     def release(self, table: Table, keep: int = 0) -> None:
-        """Take back all blocks of a table but the first ``keep``."""
+        """Release all blocks of a table but the first ``keep``."""
         for block in reversed(table[keep:]):
             self.users[block] -= 1
             if not self.users[block]:
@@ -116,9 +117,9 @@ class BlockCache(Cache):
     def place(
         self, tables: Sequence[Table], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
     ) -> Tensor:
-        """Say where the next forward pass writes: rows of ``new`` tokens that begin at ``starts``, which rise.
+        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``.
 
-        A row's table reaches its own tokens; what pads it beyond goes to block 0. Returns positions [rows, new].
+        A row's table covers its own tokens; padding goes to block 0. Returns positions [rows, new].
         """
         self.grow()
         widths = [blocks_of(start + new) for start in starts]
@@ -140,7 +141,7 @@ class BlockCache(Cache):
         self.fills = False
 
     def _write_at(self, table: Tensor, positions: Tensor) -> Tensor:
-        """Settle where tokens at ``positions`` [rows, new] go; returns heads of blocks [rows, kv_heads, width]."""
+        """Set where tokens at ``positions`` [rows, new] go; returns heads of blocks [rows, kv_heads, width]."""
         heads = torch.arange(self.kv_heads, device=table.device)[:, None]
         blocks = table[:, None] * self.kv_heads + heads
         self.window = table.shape[1] * BLOCK
@@ -149,12 +150,12 @@ class BlockCache(Cache):
         return blocks
 
     def grow(self) -> None:
-        """Let the tensors of all layers follow the number of blocks."""
+        """Resize the tensors of all layers to the number of blocks."""
         for layer in self._block_layers():
             layer.grow()
 
     def free(self) -> None:
-        """Drop all tensors; every table is void afterwards."""
+        """Drop all tensors, which invalidates every table."""
         self._free.clear()
         self.users = [0]
         for layer in self._block_layers():
@@ -166,7 +167,7 @@ class BlockCache(Cache):
 
 
 def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
-    """Rows of rising ``widths``, in blocks, that are gathered together: neighbors of about one length."""
+    """Group rows of ascending ``widths``, in blocks, so that neighbors of similar length are gathered together."""
     device = "cpu" if on_cpu else "cuda"
     padding, most = PADDING[device] // BLOCK, TOGETHER[device] // BLOCK
     found, start, held = [], 0, 0
@@ -201,7 +202,7 @@ class BlockLayer(CacheLayerMixin):
         self.cache.moves += 1
 
     def grow(self) -> None:
-        """Follow the cache's number of blocks."""
+        """Resize to the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
             self.keys = self.grown(self.keys)
             self.values = self.grown(self.values)
@@ -223,7 +224,8 @@ class BlockLayer(CacheLayerMixin):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Gathered, Gathered]:
-        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; return all the pass may see."""
+        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; returns everything the pass may
+        see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
@@ -234,7 +236,7 @@ class BlockLayer(CacheLayerMixin):
         return self._gather(self.keys), self._gather(self.values)
 
     def _gather(self, held: Tensor) -> Gathered:
-        """One group after the other, as attention asks for them: so much is copied at a time, and still in cache."""
+        """One group at a time, on demand, so that a copied group is still in cache when attention reads it."""
         for rows, blocks in self.cache.groups:
             yield held.flatten(0, 1).index_select(0, blocks).view(rows, held.shape[1], -1, held.shape[3])
 

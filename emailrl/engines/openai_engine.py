@@ -1,7 +1,7 @@
-"""Any OpenAI-compatible chat server, with native tool calls: to measure prompted models beside trained ones.
+"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones.
 
-Such servers hand back text, never sampled ids, so nothing they say can be trained on. Usage and cost are kept with
-every completion.
+Such servers return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
+completion.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 OPENAI = "api.openai.com"
 TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
-"""What the limit of sampled tokens is called, elsewhere and at OpenAI."""
+"""Names of the token limit's parameter, elsewhere and at OpenAI."""
 
 _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
-"""How servers say that prompt and token limit together are too long."""
+"""Server error messages for a prompt and token limit that exceed the context window."""
 
 _TAGS = (
     r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
@@ -55,14 +55,14 @@ _COMPOUND = (
     rf"(?:{_PART}(?:_{_PART}){{1,5}}|(?:special|control|reserved|extra_id|(?:unused|special|reserved)_token)_\d{{1,4}}|"
     "(?:repo_name|file_sep|commit_msg))"
 )
-"""Words of which tokenizers make control tokens: others with an underscore are ids and placeholders of mails."""
+"""Words that tokenizers use in control tokens; other words with an underscore are ids and placeholders in emails."""
 _CONTROL = re.compile(
     r"[<\[](?=[|｜])|<(?=[^\s<>|｜][^<>|｜\n]{0,64}[|｜]>"  # <|im_end|>, <｜User｜>, [|user|], <|turn>, <turn|>
     rf"|(?i:/?(?:[a-z]{{1,32}}:)?{_COMPOUND}>"  # <start_of_turn>, </tool_call>, <minimax:tool_call>
     rf"|/?(?:{_TAGS})>)|</?SYS>>)"
     rf"|\[(?=/?(?:{_BRACKETED}|(?i:{_COMPOUND}))\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
 )
-"""Where a string begins that tokenizers make a control token of, or templates give a meaning to, in any family."""
+"""The start of any string that is a control token, or has a meaning in chat templates, in any model family."""
 
 
 class PromptTooLong(Exception):
@@ -70,12 +70,12 @@ class PromptTooLong(Exception):
 
 
 class OpenAIEngine:
-    """Asks ``settings.model.name`` at ``settings.openai.openai_base_url``; ``tools`` are OpenAI function schemas.
+    """Queries ``settings.model.name`` at ``settings.openai.openai_base_url``; ``tools`` are OpenAI function schemas.
 
     At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
-    tried again with a growing pause, or after what ``Retry-After`` says; what fails for good ends its own trajectory
-    alone. A prompt that leaves no room in the context window is a completion of length zero. Raises UsageError where
-    OpenRouter's key is missing.
+    retried with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A
+    prompt that fills the context window gives a completion of length zero. Raises UsageError if OpenRouter's key is
+    missing.
     """
 
     def __init__(self, settings: Settings, tools: Sequence[dict[str, Any]]) -> None:
@@ -100,7 +100,7 @@ class OpenAIEngine:
         return asyncio.run(self._generate(requests, advance))
 
     def close(self) -> None:
-        """Nothing is held between two calls of ``generate``."""
+        """Nothing to release between calls of ``generate``."""
 
     async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
         from emailrl.remote.chat import connect
@@ -124,14 +124,15 @@ class OpenAIEngine:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIError as error:
             completion.error = redacted(describe(error), *self._secrets)
-        except Exception as error:  # whatever a server sends, and the client makes of it, ends this trajectory alone
+        except Exception as error:  # any malformed reply ends only this trajectory
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             completion.error = f"the server's reply cannot be read: {redacted(reason, *self._secrets)}"
         completion.seconds = time.perf_counter() - started
         return completion
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
-        """Ask with the token limit, and where prompt and limit exceed the context window, for what is left of it."""
+        """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
+        it."""
         import openai
 
         from emailrl.remote.chat import complete
@@ -180,10 +181,10 @@ class OpenAIEngine:
 
 
 def as_api(message: Message) -> dict[str, Any]:
-    """The message as a chat server takes it.
+    """The message in the chat API's format.
 
-    Of several tool calls only the first was played, so only it is told again: servers refuse a call without an answer.
-    Strings that tokenizers read as control tokens are broken by a space in all that the model did not say itself.
+    Of several tool calls only the first was executed, so only that one is sent: servers reject a call without a result.
+    A space is inserted into control-token strings in all text that the model did not write.
     """
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": harmless(message.content)}
@@ -201,7 +202,7 @@ def as_api(message: Message) -> dict[str, Any]:
 
 
 def as_message(received: ChatMessage) -> Message:
-    """The server's message; arguments that are no JSON object, or markup left in the text, make a ``parse_error``."""
+    """The server's message; sets ``parse_error`` if arguments are not a JSON object or markup is left in the text."""
     message = Message("assistant", received.text)
     try:
         if not received.tool_calls and parse_tool_calls(message.content):
@@ -219,20 +220,20 @@ def as_message(received: ChatMessage) -> Message:
 
 
 def _read_arguments(stated: Any) -> dict[str, Any]:
-    """A call's arguments: by the interface a text, at some servers the object itself; an empty one where it has none.
+    """A call's arguments: JSON text by the spec, an object at some servers; an empty object if there are none.
 
-    ValueError for anything else.
+    Raises ValueError for anything else.
     """
     return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
 
 
 def harmless(text: str) -> str:
-    """The text with a space after the first character of each string that looks like a control token."""
-    return _CONTROL.sub(r"\g<0> ", text)  # once is enough: a space makes nothing that was not there
+    """Insert a space after the first character of each string that looks like a control token."""
+    return _CONTROL.sub(r"\g<0> ", text)  # one pass suffices: an inserted space cannot create a new match
 
 
 def _key(settings: Settings, at_openrouter: bool) -> str:
-    """OpenRouter's key for OpenRouter alone; any other server never sees it."""
+    """The API key: OpenRouter's key is sent to OpenRouter only."""
     secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
     if at_openrouter and secret is None:
         raise UsageError(

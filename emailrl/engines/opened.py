@@ -1,4 +1,4 @@
-"""A policy put together: the model, with an adapter where there is one, and the engine that samples from it."""
+"""An opened policy: the model, an optional adapter, and the engine that samples from it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenPolicy:
-    """A loaded policy and its engine, which whoever opened it closes."""
+    """A loaded policy and its engine; the caller closes it."""
 
     settings: Settings
-    """What it plays by: those given, within the limits of the model itself."""
+    """The effective settings: those given, within the model's own limits."""
     policy: Policy
     engine: PolicyEngine
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Close the engine."""
         self.engine.close()
 
 
@@ -34,9 +34,9 @@ def open_policy(
 ) -> OpenPolicy:
     """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
 
-    ``trainable`` puts the adapter, or without one a fresh adapter, into the policy instead: it is trained, and the
-    trainer hands the engine each version of it; MAX_TOKENS stays as set. ``mesh`` as for `load_policy`. Raises as
-    `load_policy` and `build_engine` do.
+    ``trainable`` puts the adapter (a fresh one by default) into the policy for training instead: the trainer passes
+    each version of it to the engine, and MAX_TOKENS stays as set. ``mesh`` as for `load_policy`. Raises the errors of
+    `load_policy` and `build_engine`.
     """
     if trainable:
         policy = load_policy(settings, adapter=adapter, trainable=True, mesh=mesh)

@@ -1,4 +1,4 @@
-"""Many conversations with remote servers at once, each at its own pace."""
+"""Concurrent conversations with remote servers, each at its own pace."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ async def converse(
 ) -> list[Completion]:
     """Complete every request and every follow-up (``Engine.generate``), at most ``limit`` conversations at a time.
 
-    A conversation keeps its place until it is over, so that servers that cache prompts meet its next turn soon. What
-    ``complete`` raises ends all of them and is raised.
+    A conversation keeps its slot until it ends, so that its next turn soon hits the server's prompt cache. An exception
+    from ``complete`` cancels all of them and propagates.
     """
     gate = asyncio.Semaphore(limit)
     ended: list[tuple[int, Completion]] = []

@@ -1,4 +1,4 @@
-"""Forward passes over conversations: what is new of their prompts read into the cache, then a token sampled for each.
+"""Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each.
 
 Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
 goes through the same step as every sampled one.
@@ -22,18 +22,18 @@ from emailrl.engines.schedule import Conversation
 from emailrl.engines.weights import Weights, device_of
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
-"""So many tokens cost as much as one more pass: less padding is borne."""
+"""Padding allowed per pass: this many tokens cost as much as one more pass."""
 GATHERED_SHARE = 1 / 8
 PATIENCE = 8
-"""Next to captured decode steps a prefill pass is expensive: new prompts wait until they are this share of what runs,
-or for this many steps."""
+"""A prefill pass is expensive next to captured decode steps: new prompts wait until they are this share of the running
+conversations, or for this many steps."""
 
 
 class Passes:
-    """Runs the model of ``weights`` over conversations whose tables in ``cache`` reach their tokens.
+    """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens.
 
-    ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the tokens of prompts that one
-    pass reads. ``graphs`` decode where they can.
+    ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass.
+    ``graphs`` run decode steps when possible.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Passes:
         self._cache = cache
         self.graphs = graphs
         self._waited = 0
-        """Steps that prompts have waited for others."""
+        """Steps that new prompts have waited to be batched."""
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
 
     def read(self, running: Sequence[Conversation]) -> None:
-        """Fill the cache with all tokens but the last, what conversations have in common before it is needed.
+        """Fill the cache with all tokens but the last, shared prefixes first.
 
-        With ``graphs`` nothing may be read yet.
+        With ``graphs``, the pass may be deferred.
         """
         if self._gathers(sum(not each.is_read for each in running), len(running)):
             self._waited += 1
@@ -67,22 +67,22 @@ class Passes:
         unread = [each for each in running if each.unread]
         while unread:
             ready = [each for each in unread if each.is_shared_read]
-            assert ready, "sources run, and come before those who share with them"
+            assert ready, "sources are running and precede the conversations that share their blocks"
             waiting = [each for each in unread if each not in ready]
             while ready:
                 self.read_shortest(ready)
                 ready = [each for each in ready if each.unread]
             unread = waiting
         for each in running:
-            each.source = None  # it may be over before the next read
+            each.source = None  # it may end before the next read
 
     def _gathers(self, unread: int, running: int) -> bool:
-        """Whether prompts wait for others."""
+        """Whether to defer new prompts until more arrive."""
         waits = self.graphs is not None and self._waited < PATIENCE
         return waits and 0 < unread < running * GATHERED_SHARE
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
-        """One pass over the shortest of what is unread."""
+        """One pass over the shortest unread prompts."""
         first, *others = sorted(unread, key=lambda row: row.unread)
         rows = [first]
         total = first.unread
@@ -126,14 +126,14 @@ class Passes:
         return plain[:, -1]
 
     def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
-        """The model's arguments for a pass over new tokens, the shortest conversation first; the cache is told."""
+        """Place a pass over new tokens, shortest conversation first, in the cache; returns the model's arguments."""
         device = device_of(self._weights.model)
         starts = [row.held for row in rows]
         positions = self._cache.place([row.blocks for row in rows], starts, len(ids[0]), device, fills=fills)
         return {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": causal_mask(positions, self._cache.window, self._weights.model.dtype),
-            "position_ids": positions.clamp(max=self._last_position),  # padding may point beyond
+            "position_ids": positions.clamp(max=self._last_position),  # padding may exceed it
             "past_key_values": self._cache,
             "use_cache": True,
         }

@@ -1,9 +1,10 @@
-"""Proof that an engine samples from the weights it was given: its log-probabilities of one text against the trainer's.
+"""Check that an engine samples from the weights it was given: compare its log-probabilities of one text with the
+trainer's.
 
-An adapter that is silently not applied, or an older one that still is, is the costliest failure of training with a
+A silently ignored or stale adapter is the costliest failure of training with a
 separate sampler (verl #7495, vLLM #42125). Two checks: the log-probabilities must agree with those of the trainer's own
-model to rounding; and where the trainer's changed from one adapter to the next, an engine that answers bit for bit as
-before has not changed its weights. The second one sees what rounding hides from the first.
+model to rounding; and if the trainer's changed between two adapters, an engine whose output is bit-identical has not
+changed its weights. The second check catches what rounding hides from the first.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ TEXT = (
     "The lease ends on 31 May 2002; Ann signed it in Houston. Please send me the agreement before Friday, thanks."
 )
 LONGEST = 128
-"""Tokens of the probe."""
+"""Length of the probe in tokens."""
 SAMPLED = 8
-"""Tokens sampled after it, to see that their log-probabilities are those after temperature."""
+"""Tokens sampled after the probe, to check that log-probabilities are taken after temperature."""
 SAMPLED_ALONE = 32
-"""As many where they are all that is compared."""
+"""The same when only sampled tokens are compared."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUNDING = 0.1
-"""Mean gap allowed in 16 bits, where two sets of kernels round differently."""
+"""Mean gap allowed in 16 bits, as different kernels round differently."""
 
 
 class ProbeError(EmailRLError):
-    """An engine does not sample from the weights it was given."""
+    """An engine that does not sample from the weights it was given."""
 
 
 class Probe:
-    """A text, and what the trainer's base model with the adapter last loaded thinks of it.
+    """A text and its log-probabilities under the trainer's base model with the last loaded adapter.
 
-    ``temperature`` is that of training rollouts; ``tolerance`` bounds the mean gap in nats (None: by the type).
+    ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
     """
 
     def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
@@ -62,27 +63,28 @@ class Probe:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids of the trainer's model: those from 0 up to this."""
+        """Vocabulary size of the trainer's model."""
         rows = self._weights.model.get_input_embeddings().num_embeddings
         assert isinstance(rows, int)
         return rows
 
     def load(self, path: Path | None) -> None:
-        """Take the adapter in ``path`` (None: the bare base model) as what engines must sample from now on."""
+        """Take the adapter in ``path`` (None: the bare base model) as the weights that engines must sample from now
+        on."""
         self._weights.load(path)
         sha256 = None if path is None else adapter_sha256(path)
-        # After a step without an update the adapter is the one before: the same answers are then the right ones.
+        # After a step without an update the adapter is unchanged, so identical output is correct.
         self._before, self._answers_before = self.expected, {} if sha256 == self.adapter_sha256 else self._answers
         self.adapter_sha256 = sha256
         self.expected, self._answers = self.score(self.ids), {}
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
-        """The trainer's log-probabilities of ``ids[start:]``; at temperature 0 those of the untempered distribution."""
+        """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""
         model = self._weights.model
         tokens = torch.tensor([list(ids)], device=device_of(model))
         # The model's own layers, not the trainer's fused ones: those belong to the model in training, and this may be a
         # copy of it with merged weights.
-        # Not in inference mode: what a sharded base gathers there could not be trained with afterwards.
+        # Not in inference mode: tensors that a sharded base gathers there could not be trained with afterwards.
         with self._policy.accompanied(), torch.no_grad(), self._weights.active():
             logits = projection(model)(hidden_states(model, tokens)[0, start - 1 : -1]) / (temperature or 1.0)
             logprobs = logits.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
@@ -91,8 +93,8 @@ class Probe:
     def check(self, who: str, prompt: Sequence[float], sampled: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compare an engine's log-probabilities; returns the mean gap over the probe.
 
-        ``prompt`` are those of ``ids[1:]``; ``sampled`` and ``logprobs`` what it drew next at ``temperature``. Raises
-        ProbeError, naming ``who``.
+        ``prompt`` holds those of ``ids[1:]``; ``sampled`` and ``logprobs`` are the tokens drawn next at
+        ``temperature``. Raises ProbeError naming ``who``.
         """
         gap = self.compare(who, prompt, self.expected)
         before = self._answers_before.get(who)
@@ -108,9 +110,8 @@ class Probe:
         return gap
 
     def compare(self, who: str, prompt: Sequence[float], expected: Sequence[float]) -> float:
-        """Compare log-probabilities of ``ids[1:]`` with those of any version, without its model; returns the mean gap.
-
-        Raises ProbeError, naming ``who``.
+        """Compare log-probabilities of ``ids[1:]`` with recorded ones, without a model; returns the mean gap. Raises
+        ProbeError naming ``who``.
         """
         gap = mean_gap(prompt, expected)
         if not gap <= self.tolerance:
@@ -121,10 +122,11 @@ class Probe:
         return gap
 
     def check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Compare what an engine drew after the probe's text with the trainer's model; ProbeError, naming ``who``."""
+        """Compare an engine's samples after the probe text with the trainer's model; raises ProbeError naming
+        ``who``."""
         ids, start = [*self.ids, *sampled], len(self.ids)
         gap = mean_gap(logprobs, self.score(ids, start, self.temperature))
-        # The sampled tokens are few, and their gap is no mean over a whole text.
+        # Few tokens are sampled, so their gap is noisier than the mean over the text.
         if not gap <= 3 * self.tolerance:
             untempered = mean_gap(logprobs, self.score(ids, start)) <= 3 * self.tolerance
             raise ProbeError(
@@ -135,7 +137,7 @@ class Probe:
 
 
 def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mean absolute difference; infinite where the lengths differ, not a number where one is not."""
+    """Mean absolute difference; infinite if the lengths differ, NaN if any value is NaN."""
     if len(one) != len(other) or not one:
         return float("inf")
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

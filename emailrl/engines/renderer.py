@@ -1,11 +1,11 @@
 """The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message.
 
-Tokens are truth. A conversation is never tokenized twice: each new prompt is rendered as text by the tokenizer's own
-template, and where that text extends the text so far only the difference is tokenized and appended to the ids. Where it
-does not (templates that strip ``<think>`` from history, for one), the caller is told and starts a new training sample.
+A conversation is never tokenized twice: each new prompt is rendered as text by the tokenizer's own template, and if
+that text extends the previous text, only the difference is tokenized and appended to the ids. If it does not (for
+example, templates that strip ``<think>`` from history), the caller starts a new training sample.
 
-Mail is hostile. Strings that the tokenizer would turn into control tokens (``<|im_end|>``, ``</tool_response>``,
-``<tool_call>``) are broken by a space wherever they stand in system, user or tool messages, before the template sees
+Email is untrusted input. Strings that the tokenizer would turn into control tokens (``<|im_end|>``,
+``</tool_response>``, ``<tool_call>``) are broken by a space in system, user and tool messages, before the template sees
 them.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tags the templates of the Qwen / Hermes family give a meaning to, control tokens or not."""
+"""Tags with a meaning in Qwen / Hermes templates, whether or not they are control tokens."""
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a call's arguments; Python's own JSON ends at some hundreds."""
+"""Maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds."""
 
 REMEMBERED = 256
-"""Texts whose ids are kept: a group's rollouts share their prompt, and often their first tool results."""
+"""Size of the tokenization cache: a group's rollouts share their prompt, and often their first tool results."""
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
@@ -45,7 +45,7 @@ class Rendered:
     ids: list[int]
     text: str
     extends: bool = True
-    """False: the text does not continue what was there, and ``ids`` are those of the whole new prompt."""
+    """False: the text does not extend the previous one, and ``ids`` cover the whole new prompt."""
 
 
 class ChatRenderer:
@@ -70,12 +70,12 @@ class ChatRenderer:
         self._ids_of = lru_cache(REMEMBERED)(self._encode)
 
     def start(self, messages: Sequence[Message]) -> Rendered:
-        """Render the first prompt of a conversation, ready for the assistant to speak."""
+        """Render the first prompt of a conversation, ending with the generation prompt."""
         text = self.render(messages)
         return Rendered(self.tokenize(text), text)
 
     def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
-        """Render the next prompt, given the text of the last prompt followed by the text of what was sampled.
+        """Render the next prompt, given the text of the last prompt plus its completion.
 
         ``messages`` are the whole conversation. The suffix is tokenized alone, so no id already sampled can change.
         """
@@ -85,7 +85,7 @@ class ChatRenderer:
         return Rendered(self.tokenize(text), text, extends=False)
 
     def parse(self, completion_ids: Sequence[int]) -> Message:
-        """Read sampled ids as an assistant message: raw text, tool calls (Hermes form) and what cannot be read."""
+        """Read sampled ids as an assistant message: raw text, tool calls (Hermes format) and parse errors."""
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -102,24 +102,24 @@ class ChatRenderer:
         return str(text)
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of rendered text; control tokens in it become control ids, nothing is added."""
+        """The ids of rendered text; control tokens become control ids and nothing is added."""
         return list(self._ids_of(text))
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        # Quietly: whether a prompt fits the context window is the runner's to decide.
+        # No length warning: the runner checks whether a prompt fits the context window.
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The template's text for a conversation, untrusted content made harmless."""
+        """The template's text for a conversation, with control strings in untrusted content neutralized."""
         plain = [self._as_dict(message) for message in messages]
         return apply_template(self.tokenizer, plain, self.tools or None, add_generation_prompt=add_generation_prompt)
 
     def harmless(self, text: str) -> str:
-        """The text with a space after the first character of each control string, so that none is left in it."""
+        """Insert a space after the first character of each control string, so that none is left."""
         text = self._broken(text)
         if self._normalizer is not None:
             normal = self._normalizer.normalize_str(text)
-            if self._controls.search(normal):  # spelt in characters that the tokenizer folds together
+            if self._controls.search(normal):  # spelled with characters that the tokenizer normalizes
                 text = self._broken(normal)
         return text
 
@@ -129,7 +129,7 @@ class ChatRenderer:
         return text
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
-        # The system prompt names an inbox, and addresses come from mail; what the model itself said stays as it is.
+        # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
         trusted = message.role == "assistant"
         plain: dict[str, Any] = {
             "role": message.role,
@@ -138,7 +138,7 @@ class ChatRenderer:
         if message.name is not None:
             plain["name"] = message.name
         if message.tool_calls and "<tool_call>" not in message.content:
-            # Written by hand or by a chat server; sampled text already holds its calls and must stay as it is.
+            # Handwritten or from a chat server; sampled text already holds its calls and must not change.
             plain["tool_calls"] = [
                 {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in message.tool_calls
@@ -149,13 +149,12 @@ class ChatRenderer:
 def parse_tool_calls(text: str) -> list[ToolCall]:
     """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
 
-    A last call that ends with the text counts without its ``</tool_call>`` where it is whole, name and arguments: base
-    models end so, and vLLM's parser takes it. Raises ValueError where the markup holds anything else, or is closed
-    without being opened.
+    A complete last call may omit its ``</tool_call>`` at the end of the text: base models end so, and vLLM's parser
+    accepts it. Raises ValueError if the markup holds anything else, or is closed without being opened.
     """
     _, closed, answer = text.rpartition("</think>")
     if not closed and "<think>" in text:
-        return []  # still thinking when it stopped: nothing was said
+        return []  # stopped while thinking: there is no reply
     calls = []
     for body, end in _CALL.findall(answer):
         try:
@@ -182,7 +181,7 @@ def _read_call(body: str, *, is_closed: bool) -> ToolCall:
 
 
 def checked_arguments(value: Any) -> dict[str, Any]:
-    """A call's arguments; ValueError where they are no object, or nested deeper than a record of them can be."""
+    """A call's arguments; ValueError if they are not an object, or nested too deep to be recorded."""
     if not isinstance(value, dict):
         raise ValueError("tool call's arguments are not an object")
     level: list[Any] = [value]
@@ -195,7 +194,8 @@ def checked_arguments(value: Any) -> dict[str, Any]:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a completion: the tokenizer's end of text, and what its template puts after an assistant."""
+    """The ids that end a completion: the tokenizer's end of text, and the token its template puts after an assistant
+    message."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     text = apply_template(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}])
     after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""One vLLM server: what is asked of it over HTTP, and what it is known to hold."""
+"""One vLLM server: its HTTP requests and loaded adapters."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from emailrl.remote.reply import EndlessReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 HEALTH_TIMEOUT = 10.0
-"""Seconds a server has to say that it is well."""
+"""Health check timeout in seconds."""
 FULL = 0.02
-"""Seconds between looks at a replica that may not have another request now."""
+"""Poll interval in seconds for a replica at its request limit."""
 
 
 @dataclass(eq=False)
 class Replica:
-    """A server's address, whether it takes part, and its adapters. Methods raise ReplicaDown, or EmailRLError for
-    answers that no retry would mend."""
+    """A server's address, state and adapters. Methods raise ReplicaDown, or EmailRLError for answers that a retry
+    cannot fix."""
 
     url: str
-    """Without ``/v1``; its user and password, if it has them, are kept apart from it."""
+    """Without ``/v1``; user and password, if any, are kept separately."""
     key: str = ""
     most: int = 64
-    """Requests that it may have at once, from all threads."""
+    """Maximum concurrent requests, across threads."""
     alive: bool = False
     base: str = ""
     """The server's name for its base model."""
     max_model_len: int | None = None
     loaded: list[str] = field(default_factory=list)
-    """Adapters this engine loaded there, the newest last."""
+    """Adapters this engine loaded there, newest last."""
     in_flight: Counter[str] = field(default_factory=Counter)
-    """Requests under way, by adapter."""
+    """Requests in flight, by adapter."""
 
     def __post_init__(self) -> None:
         self._counting, self._claimed = Lock(), False
         self._secrets = [self.key, *secrets_in(self.url)]
         self._shown = without_credentials(self.url)
-        self.url, self._credentials = split_credentials(self.url)  # httpx logs the address that it asks
+        self.url, self._credentials = split_credentials(self.url)  # httpx logs request URLs
 
     def begin(self, name: str, *, above_cap: bool = False) -> bool:
-        """Count a request under way on ``name``; False where it has as many as it may have, or is to be left alone."""
+        """Count a new request for ``name``; False if the replica is at its limit or reserved."""
         with self._counting:
             if self._claimed or (self.in_flight.total() >= self.most and not above_cap):
                 return False
@@ -59,13 +59,13 @@ class Replica:
             return True
 
     def end(self, name: str) -> None:
-        """Count a request as over."""
+        """Count a request as finished."""
         with self._counting:
             self.in_flight[name] -= 1
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Wait until nothing is under way here, and let nothing begin inside the block."""
+        """Wait until no request is in flight, and start none inside the block."""
         while not self._claim():
             await asyncio.sleep(FULL)
         try:
@@ -86,19 +86,19 @@ class Replica:
         return f"The vLLM server {self._shown}"
 
     def redact(self, text: str) -> str:
-        """What it says, on one line, without the secrets it was sent."""
+        """The server's text on one line, without the secrets sent to it."""
         return redacted(text, *self._secrets)
 
     async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-        """Ask for a completion; whatever the status, the response is handed back."""
+        """Request a completion; returns the response whatever its status."""
         return await self._send(client, "POST", "/v1/completions", body)
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
-        """Ask whether it is well."""
+        """Check the server's health."""
         await self._call(client, "GET", "/health", timeout=HEALTH_TIMEOUT)
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
-        """The models it lists now; its base model and context window are noted on the way."""
+        """The models it lists; also records its base model and context window."""
         response = await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)
         data = read_answer(ModelList, str(self), response).data
         bases = [model for model in data if not model.parent]
@@ -108,7 +108,7 @@ class Replica:
         return [model.id for model in data]
 
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
-        """Load an adapter under a new name and see it listed."""
+        """Load an adapter under a new name and check that it is listed."""
         if name not in await self.models(client):
             response = await self._call(
                 client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, refused=True
@@ -123,7 +123,7 @@ class Replica:
             self.loaded.append(name)
 
     async def unload(self, client: httpx.AsyncClient, name: str) -> None:
-        """Let go of an adapter; one that is gone already is fine."""
+        """Unload an adapter; a missing one is no error."""
         await self._call(client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, refused=True)
         self.loaded.remove(name)
 
@@ -135,10 +135,10 @@ class Replica:
         sampling: dict[str, Any],
         expected: Sequence[float] | None = None,
     ) -> None:
-        """Compare its log-probabilities of the probe's text with the trainer's; ProbeError where they differ.
+        """Compare its log-probabilities of the probe text with the trainer's; ProbeError if they differ.
 
-        With those ``expected`` of an earlier version the trainer's model is not asked. Beside other requests only what
-        it samples is compared: log-probabilities of a prompt may end vLLM's engine there (vllm #16668).
+        With ``expected`` log-probabilities of an earlier version, the trainer's model is not used. While other requests
+        run, only sampled tokens are compared: prompt log-probabilities may crash vLLM's engine then (vllm #16668).
         """
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
         if expected is None and self.in_flight.total():
@@ -170,7 +170,7 @@ class Replica:
         timeout: float | None = None,
         refused: bool = False,
     ) -> httpx.Response:
-        """Send one request; with ``refused`` a 4xx is handed back, else it is an EmailRLError."""
+        """Send one request; a 4xx is returned with ``refused``, else raised as EmailRLError."""
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
             response = await self._send(client, method, path, body, limit)
@@ -196,9 +196,9 @@ class Replica:
 
 
 def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
-    """The request as vLLM's completions endpoint takes it: ids in, ids and log-probabilities out.
+    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out.
 
-    Every sampling parameter is spelt out: what is left out the server takes from the model's generation config.
+    Every sampling parameter is explicit: the server takes missing ones from the model's generation config.
     """
     sampling = request.sampling
     return {
@@ -211,7 +211,7 @@ def completion_body(request: Request, name: str, *, stop_ids: list[int], room: i
 
 
 def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
-    """What all completions share."""
+    """Fields common to all completions."""
     return {
         "temperature": temperature,
         "top_p": top_p,
@@ -229,7 +229,7 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
 def read_completion(
     replica: Replica, request: Request, response: httpx.Response, name: str, vocabulary: int
 ) -> Completion:
-    """The completion in a response; EmailRLError where it does not belong to the prompt's ids, or has another shape."""
+    """Parse the completion; EmailRLError if its prompt ids differ or its format is wrong."""
     choice = read_choice(str(replica), response, name, vocabulary)
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
@@ -241,13 +241,13 @@ def read_completion(
 
 
 def cause(error: httpx.RequestError | ReplicaDown) -> str:
-    """Why a server did not answer, for a sentence that goes on."""
+    """Why a server did not answer, as part of a sentence."""
     text = str(error) if isinstance(error, (EndlessReply, ReplicaDown)) else f"{type(error).__name__} {error}"
     return " ".join(text.split()).rstrip(".")
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Seconds that a busy server asks to be left alone; None where it does not say, or names a date."""
+    """Seconds in a busy server's ``Retry-After``; None if missing or a date."""
     try:
         return max(float(response.headers.get("Retry-After", "")), 0.0)
     except ValueError:

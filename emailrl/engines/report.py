@@ -1,4 +1,4 @@
-"""What an engine has to tell while it works."""
+"""Progress reports from engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emailrl.plain import one_line
 
 
 def report(line: str) -> None:
-    """Tell the user on stderr, and the run's log where there is one."""
+    """Report to the user on stderr, and to the run's log if there is one."""
     line = one_line(line)
     logger = logging.getLogger("emailrl.engines")
     if logger.hasHandlers():

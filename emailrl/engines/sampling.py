@@ -1,8 +1,8 @@
-"""Draw tokens from logits, one row of the batch per trajectory, independent of what else is in the batch.
+"""Draw tokens from logits, one row of the batch per trajectory, independent of the rest of the batch.
 
-Each request owns a generator seeded by ``Request.seed`` and spends one uniform number on each token: the token is the
-first whose cumulative probability exceeds it (inverse CDF). The i-th token of a request thus depends on its seed and
-its logits alone.
+Each request owns a generator seeded by ``Request.seed`` and uses one uniform number per token: the token is the first
+whose cumulative probability exceeds it (inverse CDF). The i-th token of a request thus depends only on its seed and
+logits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from emailrl.engines.base import SamplingParams
 
 UNIFORMS_PER_DRAW = 64
-"""Numbers taken from a generator at a time; part of what a seed means, so never to be changed lightly."""
+"""Numbers drawn from a generator at a time; changing it changes the samples of every seed."""
 
 
 class Uniforms:
-    """An endless row of uniform numbers in [0, 1 − 2⁻²⁴], the same for the same seed."""
+    """An endless stream of uniform numbers in [0, 1 − 2⁻²⁴], determined by the seed."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def _inverse_cdf(probs: Tensor, draws: list[float]) -> Tensor:
 
 
 def _filtered(probs: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Zero the probabilities outside each row's top-k and nucleus (top-k first; the nucleus is of what is left)."""
+    """Zero the probabilities outside each row's top-k, then outside the nucleus of the rest."""
     rows = [row for row, params in enumerate(sampling) if params.temperature and (params.top_k or params.top_p < 1)]
     if not rows:
         return probs

@@ -1,4 +1,4 @@
-"""Which conversations run, which wait for room in the cache, and whose keys are kept for their next turn."""
+"""Schedules conversations: which run, which wait for cache space, and which caches are kept for the next turn."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from emailrl.engines.sampling import Uniforms
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """One trajectory in the engine: its tokens, and how many of them the cache holds."""
+    """One trajectory in the engine: its tokens and how many of them are cached."""
 
     request: Request
     place: int = 0
-    """Which of the requests that ``generate`` was given it began with."""
+    """Index of its first request in the call to ``generate``."""
     tokens: list[int] = field(init=False)
-    """Prompt and sampled tokens; the last one has yet to be read by the model."""
+    """Prompt and sampled tokens; the model has not read the last one yet."""
     blocks: Table = field(default_factory=new_table)
-    """Where its keys and values lie in the cache, in order."""
+    """Its cache blocks, in order."""
     held: int = 0
-    """The first ``held`` tokens have their keys and values in the blocks, once ``source`` has read as many."""
+    """The first ``held`` tokens are cached in the blocks, once ``source`` has read that many."""
     source: Conversation | None = None
-    """Who fills the blocks that it begins with."""
+    """The conversation that fills its shared prefix blocks."""
     logprobs: list[float] = field(default_factory=list)
     uniforms: Uniforms = field(init=False)
     started: float = field(init=False)
@@ -38,21 +38,21 @@ class Conversation:
 
     @property
     def unread(self) -> int:
-        """Tokens that have yet to be read before the last one, which is read by the step that samples."""
+        """Unread tokens before the last one, which the sampling step reads."""
         return len(self.tokens) - 1 - self.held
 
     @property
     def is_shared_read(self) -> bool:
-        """Whether ``source`` has read what this one begins with."""
+        """Whether ``source`` has read the shared prefix."""
         return self.source is None or self.source.held >= self.held
 
     @property
     def is_read(self) -> bool:
-        """Whether the next token can be sampled."""
+        """Whether a token can be sampled next."""
         return not self.unread and self.is_shared_read
 
     def rewind(self) -> None:
-        """After a step that failed half-way: the next number drawn is again that of the next token."""
+        """Rewind the random stream after a failed step to the number of the next token."""
         self.uniforms = Uniforms(self.request.seed)
         if self.request.sampling.temperature:
             for _ in self.logprobs:
@@ -72,26 +72,26 @@ class Conversation:
 
 
 class Schedule:
-    """Every conversation that has blocks, or had some and goes on when there are enough again."""
+    """Every conversation that has blocks, or lost them and resumes when enough are free."""
 
     def __init__(self, cache: BlockCache, limit: int) -> None:
         self.cache = cache
         self.limit = limit
-        """Most conversations that run at once, those kept beside them included."""
+        """Maximum concurrent conversations, including cached ones."""
         self.running: list[Conversation] = []
-        """In the order they came."""
+        """In arrival order."""
         self.paused: deque[Conversation] = deque()
-        """Begun, and without blocks: they go on, in order, before anyone new begins."""
+        """Started but without blocks; they resume in order before new ones start."""
         self.kept: dict[str, Conversation] = {}
-        """Over, by trajectory, the oldest first: blocks that nobody else needs yet."""
+        """Finished turns by trajectory, oldest first; their blocks are freed when others need them."""
 
     @property
     def has_place(self) -> bool:
-        """Whether one more may run."""
+        """Whether one more conversation may run."""
         return len(self.running) < self.limit
 
     def admit(self, conversation: Conversation) -> bool:
-        """Let a conversation run if there is room for its tokens and a block for each that runs; else pause it."""
+        """Run a conversation if its tokens fit with one spare block per running one; else pause it."""
         before = self.kept.pop(conversation.request.trajectory_id, None)
         if before is not None:
             self._take_over(conversation, before)
@@ -109,9 +109,9 @@ class Schedule:
         return True
 
     def make_room(self) -> int:
-        """Give every running conversation blocks for all its tokens; where there are too few, the latest ones pause.
+        """Give every running conversation blocks for all its tokens; if too few are left, pause the latest ones.
 
-        Returns how many do. The first always goes on.
+        Returns how many were paused. The first always continues.
         """
         place = pauses = 0
         if self.running:
@@ -125,23 +125,23 @@ class Schedule:
         return pauses
 
     def pause_all(self) -> None:
-        """Take all blocks back; those that ran go on first."""
+        """Release all blocks; running conversations resume first."""
         while self.running:
             self._pause()
         self.drop_kept()
 
     def drop_kept(self) -> None:
-        """Take back the blocks of all that is over."""
+        """Release the blocks of all finished turns."""
         while self.kept:
             self._drop_oldest()
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
-        """Put a conversation's next turn in its place."""
+        """Replace a conversation by its next turn."""
         self._take_over(next_turn, conversation)
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation, *, keep: bool) -> None:
-        """Take a conversation out of the running ones; ``keep`` its keys for a later request, or free its blocks."""
+        """Remove a conversation from the running ones; ``keep`` its cache for a later request, or free its blocks."""
         self.running.remove(conversation)
         if not keep:
             self._forget(conversation)
@@ -152,20 +152,20 @@ class Schedule:
         self.kept[identity] = conversation
 
     def clear(self) -> None:
-        """Forget every conversation and free the cache, in whatever state an interrupted step left them."""
+        """Forget every conversation and free the cache, even after an interrupted step."""
         self.running.clear()
         self.paused.clear()
         self.kept.clear()
         self.cache.free()
 
     def _let_alone(self, first: Conversation) -> None:
-        """A bound that was lowered after running out of memory is no bound to one conversation by itself."""
+        """Ignore a limit lowered after an out-of-memory error when only one conversation runs."""
         self.cache.most = max(self.cache.most, blocks_of(len(first.tokens)))
 
     def _take_over(self, conversation: Conversation, before: Conversation) -> None:
-        """Go on in an earlier turn's blocks; where history changed, from the first block that is not as it was.
+        """Continue in an earlier turn's blocks; if history changed, from the first block that differs.
 
-        Blocks are left whole or not at all, for others may begin with them.
+        Blocks are reused whole or not at all, because others may share them.
         """
         conversation.held = before.held
         if conversation.tokens[:-1][: before.held] != before.tokens[: before.held]:
@@ -175,7 +175,7 @@ class Schedule:
         conversation.blocks, before.blocks = before.blocks, new_table()
 
     def _share_beginning(self, conversation: Conversation) -> None:
-        """Begin with the blocks of whoever has most of them in common: of several the first, who fills them itself."""
+        """Start with the blocks of the conversation with the longest common prefix; of several, the first."""
         same, source = 0, None
         for other in (*self.running, *self.kept.values()):
             if (longer := blocks_alike(conversation, other, same)) > same:
@@ -183,7 +183,7 @@ class Schedule:
         if source is not None:
             self.cache.share(source.blocks[:same], conversation.blocks)
             conversation.held = same * BLOCK
-            conversation.source = source if source in self.running else None  # what is over has been read
+            conversation.source = source if source in self.running else None  # a finished source has been read
 
     def _extend(self, conversation: Conversation, spare: int = 0) -> bool:
         while not self.cache.extend(conversation.blocks, len(conversation.tokens), spare):
@@ -206,9 +206,9 @@ class Schedule:
 
 
 def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
-    """How many of another's blocks, if more than ``least``, a new conversation can begin with; else ``least``.
+    """The number of another's blocks that a new conversation can share, at least ``least``.
 
-    Whole ones, which the other writes to no more once it has read its tokens.
+    Only whole blocks, which their owner no longer writes to once it has read its tokens.
     """
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
     if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:

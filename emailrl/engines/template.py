@@ -1,7 +1,7 @@
-"""A chat template run on messages: it comes with the model, from whoever made that, and is a program.
+"""Runs a model's chat template on messages: untrusted code that comes with the model.
 
-transformers runs it in Jinja's sandbox, where it reaches no file and no attribute that it should not. What the sandbox
-does not bound is how long it runs and how much it says; both are here.
+transformers runs it in Jinja's sandbox, which blocks files and unsafe attributes. The sandbox does not limit run time
+and output length; this module does.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_SECONDS: Final = 10.0
-"""For one prompt; templates take milliseconds."""
+"""Time limit per prompt; templates take milliseconds."""
 MOST_CHARACTERS: Final = 50_000_000
 _TEMPLATE_FILE: Final = "<template>"
-"""What Jinja calls the file of a template made from a string."""
+"""Jinja's file name for a template made from a string."""
 
 
 class _TooLongError(Exception):
-    """The template has run for too long."""
+    """The template exceeded its time limit."""
 
 
 def apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None, *,
     add_generation_prompt: bool = False,
 ) -> str:  # fmt: skip
-    """The text the tokenizer's template makes of a conversation; EmailRLError where it fails, or knows no end."""
+    """Render a conversation with the tokenizer's template; EmailRLError if it fails or exceeds a limit."""
     try:
         with _bounded():
             text = tokenizer.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-    except Exception as error:  # it may raise whatever it likes
+    except Exception as error:  # it may raise anything
         line = " ".join(str(error).split())[:200]
         reason = line if isinstance(error, _TooLongError) else f"{type(error).__name__}: {line}"
         raise _failed(reason) from None
@@ -50,7 +50,7 @@ def apply_template(
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Look at the clock on every line of the template that runs; in any thread, on any system."""
+    """Check the clock on every executed template line; works in any thread, on any system."""
     end = time.monotonic() + MOST_SECONDS
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:

@@ -1,12 +1,11 @@
-"""The in-process engine: any full-attention ``transformers`` model, many conversations in one forward pass.
+"""The in-process engine: any full-attention ``transformers`` model, with continuous batching.
 
-Continuous batching. Every step of the loop first reads what is new (the prompts of conversations just admitted, the
-tool results of those whose turn just ended), then samples one token for every running conversation. A conversation
-whose turn ends asks ``advance`` for its next prompt at once and goes on where the keys and values of its earlier turns
-still lie. Members of a group read their common prompt once.
+Every step of the loop first prefills new tokens (prompts of newly admitted conversations, tool results of finished
+turns), then samples one token for every running conversation. When a turn ends, ``advance`` gives the next prompt at
+once, which reuses the KV cache of earlier turns. Members of a group read their common prompt once.
 
-The cache has a budget. Where it is full the latest conversations pause: they give their blocks back, and once there is
-room again their tokens are read anew and they go on as if nothing had been.
+The cache has a budget. When it is full, the latest conversations pause: they release their blocks, and once there is
+room again, their tokens are prefilled again and they continue with the same samples.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 Ended: TypeAlias = list[tuple[int, Completion]]
-"""What was sampled, and the place among the requests of the one that it began with."""
+"""A completion, and the index of the first request of its conversation."""
 
 
 class TransformersEngine:
-    """Samples from ``model``, a causal language model or a PEFT model around one: from its bare base until
-    ``load_adapter`` names a version.
+    """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
+    sets a version.
 
-    ``stop_ids`` end a completion, beside those of the model's generation config. At most ``max_rows`` conversations run
-    at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the
-    tokens of prompts that one pass reads, ``cache_bytes`` (None: ``default_budget``) the key-value cache.
-    ``cuda_graphs`` captures the decode steps of models with merged weights. The same requests give the same
-    completions.
+    ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
+    conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
+    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the
+    key-value cache. ``cuda_graphs`` captures the decode steps of models with merged weights. Identical requests give
+    identical completions.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class TransformersEngine:
         self._cache_bytes = cache_bytes
         self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self.weights.model.dtype))
         self._blocks = 0
-        """What the budget holds; the cache's own bound is lowered where memory runs out before."""
+        """Blocks within the budget; the cache's own limit is lowered if memory runs out first."""
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
         graphs = None
@@ -101,9 +100,9 @@ class TransformersEngine:
         return False
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on; cached keys are forgotten.
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache.
 
-        What fails leaves the version before.
+        On failure the previous version stays loaded.
         """
         self.release()
         self.weights.load(path)
@@ -119,28 +118,28 @@ class TransformersEngine:
             self.passes.graphs.forget()
 
     def resume(self) -> None:
-        """Nothing to do: the cache grows with the next requests."""
+        """Do nothing: the cache grows with the next requests."""
 
     def close(self) -> None:
         """Free the cache; the model belongs to the policy."""
         self.release()
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``. Raises EmailRLError where memory is too small for a trajectory by itself."""
+        """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
         ended: Ended = []
         self._set_budget(requests)
         try:
             with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
                 self._run(deque(enumerate(requests)), advance, ended)
         except BaseException:
-            self.schedule.clear()  # an interrupted step leaves rows half written, and tables too
+            self.schedule.clear()  # an interrupted step leaves rows and tables half-written
             raise
         if advance is None:
             ended.sort(key=lambda pair: pair[0])
         return [completion for _, completion in ended]
 
     def _set_budget(self, requests: Sequence[Request]) -> None:
-        """Settle how many blocks an empty cache may take; EmailRLError where a prompt needs more."""
+        """Set the block limit of an empty cache; EmailRLError if a prompt needs more."""
         if self.cache.is_empty:
             budget = self._cache_bytes or default_budget(device_of(self.weights.model))
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
@@ -155,7 +154,7 @@ class TransformersEngine:
 
     @property
     def window(self) -> int:
-        """Most tokens of a conversation: the context window, or what the whole cache holds."""
+        """Maximum tokens of a conversation: the context window, or the capacity of the whole cache."""
         return min(self.max_model_len, self._blocks * BLOCK)
 
     def _run(self, waiting: deque[tuple[int, Request]], advance: Advance | None, ended: Ended) -> None:
@@ -167,7 +166,7 @@ class TransformersEngine:
             return advance(completion) if advance is not None else None
 
         def begin(place: int, request: Request | None) -> Conversation | None:
-            """The next turn that has room for a token; turns without are ended, and their follow-ups asked for."""
+            """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
             while request is not None and len(request.prompt_ids) >= self.window:
                 tokens = len(request.prompt_ids)
                 self._tell_if_cut(tokens)
@@ -190,9 +189,9 @@ class TransformersEngine:
                     schedule.leave(conversation, keep=advance is None)
 
     def _pass(self) -> list[tuple[Conversation, str]]:
-        """Read what is new, then sample a token for every running conversation; returns those that ended, and why.
+        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why.
 
-        Where memory runs out, nothing is sampled and ``_start_over`` makes room.
+        If memory runs out, nothing is sampled and ``_start_over`` makes room.
         """
         try:
             if self.schedule.make_room():
@@ -207,7 +206,7 @@ class TransformersEngine:
         return []
 
     def _start_over(self) -> None:
-        """Read all that ran anew into an empty cache; a smaller one, if what ran filled most of the old one."""
+        """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
         schedule, cache = self.schedule, self.cache
         ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
         schedule.drop_kept()
@@ -235,7 +234,7 @@ class TransformersEngine:
         )
 
     def _tell_if_cut(self, tokens: int) -> None:
-        """Say so, once, where it is the cache and not the context window that ends a trajectory."""
+        """Report once if the cache, not the context window, ended a trajectory."""
         if tokens < self.max_model_len:
             self._tell(
                 f"A trajectory was truncated at {self.window} tokens, the size of the KV cache: "
@@ -243,7 +242,7 @@ class TransformersEngine:
             )
 
     def _tell(self, line: str) -> None:
-        """Report a line the first time."""
+        """Report a line once."""
         if line not in self._told:
             self._told.add(line)
             report(line)
@@ -263,6 +262,6 @@ class TransformersEngine:
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:
-    """The ids that end a completion by the model's generation config."""
+    """The stop ids of the model's generation config."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -1,4 +1,4 @@
-"""What a vLLM server answers, read strictly: whatever has another shape is an error that names the server.
+"""Strict parsing of vLLM server responses: an unexpected format is an error that names the server.
 
 Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
 """
@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from emailrl.errors import EmailRLError
 
 LONGEST = 200
-"""Characters of a server's own words that are passed on."""
+"""Maximum characters quoted from a server's error message."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ReplicaDown(Exception):
-    """The server cannot be reached, or says that it is not well, or something else answers in its place."""
+    """The server is unreachable or unhealthy, or something else answers in its place."""
 
 
 class _Answer(BaseModel):
@@ -48,13 +48,13 @@ class SampledLogprobs(_Answer):
 
 
 class PromptLogprob(_Answer):
-    """One token's entry at one place of the prompt."""
+    """One token's entry at one prompt position."""
 
     logprob: FiniteFloat
 
 
 class Choice(_Answer):
-    """One completion; ``prompt_logprobs`` holds a mapping by token id for each place, None for the first."""
+    """One completion; ``prompt_logprobs`` holds a mapping by token id for each position, None for the first."""
 
     token_ids: list[TokenId]
     logprobs: SampledLogprobs
@@ -76,8 +76,8 @@ A = TypeVar("A", bound=_Answer)
 def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     """A response's body as ``shape``.
 
-    Raises ReplicaDown for what is no JSON (the page of a proxy before a dead server), EmailRLError naming ``who`` and
-    the place for JSON of another shape.
+    Raises ReplicaDown for a body that is not JSON (a proxy's error page), EmailRLError naming ``who`` and the field for
+    JSON of another format.
     """
     try:
         return shape.model_validate_json(response.content)
@@ -93,7 +93,8 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
 
 
 def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) -> Choice:
-    """The one completion of a response, by the model ``name``, ids below ``vocabulary``; raises as ``read_answer``."""
+    """The only completion of a response, checked for model ``name`` and ids below ``vocabulary``; raises as
+    ``read_answer``."""
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
@@ -113,7 +114,7 @@ def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) 
 
 
 def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:
-    """The log-probabilities of ``ids[1:]``; EmailRLError where one is missing."""
+    """The log-probabilities of ``ids[1:]``; EmailRLError if one is missing."""
     entries = choice.prompt_logprobs or []
     found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
     values = [one.logprob for one in found if one is not None]
@@ -123,7 +124,7 @@ def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]
 
 
 def refusal(response: httpx.Response) -> str:
-    """The status of a response and the server's own reason, whole."""
+    """The status of a response and the server's full error message."""
     try:
         body: Any = json.loads(response.content)
     except (ValueError, RecursionError):

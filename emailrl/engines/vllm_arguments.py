@@ -1,4 +1,4 @@
-"""What vLLM in this process is started with, from the settings; no vLLM is needed to know it."""
+"""Engine arguments for in-process vLLM, from the settings; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ SET_BY = {
     "skip_tokenizer_init": "",
     "disable_log_stats": "",
 }
-"""Engine arguments that VLLM_ENGINE_ARGS may not set, by the setting that does; empty: emailrl depends on its value."""
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the
+value."""
 
 
 def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs``.
 
-    ``lora_rank`` is the largest rank to make room for; ``dtype`` a torch type's name; ``can_sleep`` says whether there
-    is a GPU. Log-probs are those after temperature, save where top-p or top-k would change them too
-    (``check_sampling``). The tokenizer stays out: ids go in, ids come out.
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``can_sleep`` says whether there is a
+    GPU. Log-probabilities are taken after temperature, unless top-p or top-k would change them too
+    (``check_sampling``). vLLM loads no tokenizer: ids in, ids out.
     """
     vllm, agent = settings.vllm, settings.agent
     arguments: dict[str, Any] = {
@@ -78,19 +79,19 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
     if Place.here().world > 1:
-        # One engine for each so many neighboring ranks, in the process group that the ranks have already.
+        # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | further_arguments(settings)
 
 
 def cache_bytes(settings: Settings) -> int | None:
-    """KV_CACHE_GIB in bytes; without it, vLLM derives it from free memory, which other processes change meanwhile."""
+    """KV_CACHE_GIB in bytes; without it, vLLM derives it from free memory, which other processes may change."""
     gib = settings.agent.kv_cache_gib
     return None if gib is None else int(gib * GIB)
 
 
 def further_arguments(settings: Settings) -> dict[str, Any]:
-    """The object in VLLM_ENGINE_ARGS; UsageError for anything else, and for arguments that emailrl sets itself."""
+    """The object in VLLM_ENGINE_ARGS; UsageError for any other value, and for arguments that emailrl sets itself."""
     text = settings.vllm.vllm_engine_args
     try:
         arguments = json.loads(text or "{}")
@@ -110,7 +111,7 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def as_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Engine arguments as flags of ``vllm serve``; None is left out."""
+    """Engine arguments as flags of ``vllm serve``, without None values."""
     flags = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -122,7 +123,7 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def lora_rank_limit(rank: int) -> int:
-    """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError where vLLM has none."""
+    """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError if vLLM has none."""
     for limit in LORA_RANKS:
         if rank <= limit:
             return limit
@@ -135,16 +136,16 @@ def adapter_rank(path: Path) -> int:
 
 
 def is_filtered(settings: Settings) -> bool:
-    """Whether training rollouts draw from part of the distribution only."""
+    """Whether training rollouts sample from a truncated distribution."""
     return settings.agent.top_p < 1 or settings.agent.top_k > 0
 
 
 def check_vllm(settings: Settings, *, trainable: bool) -> None:
-    """Raise for all that can be told before a model is loaded.
+    """Raise for every problem that can be detected before a model is loaded.
 
-    EmailRLError where vLLM is to run in this process and is missing; UsageError for addresses, paths and sampling that
-    cannot be used, for Unsloth's backend beside vLLM in process (its patches reach vLLM's model too), and for ranks of
-    a host that cannot be divided into engines.
+    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, paths and sampling settings,
+    for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that
+    cannot be divided into engines.
     """
     check_sampling(settings, trainable=trainable)
     read_path_map(settings.vllm.vllm_adapter_path_map)
@@ -170,9 +171,9 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
 
 
 def check_sampling(settings: Settings, *, trainable: bool) -> None:
-    """Raise UsageError for sampling whose log-probabilities vLLM cannot state as training needs them.
+    """Raise UsageError for sampling settings whose log-probabilities vLLM cannot return as training needs them.
 
-    It states them before temperature, or after temperature, top-p and top-k; training needs them in between.
+    It returns them before temperature, or after temperature, top-p and top-k; training needs them in between.
     """
     agent = settings.agent
     if is_filtered(settings) and agent.temperature not in (0, 1):
@@ -189,7 +190,7 @@ def check_sampling(settings: Settings, *, trainable: bool) -> None:
 
 
 def read_urls(text: str) -> list[str]:
-    """The servers' addresses, without ``/v1``, each once; UsageError for one that is no address."""
+    """The servers' unique addresses, without ``/v1``; UsageError for an invalid one."""
     urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
     for url in urls:
         if not re.match(r"https?://[^/]", url):
@@ -201,7 +202,7 @@ def read_urls(text: str) -> list[str]:
 
 
 def read_path_map(text: str) -> tuple[Path, Path] | None:
-    """``HERE=THERE`` as two absolute folders; None where nothing is set."""
+    """``HERE=THERE`` as two absolute folders; None if unset."""
     if not text:
         return None
     here, separator, there = text.partition("=")

@@ -1,11 +1,11 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
 
-Among several ranks, each VLLM_TENSOR_PARALLEL_SIZE neighbours hold one engine (vLLM's ``external_launcher``): all of
-them start and stop it together, and ask the same of it in the same order.
+With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
+they start and stop it together, and make the same calls in the same order.
 
-Adapters go in under a new id for each version and after each wake, never merged and never in place, and prove
-themselves by their log-probabilities before anything is sampled (``probe``): vLLM has served stale and damaged adapters
-(#42125, #53888). Follow-ups join the running batch in the step after their turn ended.
+Adapters are loaded under a new id for each version and after each wake, never merged or updated in place, and their
+log-probabilities are verified before sampling (``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
+Follow-ups join the running batch in the step after their turn ended.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from emailrl.policy.load import Policy
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that no other one holds the GPU
-    "VLLM_HOST_IP": "127.0.0.1",  # workers have hung at their start without it
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that no other process holds the GPU
+    "VLLM_HOST_IP": "127.0.0.1",  # workers have hung at startup without it
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to --json
@@ -42,10 +42,10 @@ ENVIRONMENT = {
 
 
 class VllmEngine:
-    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` names a version.
+    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version.
 
-    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank. What must hold
-    before is in ``vllm_arguments.check_vllm``.
+    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank.
+    ``vllm_arguments.check_vllm`` checks the preconditions.
     """
 
     def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
@@ -68,9 +68,9 @@ class VllmEngine:
         self.adapter_sha256: str | None = None
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it has proven itself.
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified.
 
-        Raises ProbeError where it does not, UsageError for a rank that there is no room for.
+        Raises ProbeError if verification fails, UsageError if its rank is too large.
         """
         self._path = None if path is None else path.absolute()
         self.version, self._proven = version, False
@@ -114,7 +114,7 @@ class VllmEngine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that prompt and completion may have together."""
+        """Maximum tokens of prompt and completion together."""
         return int(self._engine.model_config.max_model_len)
 
     def release(self) -> None:
@@ -124,22 +124,22 @@ class VllmEngine:
             self._engine.sleep(level=1)
 
     def resume(self) -> None:
-        """Wake; the adapter is loaded and proven anew before it samples."""
+        """Wake; the adapter is loaded and verified again before sampling."""
         if self._engine is not None and self._wake():
             self._engine.reset_prefix_cache()
             self._proven = False
 
     def close(self) -> None:
-        """Stop vLLM and give its memory back; a process in which it hangs ends (``bounded``).
+        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``).
 
-        It ends the process group of torch.distributed as well, so ranks have to leave each other first.
+        It also destroys the torch.distributed process group, so ranks must leave it first.
         """
         if self._engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         with bounded():
-            self._wake()  # what sleeps is not mapped: CUDA calls freeing that an invalid argument
+            self._wake()  # sleeping memory is unmapped: freeing it is an invalid argument to CUDA
             self._engine.engine_core.shutdown()
             self._engine, self._lora, self._proven = None, None, False
             gc.collect()
@@ -152,11 +152,11 @@ class VllmEngine:
         return bool(self._engine.model_config.enable_sleep_mode)
 
     def _wake(self) -> bool:
-        """Give vLLM its memory again where it sleeps; whether it did."""
+        """Wake vLLM if it sleeps; returns whether it did."""
         if not self._sleeps or not self._engine.is_sleeping():
             return False
         gc.collect()
-        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is needed now
+        torch.cuda.empty_cache()  # vLLM needs the memory cached by the trainer's allocator
         self._engine.wake_up()
         return True
 
@@ -188,8 +188,8 @@ class VllmEngine:
                 ) from error
 
     def _prove(self) -> None:
-        """Give vLLM the adapter in use under a new id, and compare its log-probabilities with the trainer's."""
-        self._probe.load(self._path)  # which also checks its files, before vLLM gets to see them
+        """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
+        self._probe.load(self._path)  # also checks its files before vLLM reads them
         self.adapter_sha256 = self._probe.adapter_sha256
         if self._engine is None:
             self._start()
@@ -269,13 +269,13 @@ def read_output(output: Any, request: Request, seconds: float) -> Completion:
 
 
 def logprobs_of(sampled: Any) -> list[float]:
-    """The log-probability of each sampled token."""
+    """The log-probabilities of the sampled tokens."""
     return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """vLLM seeds the process's global generators when it starts; a run's draws must not depend on it."""
+    """Restore the global generators, which vLLM seeds at startup; a run's draws must not depend on it."""
     import numpy as np
 
     python, numpy = random.getstate(), np.random.get_state()

@@ -1,6 +1,6 @@
-"""The vLLM servers of one engine: which take part, what they have loaded, and how they are reached.
+"""The vLLM servers of one engine: which are in use, what they have loaded, and how to reach them.
 
-Several threads use a fleet at once: rollouts and evaluations of different versions, each in an event loop of its own.
+Thread-safe: rollouts and evaluations of different versions run concurrently, each in its own event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from emailrl.remote.reply import Client
 from emailrl.settings import Settings
 
 LOOK_AGAIN = 2.0
-"""Seconds between looks at servers that are all away."""
+"""Poll interval in seconds while all servers are down."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Version:
     """An adapter as the servers know it, or the bare base model (``served`` and ``path`` are None)."""
 
     label: str
-    """What the trainer calls it."""
+    """The trainer's name for it."""
     served: str | None = None
     """Its name on the servers, never used for another adapter."""
     path: str | None = None
@@ -47,7 +47,7 @@ class Version:
 
 @dataclass
 class Fleet:
-    """The servers of VLLM_URLS. ``wait`` is how long all of them may be away before a rollout fails, in seconds."""
+    """The servers of VLLM_URLS. ``wait`` is how many seconds all of them may be down before a rollout fails."""
 
     replicas: list[Replica]
     probe: Probe
@@ -56,17 +56,17 @@ class Fleet:
     wait: float
     sampling: dict[str, float | int | bool] = field(default_factory=dict)
     _waiting: int = field(default=0, init=False)
-    """Calls that wait for any server: one tells of it."""
+    """Calls waiting for any server; only the first reports it."""
 
     @classmethod
     def of(cls, settings: Settings, probe: Probe) -> Fleet:
-        """The servers that the settings name, none of them asked yet."""
+        """The servers in the settings, not contacted yet."""
         vllm, agent = settings.vllm, settings.agent
         key = vllm.vllm_api_key.get_secret_value() if vllm.vllm_api_key else ""
         replicas = [Replica(url, key, most=agent.max_batch_trajectories) for url in read_urls(vllm.vllm_urls)]
         for replica in replicas:
             tell(replica.url, "policy", with_key=bool(key))
-        # The default of LITELLM_TIMEOUT suits chat servers that strangers share; it holds here if it was chosen.
+        # The default of LITELLM_TIMEOUT suits shared chat servers; it applies here only if set explicitly.
         given = "litellm_timeout" in settings.rewards.model_fields_set and "vllm_timeout" not in vllm.model_fields_set
         timeout = settings.rewards.litellm_timeout if given else vllm.vllm_timeout
         sampling = sampling_body(agent.temperature, agent.top_p, agent.top_k)
@@ -74,17 +74,17 @@ class Fleet:
 
     @property
     def alive(self) -> list[Replica]:
-        """The replicas that take part."""
+        """The replicas in use."""
         return [replica for replica in self.replicas if replica.alive]
 
     async def admit(
         self, client: httpx.AsyncClient, replicas: Collection[Replica], version: Version, *, again: bool
     ) -> None:
-        """Bring replicas to a version and let them prove it, those that cannot are left out; waits if none is left.
+        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
 
-        ``again`` means they were in use before: their return is news, and all may be away for a while. Only in the
-        trainer's thread: the probe asks the trainer's model. Raises EmailRLError where a replica refuses or mistakes
-        the adapter (naming it), or none is left.
+        ``again`` means they were in use before: their return is reported, and all may be down for a while. Call it only
+        in the trainer's thread, as the probe uses the trainer's model. Raises EmailRLError if a replica refuses the
+        adapter or fails the probe (naming it), or none is left.
         """
         before = {replica for replica in replicas if replica.alive}
         failures = await asyncio.gather(*(self._bring(client, replica, version) for replica in replicas))
@@ -100,7 +100,7 @@ class Fleet:
             await self.wait_for_any(client, version, why)
 
     async def wait_for_any(self, client: httpx.AsyncClient, version: Version, why: str) -> None:
-        """Wait until a replica that went away has come back, and give it the version; EmailRLError if none does."""
+        """Wait for an excluded replica to come back and load the version on it; EmailRLError if none does."""
         if self.wait and not self.alive and not self._waiting:
             because = f" ({why.rstrip('.')})" if why else ""
             report(f"No vLLM server is left{because}; waiting up to {self.wait:g} s for one to come back.")
@@ -118,9 +118,9 @@ class Fleet:
             self._waiting -= 1
 
     async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
-        """Bring a replica to a version that was proven before; returns why it is not well, None when it is.
+        """Load a previously verified version on a replica; returns why it failed, or None.
 
-        In any thread: its log-probabilities are compared with those the trainer's model had then.
+        Safe in any thread: its log-probabilities are compared with the recorded ones of the trainer's model.
         """
         return await self._bring(client, replica, version, expected=version.expected)
 
@@ -143,9 +143,9 @@ class Fleet:
         return None
 
     async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
-        """After a failed request: leave the replica out unless it says that it is well and lists its models.
+        """After a failed request, exclude the replica unless it is healthy and lists its models.
 
-        A proxy may answer ``/health`` with a page of its own.
+        Health alone is not enough: a proxy may answer ``/health`` with its own page.
         """
         try:
             await replica.check_health(client)
@@ -160,7 +160,7 @@ class Fleet:
             report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self.replicas)} remain.")
 
     async def unload(self, client: httpx.AsyncClient, *, kept: int, held: Collection[str | None] = ()) -> None:
-        """Unload all but the last ``kept`` versions, and those ``held`` or with requests under way."""
+        """Unload all versions but the last ``kept``, those ``held`` and those with requests in flight."""
         for replica in self.replicas:
             for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
                 if replica.alive and name not in held and not replica.in_flight[name]:
@@ -176,7 +176,7 @@ class Fleet:
         )
 
     def run(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
-        """Run ``act(client)`` in an event loop of its own."""
+        """Run ``act(client)`` in its own event loop."""
 
         async def acting() -> T:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -189,6 +189,6 @@ class Fleet:
 
 
 def room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:
-    """Tokens that may follow a prompt."""
+    """Maximum tokens after a prompt."""
     lengths = [length for length in (replica.max_model_len, max_model_len) if length is not None]
     return min(lengths, default=sys.maxsize) - prompt_tokens

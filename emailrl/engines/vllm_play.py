@@ -1,7 +1,7 @@
-"""One call of ``generate`` on vLLM servers: its conversations end on the version they began with.
+"""One call of ``generate`` on vLLM servers: its conversations keep the version they started with.
 
-Whatever is loaded meanwhile, every request names the adapter of its call. A server that was restarted and does not know
-it is given it again.
+Every request names the adapter of its call, whatever is loaded meanwhile. A restarted server that lacks the adapter
+gets it again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_fleet import Fleet, Version, room
 
 LONGEST_WAIT = 8.0
-"""Seconds; pauses between tries double from half a second, or follow ``Retry-After``, up to this."""
+"""Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a call samples, beside what its requests say."""
+    """Sampling options of a call, in addition to its requests'."""
 
     stop_ids: list[int]
     max_model_len: int | None
     conversations: int
-    """Most of them at a time."""
+    """Maximum concurrent conversations."""
     retries: int
 
 
@@ -49,7 +49,7 @@ class Play:
     _under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = field(default=None, init=False)
 
     def run(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
-        """See ``Engine.generate``. Raises EmailRLError when no replica is left, CancelledError after ``cancel``."""
+        """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
 
         async def playing(client: httpx.AsyncClient) -> list[Completion]:
             task = asyncio.current_task()
@@ -69,10 +69,10 @@ class Play:
             self._under_way = None
 
     def cancel(self) -> None:
-        """End the call under way, from another thread, and every later one."""
+        """Cancel the running call, from another thread, and every later one."""
         self._cancelled = True
         if (under_way := self._under_way) is not None:
-            with suppress(RuntimeError):  # it ended by itself
+            with suppress(RuntimeError):  # it has already ended
                 under_way[0].call_soon_threadsafe(under_way[1].cancel)
 
     async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
@@ -84,7 +84,7 @@ class Play:
         return completion
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
-        """Ask one replica after the other until one answers or the tries are used up."""
+        """Try one replica after another until one answers or the retries are used up."""
         failure, shunned, pause = "", None, 0.0
         for attempt in range(self.limits.retries + 1):
             await asyncio.sleep(min(LONGEST_WAIT, pause))
@@ -110,7 +110,7 @@ class Play:
             failure, shunned = replica.redact(f"HTTP {response.status_code}: {response.text}"), replica
             asked = retry_after(response)
             pause = 2.0 ** (attempt - 1) if asked is None else asked
-            if response.status_code == 404:  # restarted, it knows no adapters
+            if response.status_code == 404:  # a restarted server has no adapters
                 await self._restore(client, replica)
             elif response.status_code >= 500:
                 await self.fleet.examine(client, replica, failure)
@@ -121,7 +121,7 @@ class Play:
     async def _choose(
         self, client: httpx.AsyncClient, trajectory_id: str, shunned: Replica | None, failure: str
     ) -> Replica:
-        """The replica that holds the conversation's keys and values, else the least busy one."""
+        """The replica with the conversation's KV cache, else the least busy one."""
         if not self.fleet.alive:
             async with self._waiting:
                 await self.fleet.wait_for_any(client, self.version, failure)
@@ -133,7 +133,7 @@ class Play:
         return home
 
     async def _restore(self, client: httpx.AsyncClient, replica: Replica) -> None:
-        """Give a restarted replica the version again, once for all conversations that found it without."""
+        """Reload the version on a restarted replica, once for all affected conversations."""
         async with self._restoring.setdefault(replica, asyncio.Lock()):
             try:
                 lost = self.version.served not in await replica.models(client)

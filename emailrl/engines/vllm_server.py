@@ -1,9 +1,9 @@
 """One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
 
-An adapter is loaded on every replica, seen listed there and proven by its log-probabilities (``probe``) before anything
-is sampled from it; its hash stands on every completion. Conversations end on the version they began with, while later
-ones are loaded. A replica that dies is reported and left out, its requests go to the others, and it is taken in again
-once it is well and has proven the adapter.
+An adapter is loaded on every replica, checked to be listed there and verified by its log-probabilities (``probe``)
+before it is sampled from; every completion records its hash. Conversations keep the version they started with while
+later ones are loaded. A replica that dies is reported and excluded, its requests go to the others, and it is readmitted
+once it is healthy and its adapter is verified.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from emailrl.settings import Settings
 
 
 class VllmServers:
-    """Samples on the servers of ``settings.vllm.vllm_urls``, from their base model until ``load_adapter``."""
+    """Samples on the servers of ``settings.vllm.vllm_urls``, from their base model until ``load_adapter`` is called."""
 
     def __init__(self, settings: Settings, probe: Probe, stop_ids: Collection[int]) -> None:
         agent = settings.agent
         self._probe = probe
         self.fleet = Fleet.of(settings, probe)
-        # The default of ROLLOUT_CONCURRENCY suits chat servers that strangers share; it holds here if it was chosen.
+        # The default of ROLLOUT_CONCURRENCY suits shared chat servers; it applies here only if set explicitly.
         chosen = "rollout_concurrency" in agent.model_fields_set
         most = agent.rollout_concurrency if chosen else agent.max_batch_trajectories * len(self.fleet.replicas)
         self._limits = Limits(sorted(stop_ids), settings.model.max_model_len, most, settings.vllm.vllm_retries)
@@ -40,21 +40,21 @@ class VllmServers:
         self._path_map = read_path_map(settings.vllm.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._version: Version | None = None
-        """What new conversations sample from; None: nothing has been proven yet."""
+        """The version that new conversations sample from; None before the first is verified."""
         self._held: Counter[str | None] = Counter()
 
     @property
     def alive(self) -> list[Replica]:
-        """The replicas that take part."""
+        """The replicas in use."""
         return self.fleet.alive
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Load and prove the adapter in ``path`` on every replica that is well, under a name never used before.
+        """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before.
 
-        Conversations under way stay on theirs. Raises EmailRLError where a replica refuses or mistakes it (naming the
-        replica), or none is left; new conversations then go on with the version before.
+        Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
+        replica), or none is left; new conversations then keep using the previous version.
         """
-        self._probe.load(path)  # which also checks its files, before a server gets to see them
+        self._probe.load(path)  # also checks its files before a server reads them
         sha256 = self._probe.adapter_sha256
         new = Version(
             version,
@@ -73,21 +73,21 @@ class VllmServers:
         return Play(self.fleet, self._current(), self._limits).run(requests, advance)
 
     def pin(self) -> PinnedVersion:
-        """The version that is loaded now, as an engine of its own that stays on it."""
+        """An engine pinned to the version loaded now."""
         version = self._current()
         self._held[version.served] += 1
         return PinnedVersion(Play(self.fleet, version, self._limits), self._held)
 
     def release(self) -> None:
-        """Nothing to do: the servers have GPUs of their own."""
+        """Do nothing: the servers have their own GPUs."""
 
     def resume(self) -> None:
-        """Take in replicas again that were left out and are well now."""
+        """Readmit excluded replicas that are healthy again."""
         if self._version is not None and (away := [each for each in self.fleet.replicas if not each.alive]):
             self.fleet.run(partial(self.fleet.admit, replicas=away, version=self._version, again=True))
 
     def close(self) -> None:
-        """Unload this engine's adapters from the replicas that are well."""
+        """Unload this engine's adapters from the healthy replicas."""
         self.fleet.run(partial(self.fleet.unload, kept=0))
 
     def _current(self) -> Version:
@@ -97,7 +97,7 @@ class VllmServers:
         return self._version
 
     def _new_name(self, version: str, sha256: str) -> str:
-        """Run, version and content: never the name of another adapter, on no server, in no process."""
+        """A globally unique name, from run, version and content."""
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
         return f"emailrl-{self._run}-{plain}-{sha256[:12]}"
 
@@ -111,7 +111,7 @@ class VllmServers:
 
 
 class PinnedVersion:
-    """An engine that samples from one version, kept on the servers until ``close``, whatever is loaded beside it."""
+    """An engine pinned to one version, which stays on the servers until ``close``."""
 
     def __init__(self, play: Play, held: Counter[str | None]) -> None:
         self._play, self._held = play, held
@@ -121,9 +121,9 @@ class PinnedVersion:
         return self._play.run(requests, advance)
 
     def cancel(self) -> None:
-        """End what another thread generates here."""
+        """Abort generation running in another thread."""
         self._play.cancel()
 
     def close(self) -> None:
-        """Let the version go."""
+        """Release the version."""
         self._held[self._play.version.served] -= 1

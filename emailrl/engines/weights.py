@@ -1,8 +1,8 @@
 """The weights the in-process engine samples from: the trainer's frozen base plus the adapter of one version.
 
-Small models get merged weights in a model of their own, which decodes faster than base and adapter side by side: every
-version is W₀ + scale · B·A computed afresh from the frozen W₀, so nothing drifts. Large models lend themselves to the
-engine as they are, with the version's adapter switched on while it samples.
+Small models get a separate copy with merged weights, which decodes faster than base plus adapter: every version is W₀ +
+scale · B·A recomputed from the frozen W₀, so errors do not accumulate. Large models are used directly, with the
+version's adapter active while sampling.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SAMPLER_ADAPTERS = ("sampler-0", "sampler-1")
-"""Names beside the trainer's: a version is read under one while the other still holds the last."""
+"""Adapter names besides the trainer's: a version is loaded under one while the other still holds the last."""
 
 
 class Weights(Protocol):
-    """A model that computes with the weights of one version."""
+    """A model with the weights of one version."""
 
     model: PreTrainedModel
 
     def load(self, path: Path | None) -> None:
-        """Take the adapter in ``path``, or None: the bare base model. What fails leaves the weights as they were."""
+        """Load the adapter in ``path`` (None: the bare base model). On failure the weights are unchanged."""
         ...
 
     def active(self) -> AbstractContextManager[None]:
-        """While inside, ``model`` is this version in evaluation mode."""
+        """Context in which ``model`` has this version's weights and is in evaluation mode."""
         ...
 
 
 def sampling_weights(model: nn.Module) -> Weights:
-    """Merged weights of its own for a small model, the model itself for a large, quantized or sharded one."""
+    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     parameters = sum(parameter.numel() for parameter in base.parameters())
     quantized = getattr(base, "quantization_method", None) is not None
@@ -59,26 +59,26 @@ def sampling_weights(model: nn.Module) -> Weights:
 
 
 def adapter_sha256(path: Path) -> str:
-    """The hash that names an adapter on everything sampled from it."""
+    """The adapter hash recorded on everything sampled from it."""
     return hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
 
 
 class MergedWeights:
-    """A model that shares the frozen base's tensors, save those an adapter changes."""
+    """A model that shares the frozen base's tensors, except those an adapter changes."""
 
     def __init__(self, base: nn.Module) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         disable_fused(self.model)
         for name, module in list(self.model.named_modules()):
-            module._forward_hooks.clear()  # hooks of gradient checkpointing: they would ask for gradients here
+            module._forward_hooks.clear()  # gradient checkpointing hooks would require gradients here
             if isinstance(module, BaseTunerLayer):
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
         self._frozen: dict[str, Tensor] = {}
 
     def load(self, path: Path | None) -> None:
-        """Compute the version's weights from the frozen ones, in float32 then rounded once."""
+        """Compute the version's weights from the frozen ones in float32, rounded once."""
         frozen, merged = dict(self._frozen), {}
         if path is not None:
             lora = read_plain_lora(path, self.model)
@@ -91,7 +91,7 @@ class MergedWeights:
             self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
 
     def active(self) -> AbstractContextManager[None]:
-        """Nothing to switch: the model is the engine's own."""
+        """Do nothing: the engine owns the model."""
         return nullcontext()
 
     def _linear(self, name: str) -> nn.Linear:
@@ -99,14 +99,14 @@ class MergedWeights:
 
 
 class SharedWeights:
-    """The trainer's own model, with the version's adapter beside the one in training."""
+    """The trainer's own model, with the version's adapter next to the one in training."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: PreTrainedModel = model  # type: ignore[assignment]
         self._adapter: str | None = None
 
     def load(self, path: Path | None) -> None:
-        """Read the version's adapter under a name of its own; the trainer's stays untouched."""
+        """Load the version's adapter under a separate name; the trainer's is untouched."""
         if path is None:
             self._adapter = None
             return
@@ -123,7 +123,7 @@ class SharedWeights:
         training = model.training  # PEFT switches to evaluation when it loads
         stale = name
         try:
-            _delete(model, name)  # of a version before a bare one
+            _delete(model, name)  # left from a version before a bare one
             model.load_adapter(str(path), adapter_name=name)
             stale = next(other for other in SAMPLER_ADAPTERS if other != name)
         finally:
@@ -132,7 +132,7 @@ class SharedWeights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Switch to evaluation and to the version's adapter; put everything back afterwards."""
+        """Switch to evaluation mode and the version's adapter; restore both afterwards."""
         training = self.model.training
         self.model.eval()
         try:
@@ -158,7 +158,7 @@ def _delete(model: PeftModel, adapter: str) -> None:
 
 
 def check_full_attention(config: Any) -> None:
-    """Raise EmailRLError for models that keep other state than keys and values of all tokens."""
+    """Raise EmailRLError for models with state other than the keys and values of all tokens."""
     layer_types = getattr(config, "layer_types", None)
     sliding = getattr(config, "sliding_window", None) if layer_types is None else None
     if sliding or any(kind != "full_attention" for kind in layer_types or ()):
@@ -169,5 +169,5 @@ def check_full_attention(config: Any) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the inputs of a model go."""
+    """The device of a model's inputs."""
     return next(model.parameters()).device

@@ -1,9 +1,8 @@
-"""The token audit: proof, turn by turn, that the ids to be trained are the ids that were sampled.
+"""The token audit: verifies, turn by turn, that the trained ids are the sampled ids.
 
-The turns keep what the engine handed back; the samples keep what training will read. The audit walks both side by side:
-every masked run of ids must be the completions of successive turns, id by id and log-probability by log-probability,
-and nothing sampled may be missing. The weights that sampled a turn stand on it; turns of other weights than the first's
-must have been counted.
+Turns keep the engine's output; samples keep what training will read. The audit compares both: every masked run of ids
+must be the completions of successive turns, with equal ids and log-probabilities, and no sampled id may be missing.
+Each turn records the weights that sampled it; turns whose weights differ from the first turn's must have been counted.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from emailrl.trajectory import TokenSample, Trajectory
 
 
 class TokenDriftError(EmailRLError):
-    """An id or log-probability that would be trained is not what the policy sampled."""
+    """An id or log-probability to train differs from what the policy sampled."""
 
 
 def audit(trajectory: Trajectory) -> int:
     """Check every trained token of a trajectory; returns their number.
 
-    Raises TokenDriftError naming turn and position. A trajectory without samples (a chat engine's) has nothing to
-    prove and returns 0.
+    Raises TokenDriftError naming turn and position. Returns 0 for a trajectory without samples (from a chat engine).
     """
     if not trajectory.samples:
         return 0
@@ -53,7 +51,7 @@ def audit(trajectory: Trajectory) -> int:
 
 
 def stale_turns(trajectory: Trajectory) -> int:
-    """How many turns were sampled by other weights than those the trajectory is stamped with."""
+    """How many turns were sampled by weights other than those recorded on the trajectory."""
     stamp = trajectory.policy_version, trajectory.adapter_sha256
     return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
 
@@ -61,7 +59,7 @@ def stale_turns(trajectory: Trajectory) -> int:
 def _trained(
     trajectory: Trajectory, number: int, sample: TokenSample, starts: set[int], before: int
 ) -> list[tuple[int, float | None]]:
-    """The masked (id, log-probability) pairs of a sample; adds to ``starts`` where runs of them begin."""
+    """The masked (id, log-probability) pairs of a sample; adds the start of each run to ``starts``."""
     if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
         raise _drift(trajectory, f"sample {number}: ids, mask and log-probabilities differ in length")
     trained: list[tuple[int, float | None]] = []

@@ -21,18 +21,15 @@ if TYPE_CHECKING:
 
 
 class Scores(Protocol):
-    """What the collector asks of ``rewards.Scorer``."""
+    """The part of ``rewards.Scorer`` that the collector uses."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Fill rewards in place."""
+        """Set rewards in place."""
         ...
 
 
 class Collector(Player):
-    """Plays scenarios and scores what came of it.
-
-    ``team`` plays in this player's place, where there is one.
-    """
+    """Plays scenarios and scores the trajectories. ``team``, if given, plays instead of this process's player."""
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class Collector(Player):
         self.team: Plays | None = None
 
     def on(self, engine: Engine) -> Collector:
-        """The same collector, sampling from another engine."""
+        """The same collector with another engine."""
         other = copy.copy(self)
         other.engine = engine
         return other
@@ -68,12 +65,13 @@ class Collector(Player):
         progress: Callable[[Trajectory], None] | None = None,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> list[TrajectoryGroup]:
-        """Roll out every scenario ``group_size`` times and score what came of it; one group for each, in their order.
+        """Roll out every scenario ``group_size`` times and score the rollouts; returns one group per scenario, in
+        order.
 
-        ``temperature`` None takes that of training rollouts. What a trajectory samples depends on seed, step, label,
-        scenario and its number in the group alone. An exception in one trajectory is recorded in it; ``progress`` hears
-        of each one as it ends, before it is scored. Those ``played`` before, by id, take their places again, and are
-        scored where they have no reward. Raises TokenDriftError when the token audit fails.
+        ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step, label,
+        scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is called
+        with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
+        have no reward. Raises TokenDriftError if the token audit fails.
         """
         groups = self._empty_groups(scenarios, group_size, step, split_label, played)
         everything = [trajectory for group in groups for trajectory in group.trajectories]
@@ -102,9 +100,9 @@ class Collector(Player):
         label: str,
         played: Mapping[str, Trajectory],
     ) -> list[TrajectoryGroup]:
-        """Groups of trajectories, unplayed but for those ``played``.
+        """Groups of trajectories, empty except for those already ``played``.
 
-        A scenario that comes twice in one step gets a group each time.
+        A scenario that occurs twice in one step gets two groups.
         """
         times: Counter[str] = Counter()
         groups = []
@@ -137,7 +135,7 @@ def build_collector(
     run_id: str = "",
     make_environment: MakeEnvironment | None = None,
 ) -> Collector:
-    """A collector that plays as ``build_player`` says; raises as that does."""
+    """A collector whose player comes from ``build_player``; raises the same errors."""
     from emailrl.rewards.build import build_scorer
 
     player = build_player(settings, policy, engine, make_environment=make_environment)
@@ -153,7 +151,7 @@ def build_collector(
 
 
 def build_chat_collector(settings: Settings, *, scorer: Scores | None = None) -> Collector:
-    """A collector that plays with the chat server of ``settings.openai``, without a policy; its engine is to be closed.
+    """A collector that uses the chat server of ``settings.openai``, without a policy; the caller closes its engine.
 
     Raises UsageError for an environment that cannot be loaded, or a missing key.
     """

@@ -1,7 +1,7 @@
-"""What is played is on disk as each trajectory ends, so that whatever ends the process costs only those under way.
+"""Saves each trajectory as it ends, so that an interrupted process loses only the unfinished ones.
 
-A file of trajectories is appended to as they end, unscored, and written anew in order once they are scored. The
-conditions under which they are played stand in a file of their own; only under the same ones is the rest played.
+Unscored trajectories are appended to a file as they end; once scored, the file is rewritten in order. Their conditions
+are kept in a separate file, and only a process with the same conditions may resume.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
 def playing_conditions(settings: Settings, scenarios: Sequence[Scenario], *, temperature: float) -> Record:
-    """What decides how questions are played and scored, the policy itself apart; without secrets."""
+    """Everything that determines how questions are played and scored, except the policy; without secrets."""
     agent, rewards, db = settings.agent, settings.rewards, settings.store.db
     asks_judge = uses_judge(rewards)
     return {
@@ -67,19 +67,19 @@ def _template_hash(path: Path | None) -> str | None:
 
 
 class Busy(EmailRLError):
-    """Another process plays under the same conditions file."""
+    """Another process holds the same conditions file."""
 
 
 class Conditions:
-    """A file that says under which conditions trajectories are played, held against other processes until ``close``.
+    """A file of the conditions under which trajectories are played, locked against other processes until ``close``.
 
-    The place is claimed at once, before anything is loaded or played; where nothing is played it is as it was before.
+    The file is locked immediately, before anything is loaded or played; if nothing is played, it stays unchanged.
     """
 
     def __init__(self, path: Path, now: Record, *, resume: bool) -> None:
-        """Of a ``resume`` compare with what is there: UsageError where that is nothing, or something else.
+        """With ``resume``, compare with the existing file: UsageError if it is missing or differs.
 
-        Raises Busy where another process plays. Else what is there stays until something is played.
+        Raises Busy if another process holds it. An existing file stays until something is played.
         """
         self.path = path
         self._now = json.loads(json.dumps(now))
@@ -91,7 +91,7 @@ class Conditions:
         try:
             self._hold()
             self.is_new = os.fstat(self._held_descriptor).st_size == 0
-            """Whether nobody has played under the file before."""
+            """Whether nothing was played under the file before."""
             if resume:
                 self._compare()
             elif self.is_new:
@@ -101,18 +101,18 @@ class Conditions:
             raise
 
     def note(self) -> None:
-        """Keep them: something is played under them."""
+        """Keep the conditions: something is played under them."""
         if not self._stands:
             self._write()
         self._idle = False
 
     def close(self) -> None:
-        """Let other processes play."""
+        """Release the lock."""
         if self._held is None:
             return
         if self._idle:
             self.path.unlink(missing_ok=True)
-            with suppress(OSError):  # something else is in them
+            with suppress(OSError):  # the folders are not empty
                 for folder in self._new_folders:
                     folder.rmdir()
         self._held.close()
@@ -132,7 +132,7 @@ class Conditions:
         return self._held.fileno()
 
     def _hold(self) -> None:
-        """Open the file, made where it is missing, and lock it."""
+        """Open the file, creating it if missing, and lock it."""
         if not self._resumed:
             self._new_folders = [folder for folder in self.path.parents if not folder.exists()]
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class Conditions:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._held.fileno()), self.path.stat()):
                     return
-            self._held.close()  # its process took it away, as nothing was played under it
+            self._held.close()  # its process removed it, as nothing was played under it
 
     def _open(self, path: str, flags: int) -> int:
         return os.open(path, flags if self._resumed else flags | os.O_CREAT, 0o666)
@@ -173,12 +173,12 @@ class Conditions:
 
 
 def nothing_to_resume(path: Path) -> UsageError:
-    """The error where a file of conditions is missing."""
+    """The error for a missing conditions file."""
     return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.")
 
 
 def differences(path: Path, now: Record) -> list[str]:
-    """In words, what the file of conditions says otherwise than ``now``; UsageError where it cannot be read."""
+    """Describe how the conditions file differs from ``now``; UsageError if it cannot be read."""
     try:
         then = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -188,14 +188,14 @@ def differences(path: Path, now: Record) -> list[str]:
 
 
 class Journal:
-    """A file of trajectories as they are played; without ``conditions`` (a pipe has none) only written in the end."""
+    """A file of trajectories, saved as they are played; without ``conditions`` (a pipe), written only at the end."""
 
     def __init__(self, path: Path, conditions: Conditions | None, *, resume: bool) -> None:
-        """With ``resume`` what the file holds counts as played, but for rollouts that raised; else its first trajectory
-        replaces it."""
+        """With ``resume``, the file's trajectories count as played, except rollouts that raised; else the first
+        trajectory replaces the file."""
         self.path = path
         self.trajectories: dict[str, Trajectory] = {}
-        """What has been played, by id."""
+        """Played trajectories, by id."""
         self._conditions = conditions
         self._resumed = resume
         self._writer: TrajectoryWriter | None = None
@@ -206,24 +206,24 @@ class Journal:
             }
         for trajectory in self.trajectories.values():
             if not _is_over(trajectory):
-                trajectory.exception = None  # why it got no reward then
+                trajectory.exception = None  # the reason it got no reward
 
     @property
     def unscored(self) -> list[Trajectory]:
-        """Those that nobody has tried to score yet."""
+        """Trajectories that no one has tried to score yet."""
         return [each for each in self.trajectories.values() if not each.reward_terms and each.exception is None]
 
     @property
     def scored(self) -> list[Trajectory]:
-        """The others: with a reward, or with the exception that stands for it."""
+        """The others: with a reward, or an exception instead of one."""
         return [each for each in self.trajectories.values() if each.reward_terms or each.exception is not None]
 
     def is_whole(self, count: int) -> bool:
-        """Whether so many have been played and scored."""
+        """Whether this many have been played and scored."""
         return len(self.trajectories) == count and all(map(_is_over, self.trajectories.values()))
 
     def append(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory that has ended."""
+        """Save a trajectory that has ended."""
         self.trajectories[trajectory.id] = trajectory
         if self._conditions is None:
             return
@@ -235,7 +235,7 @@ class Journal:
         self._writer.append(trajectory)
 
     def finish(self, place: Callable[[Trajectory], Any] = lambda _: 0) -> None:
-        """Put all of them, as they now are, where they were kept: in the order of ``place``, or as they ended."""
+        """Rewrite the file with the current trajectories, in the order of ``place``, or as they ended."""
         self.trajectories = {each.id: each for each in sorted(self.trajectories.values(), key=place)}
         if self._writer is not None:
             self._writer.close()
@@ -245,12 +245,12 @@ class Journal:
 
 
 def _is_over(trajectory: Trajectory) -> bool:
-    """Whether nothing is left to do: it has its reward, or the rollout itself raised."""
+    """Whether a trajectory is complete: it has its reward, or its rollout raised."""
     return bool(trajectory.reward_terms) or trajectory.stop_reason is StopReason.EXCEPTION
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
-    """One difference; of hashes and lists only that they differ."""
+    """One difference; for hashes and lists, only that they differ."""
     words = name.removesuffix("_sha256").replace("_", " ")
     for value in (then, now):
         if isinstance(value, dict | list) or (isinstance(value, str) and re.fullmatch("[0-9a-f]{16,}", value)):

@@ -1,4 +1,4 @@
-"""Play trajectories: each on its scenario's mailbox, all with one engine; audited, not scored."""
+"""Play trajectories, each on its scenario's mailbox, all with one engine; audited but not scored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
 
 
 class Plays(Protocol):
-    """What plays trajectories: this process, or several."""
+    """Interface for playing trajectories, in this process or several."""
 
     def play(
         self,
@@ -34,10 +34,10 @@ class Plays(Protocol):
         seed: int,
         progress: Callable[[Trajectory], None] | None = None,
     ) -> Sequence[Trajectory]:
-        """Play those that are empty but for their ids and stamps; returns them as they ended.
+        """Play trajectories that hold only ids and metadata; returns them in order of completion.
 
-        What a trajectory samples depends on ``seed`` and its id alone. An exception in one is recorded in it;
-        ``progress`` hears of each as it ends. Raises TokenDriftError when the token audit fails.
+        A trajectory's samples depend only on ``seed`` and its id. An exception in one is recorded in it; ``progress``
+        is called with each one as it ends. Raises TokenDriftError if the token audit fails.
         """
         ...
 
@@ -45,7 +45,7 @@ class Plays(Protocol):
 class Player:
     """Plays with one engine. ``renderer`` is None for chat engines.
 
-    ``make_environment`` says what is played on a scenario's mailbox in ``db``; by default the mail agent.
+    ``make_environment`` creates the environment on a scenario's mailbox in ``db``; the mail agent by default.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Player:
         seed: int,
         progress: Callable[[Trajectory], None] | None = None,
     ) -> Sequence[Trajectory]:
-        """See ``Plays.play``; the trajectories are filled in place."""
+        """See ``Plays.play``; trajectories are filled in place."""
         with ExitStack() as opened:
             run(
                 [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
@@ -89,7 +89,7 @@ class Player:
         return trajectories
 
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
-        """What is played for a scenario, on its mailbox, which is closed with ``opened``."""
+        """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
         from emailrl.store import open_mailbox
 
         agent = self.settings.agent
@@ -109,8 +109,8 @@ def build_player(
 ) -> Player:
     """A player on ``settings.store.db`` that renders with the policy's own tokenizer and template.
 
-    What is played, and with which tools, ``settings.agent.environment`` says; ``make_environment`` takes its place,
-    with the mail tools. Raises UsageError for an environment that cannot be loaded.
+    ``settings.agent.environment`` sets the environment and its tools; ``make_environment`` overrides it and uses the
+    mail tools. Raises UsageError for an environment that cannot be loaded.
     """
     from emailrl.engines.renderer import ChatRenderer
 

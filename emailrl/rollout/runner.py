@@ -1,8 +1,8 @@
-"""Rollouts: environments and one engine, many conversations at once, each at its own pace.
+"""Rollouts: many environments on one engine, each conversation at its own pace.
 
-The runner keeps each conversation's tokens as they are produced. Sampled ids go into the sample with mask 1, ids of
-prompts and tool results with mask 0; no text is ever tokenized a second time. Where a chat template does not extend the
-conversation so far, a new sample begins with the whole new prompt.
+The runner records each conversation's tokens as they are produced. Sampled ids enter the sample with mask 1, ids of
+prompts and tool results with mask 0; no text is tokenized twice. If a chat template does not extend the conversation so
+far, a new sample begins with the whole new prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Step(Protocol):
-    """What an environment made of one assistant message (``environment.mail_env.StepResult``)."""
+    """The outcome of one assistant message (``environment.mail_env.StepResult``)."""
 
     messages: list[Message]
     done: bool
@@ -32,7 +32,7 @@ class Step(Protocol):
 
 
 class Environment(Protocol):
-    """One scenario to be played once. Its ``rubric`` (a dict or a dataclass), ``final_answer``
+    """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer``
     and ``final_sources`` are read if it has them."""
 
     scenario: Scenario
@@ -42,7 +42,7 @@ class Environment(Protocol):
         ...
 
     def step(self, message: Message) -> Step:
-        """Play the assistant's message."""
+        """Process the assistant's message."""
         ...
 
 
@@ -57,16 +57,16 @@ def run(
     progress: Callable[[Trajectory], None] | None = None,
     stale_allowed: bool = False,
 ) -> list[Trajectory]:
-    """Play every environment to its end; returns one trajectory for each, in their order.
+    """Play every environment to its end; returns one trajectory per environment, in order.
 
     ``seeds`` has one seed for each environment; turn ``t`` samples with a seed derived from it. ``trajectories``
-    (empty, with their ids and stamps) are filled in place; without them plain ones are made. ``renderer`` is None for
-    chat engines, whose trajectories have no samples. ``progress`` hears of each trajectory as it ends. A trajectory
-    whose weights change between two turns is ended by an exception, or with ``stale_allowed`` goes on; either way the
-    turns of other weights than the first's are counted (``rubric["stale_turns"]``).
+    (empty, with ids and metadata) are filled in place; by default new ones are created. ``renderer`` is None for chat
+    engines, whose trajectories have no samples. ``progress`` is called with each trajectory as it ends. If the weights
+    change between two turns, the trajectory ends with an exception, or continues with ``stale_allowed``; either way,
+    turns whose weights differ from the first turn's are counted (``rubric["stale_turns"]``).
 
-    An exception inside an environment, or an engine's error for one request, ends that trajectory alone and is recorded
-    in its ``exception``; anything else the engine raises, and KeyboardInterrupt, passes through.
+    An exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded
+    in its ``exception``; other engine exceptions and KeyboardInterrupt propagate.
     """
     if trajectories is None:
         trajectories = [
@@ -88,20 +88,20 @@ def run(
 
 
 class StaleSpanError(RuntimeError):
-    """A trajectory's turns were sampled by different weights."""
+    """The turns of a trajectory were sampled by different weights."""
 
     def __init__(self, first: str, now: str) -> None:
         super().__init__(f"the policy changed from {first} to {now} mid-trajectory")
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from what identifies a draw, so that it depends on nothing else (order, batch, process)."""
+    """A 63-bit seed derived from the draw's identity alone, not from order, batch or process."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 class _Rollout:
-    """One environment and its conversation."""
+    """An environment and its conversation."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class _Rollout:
         self.text = ""
 
     def begin(self) -> Request | None:
-        """The first request; None when the environment would not start."""
+        """The first request; None if the environment failed to start."""
         return self._guarded(self._begin)
 
     def advance(self, completion: Completion) -> Request | None:
-        """Take a completion, play it, and return the next request; None when the trajectory is over."""
+        """Process a completion and return the next request; None when the trajectory is over."""
         return self._guarded(lambda: self._advance(completion))
 
     def _guarded(self, act: Callable[[], Request | None]) -> Request | None:
@@ -187,7 +187,7 @@ class _Rollout:
         return self._request()
 
     def _read(self, completion: Completion) -> Message:
-        """The assistant's message; on the way, its ids enter the sample."""
+        """The assistant's message; also adds its ids to the sample."""
         if self.renderer is None:
             if completion.message is None:
                 raise RuntimeError("the engine returned neither a message nor anything to render it with")
@@ -220,7 +220,7 @@ class _Rollout:
         )
 
     def _stamp(self, completion: Completion) -> None:
-        """One trajectory, one policy: the stamp of its first completion holds for all; what differs is counted."""
+        """Record the first completion's weights for the trajectory; count turns that differ."""
         trajectory = self.trajectory
         stamp = (completion.policy_version, completion.adapter_sha256)
         if not trajectory.turns:
@@ -231,7 +231,7 @@ class _Rollout:
                 raise StaleSpanError(trajectory.policy_version, stamp[0])
 
     def _finish(self) -> None:
-        """Copy the environment's verdict and hand the trajectory over."""
+        """Copy the environment's verdict and report the trajectory."""
         trajectory = self.trajectory
         rubric = getattr(self.environment, "rubric", None) or {}
         trajectory.rubric = dict(rubric) if isinstance(rubric, dict) else asdict(rubric)
@@ -241,7 +241,7 @@ class _Rollout:
         trajectory.rubric["completion_tokens"] = sum(turn.completion_tokens for turn in trajectory.turns)
         trajectory.final_answer = getattr(self.environment, "final_answer", None)
         trajectory.final_sources = list(getattr(self.environment, "final_sources", ()))
-        # Its own time: what it waited for a free row of the engine says nothing about the policy.
+        # Exclude the time it waited for a free row in the engine, which says nothing about the policy.
         trajectory.seconds = sum(turn.seconds + turn.tool_seconds for turn in trajectory.turns)
         if self.progress is not None:
             self.progress(trajectory)
