@@ -1,4 +1,4 @@
-"""The agent as a library: a model, a tokenizer and a mailbox, one question at a time, by the loop that training uses.
+"""The agent as a library: answers one question at a time from a mailbox, with the rollout loop of training.
 
 from emailrl import EmailAgent
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the agent found; ``trajectory`` holds every turn and token."""
+    """The agent's answer; ``trajectory`` holds every turn and token."""
 
     answer: str | None
-    """None where it gave none: it ran out of turns, or called a tool wrongly (``stop_reason`` says which)."""
+    """None without an answer: it ran out of turns, or made an invalid tool call (see ``stop_reason``)."""
     sources: list[str]
-    """Ids of the mails it cites."""
+    """Ids of the cited emails."""
     emails: list[Email]
-    """The cited emails that the mailbox holds."""
+    """The cited emails that exist in the mailbox."""
     stop_reason: StopReason | None
     trajectory: Trajectory
 
@@ -52,11 +52,11 @@ class EmailAgent:
     """Answers questions from mailboxes with one policy.
 
     ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
-    ``nano``, a folder, a hub name, or the folder of an adapter, which plays on the base it names; with the engine
+    ``nano``, a folder, a hub name, or the folder of an adapter, which is loaded on its base model; with the engine
     ``openai``, the name of a model on the chat server. ``config`` is a ``Settings``, or a mapping of setting names
-    (``db``, ``max_turns``, ``eval_temperature``) laid over environment and ``emailrl.toml``. Decoding is that of
-    evaluation. The weights are read once, here: changes to them later are not seen. Import emailrl before torch, which
-    reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers then come several times as fast.
+    (``db``, ``max_turns``, ``eval_temperature``) that override the environment and ``emailrl.toml``. Decoding is that
+    of evaluation. The weights are read once, here: later changes have no effect. Import emailrl before torch, which
+    reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are then several times as fast.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class EmailAgent:
     ) -> Answer:
         """Search ``inbox`` for the answer to ``question``.
 
-        ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's today, and hides mail of that day and later; without it the
-        agent sees all mail, and its today is the real date, or that of the newest email if the database ends before.
-        ``report`` is called after each step. Raises UsageError for an inbox that no mail of the database names,
-        EmailRLError for a missing database or where the rollout itself failed.
+        ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current date, and hides email of that day and later; without
+        it the agent sees all email, and its date is today, or that of the newest email if the database ends before.
+        ``report`` is called after each step. Raises UsageError for an inbox that no email in the database names,
+        EmailRLError for a missing database or a failed rollout.
         """
         from emailrl.engines import SamplingParams
         from emailrl.environment.custom import mail_agent
@@ -125,7 +125,7 @@ class EmailAgent:
         return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Release the engine's resources."""
         self._engine.close()
 
 
@@ -153,7 +153,7 @@ def _name_on_server(model: object) -> str:
 
 
 def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
-    """A model by its name, or the folder of an adapter on the base that it names."""
+    """A model by name, or an adapter's folder, loaded on its base model."""
     from emailrl.engines.opened import open_policy
     from emailrl.policy.adapter import CONFIG, find_adapter
 
@@ -164,7 +164,7 @@ def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
 
 
 def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> OpenPolicy:
-    """A model as it is, its active adapter included."""
+    """A model as given, including its active adapter."""
     from peft import PeftModel
 
     from emailrl.engines import build_engine
@@ -172,7 +172,7 @@ def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings:
     from emailrl.policy.load import Policy
     from emailrl.policy.resolve import with_token_limit
 
-    if "unsloth" in sys.modules:  # its forward takes no cache but its own: engines sample from the twin of its model
+    if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
         patched = settings.model.model_copy(update={"backend": "unsloth"})
         settings = settings.model_copy(update={"model": patched})
     settings = with_token_limit(settings, model)
@@ -181,7 +181,7 @@ def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings:
     policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)
     if isinstance(model, PeftModel):
-        # Engines take adapters from folders only: one way in, and the hash on every trajectory is that of a file.
+        # Engines load adapters only from folders, so that the hash on every trajectory is a file's.
         adapter = model.active_adapter
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)

@@ -1,7 +1,7 @@
-"""Policies on the test split, side by side: intervals, and whether they differ by more than luck.
+"""Compares policies on the test split: intervals and significance of differences.
 
-Every policy plays the same questions with the same draws, so that two of them differ question by question; their
-accuracies are compared by an exact paired test: of one sample a question McNemar's, of several the sign-flip test.
+Every policy plays the same questions with the same seeds, so that results are paired by question; accuracies are
+compared with an exact paired test: McNemar's for one sample per question, the sign-flip test for several.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Progress = Callable[["Subject", Trajectory], None]
-"""Hears of each trajectory as it ends, before it is scored; in a resumed benchmark first of those played before."""
+"""Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
 
 
 def run_benchmark(
@@ -60,11 +60,11 @@ def run_benchmark(
 ) -> Report:
     """Measure every subject and write results, per-question rows and trajectories into ``out``.
 
-    Trajectories are on disk as they end. With ``resume`` those in ``out`` are not played again unless they raised, and
-    scored where they were not; UsageError where they were played under other conditions, or where ``out`` holds a
-    benchmark and neither ``resume`` nor ``overwrite`` is given; Busy where another process plays there.
-    After KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
-    EmailRLError where every question of a subject raised.
+    Trajectories are saved as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored
+    if they were not; UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither
+    ``resume`` nor ``overwrite`` is given; Busy if another process uses ``out``. After KeyboardInterrupt the questions
+    finished so far are scored, written and reported as ``interrupted``. Raises EmailRLError if every question of a
+    subject raised.
     """
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
@@ -101,7 +101,7 @@ def _measure(
     journals: Mapping[str, Journal],
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
-    """Play what is left to be played; the results in the order of the subjects, and whether it was interrupted."""
+    """Play the remaining questions; returns the results by subject, and whether it was interrupted."""
     place = {scenario.id: number for number, scenario in enumerate(scenarios)}
     num_trajectories = len(scenarios) * settings.benchmark.bench_samples
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
@@ -136,7 +136,7 @@ def _play(
     journal: Journal,
     progress: Progress | None,
 ) -> None:
-    """Play and score the questions that the journal does not hold."""
+    """Play and score the questions missing from the journal."""
 
     def ended(trajectory: Trajectory) -> None:
         journal.append(trajectory)
@@ -177,6 +177,6 @@ def _conditions(settings: Settings) -> dict[str, Any]:
 
 
 def _slug(label: str) -> str:
-    """A file name for a subject: of a path its last two parts, the run and its checkpoint."""
+    """A file name for a subject: for a path its last two parts, run and checkpoint."""
     short = "-".join(Path(label).parts[-2:])
     return re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-.")[-60:] or "model"

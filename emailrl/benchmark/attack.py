@@ -1,4 +1,5 @@
-"""A benchmark under attack: every policy plays the same questions a second time, on mails that give it orders."""
+"""A benchmark under attack: every policy plays the same questions a second time, on emails with injected
+instructions."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def same_policy(first: Subject, second: Subject) -> bool:
-    """Whether two subjects differ in nothing but attack and label."""
+    """Whether two subjects differ only in attack and label."""
     return (first.model_name, first.adapter) == (second.model_name, second.adapter)
 
 
 def attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """``attacked``, and for each kind of order how many trajectories saw one and which share of them obeyed.
+    """``attacked``, and per kind of order, how many trajectories saw one and the share that obeyed.
 
-    The share has its Wilson 95 % interval; without attack, and where no trajectory saw an order of the kind, all three
-    are None. Trajectories that raised do not count.
+    The share has its Wilson 95 % interval; without attack, or if no trajectory saw an order of the kind, all three are
+    None. Trajectories that raised do not count.
     """
     record: dict[str, Any] = {"attacked": subject.attacked}
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""What a benchmark was begun with, and which of those begun is to be resumed."""
+"""The conditions of a started benchmark, and which one to resume."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 CONDITIONS = "conditions.json"
-"""What a benchmark was begun with: the file by which it is told and resumed."""
+"""The conditions of a started benchmark: the file that identifies it for resuming."""
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a benchmark was begun in the folder and not played to its end."""
+    """Whether the folder holds an unfinished benchmark."""
     if not (folder / CONDITIONS).is_file():
         return False
     try:
@@ -32,13 +32,13 @@ def is_unfinished(folder: Path) -> bool:
 def to_resume(
     begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings
 ) -> Path:
-    """Of the folders ``begun``, the oldest first, the newest begun under these conditions; else the newest."""
+    """The newest of the folders ``begun`` (oldest first) with these conditions; else the newest."""
     now = all_conditions(subjects, scenarios, settings)
     return next((folder for folder in reversed(begun) if _fits(folder / CONDITIONS, now)), begun[-1])
 
 
 def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
-    """What a resumed benchmark must share with the one that was begun."""
+    """The conditions that a resumed benchmark must share with the original."""
     from emailrl.engines.weights import adapter_sha256
 
     adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]

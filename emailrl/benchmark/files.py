@@ -1,4 +1,4 @@
-"""What a benchmark leaves on disk: results as JSON and CSV, and a row for every question."""
+"""A benchmark's output files: results as JSON and CSV, and a row per question."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", 
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
+    """Write ``results.json``, ``results.csv`` (a row per model) and ``questions.csv`` (a row per model and
+    question)."""
     records = report.records()
     document = {"results": records, "comparisons": [_named(each) for each in report.comparisons], "notes": report.notes}
     text = json.dumps(

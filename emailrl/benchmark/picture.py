@@ -1,4 +1,4 @@
-"""Several policies' accuracies as a picture."""
+"""Plots the accuracies of several policies."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
 
 
 def _label(record: dict[str, object]) -> str:
-    """The model's name, or of a checkpoint its run and its own; both cut from the left where they are long."""
+    """The model's name, or a checkpoint's run and name; long labels are cut from the left."""
     label = "/".join(Path(str(record["model"])).parts[-2:])
     return label if len(label) <= LONGEST_LABEL else f"…{label[1 - LONGEST_LABEL :]}"

@@ -1,4 +1,4 @@
-"""What a benchmark found: results side by side, and whether two policies differ by more than luck."""
+"""A benchmark's report: results of all subjects, and significance of pairwise differences."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from emailrl.evaluation.statistics import paired_p_value
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one subject did on the questions."""
+    """The result of one subject."""
 
     subject: Subject
     evaluation: Evaluation
     complete: bool
-    """False where it was interrupted: the evaluation covers the questions finished by then."""
+    """False if interrupted: the evaluation covers only the questions finished by then."""
     trajectories: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two results on the questions both played, with a verdict for both."""
+    """Two results compared on the questions that have a verdict in both."""
 
     first: str
     second: str
     num_questions: int
     better_first: int
-    """Questions that the first answered rightly more often; of one sample each, that only the first did."""
+    """Questions that the first answered correctly more often; with one sample, only the first."""
     better_second: int
     p_value: float
-    """Two-sided exact sign-flip test (of one sample each, McNemar's); not adjusted for the number of comparisons."""
+    """Two-sided exact sign-flip test (McNemar's for one sample each); not adjusted for multiple comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All results of one benchmark, with what its tables must say."""
+    """All results of one benchmark, with the context for its tables."""
 
     results: list[Result]
     conditions: dict[str, Any]
-    """Split, decoding, limits, seed: what all results share."""
+    """Split, decoding, limits and seed, common to all results."""
     num_asked: int
-    """Questions that each subject is to play."""
+    """Questions per subject."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     attack: bool = False
-    """Whether it measures under attack too: the records then say how many orders were obeyed."""
+    """Whether it also measures under attack; records then include how many orders were obeyed."""
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Every pair of results, in their order; of one plain and one under attack, those of one policy alone."""
+        """Every pair of results, in order; plain and attacked results are paired only for the same policy."""
         return [
             compare(first, second)
             for first, second in combinations(self.results, 2)
@@ -63,7 +63,7 @@ class Report:
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """One object a result, as ``benchmark --json`` prints it (``docs/architecture.md``, contracts)."""
+        """One object per result, as ``benchmark --json`` prints it (``docs/architecture.md``, contracts)."""
         unknown = dict.fromkeys(item.name for item in fields(Rubric))
         return [
             {"model": result.subject.label}
@@ -83,7 +83,7 @@ class Report:
 
 
 def compare(first: Result, second: Result) -> Comparison:
-    """Compare two results over the questions that both played equally often, with a verdict for every sample."""
+    """Compare two results over the questions that both played equally often with a verdict for every sample."""
     counts = [
         {
             name: (len(samples), sum(map(is_correct, samples)))

@@ -1,4 +1,4 @@
-"""Whom a benchmark measures, and how each of them plays."""
+"""The subjects of a benchmark, and their collectors."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Subject:
     """A policy to measure: a base model, bare or with an adapter."""
 
     label: str
-    """Tells it from the others: the model's name, or the adapter's absolute path."""
+    """Its identity: the model's name, or the adapter's absolute path."""
     model_name: str
     adapter: Adapter | None = None
     attacked: bool = False
-    """Whether its mails give it orders (``environment.attack``)."""
+    """Whether its emails contain injected orders (``environment.attack``)."""
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure: those named, else the newest run's best checkpoint, else the bare model now set.
+    """The policies to measure: those named, else the newest run's best checkpoint, else the configured base model.
 
-    Each checkpoint, or exported adapter, is verified by its hashes and plays on the base model it was trained on. A
-    chat server knows models by name only: raises UsageError for a checkpoint with the engine openai.
+    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
+    Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
     """
     output_dir = settings.output.output_dir
     if is_chat(settings):
@@ -52,7 +52,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 
 def players(subjects: Sequence[Subject], settings: Settings) -> Players:
-    """Yield each subject with a collector that plays it; a base model is loaded once for all its subjects."""
+    """Yield each subject with its collector; a base model is loaded once for all its subjects."""
     play = _on_chat_server if is_chat(settings) else _on_policies
     with closing(play(subjects, settings)) as pairs:
         for subject, collector in pairs:
@@ -78,7 +78,7 @@ def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Players:
     from emailrl.rewards import build_scorer
     from emailrl.rollout.collect import build_collector
 
-    load_task(settings.agent.environment)  # what the user wrote is found wrong before a model is loaded
+    load_task(settings.agent.environment)  # check the user's code before a model is loaded
     scorer = build_scorer(settings)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         with closing(open_policy(settings.with_model(model_name))) as opened:

@@ -1,9 +1,9 @@
-"""Environments of the user's own, by Python path (``emailrl.custom``), and the one that ``environment`` names.
+"""User-defined environments, by Python path (``emailrl.custom``), and the one that ``environment`` names.
 
 A maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with ``start()`` →
 first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a
-dataclass) are read if it has them. The maker's attribute ``tools`` (OpenAI function schemas) is what the policy is
-shown; without it, the mail tools.
+dataclass) are read if present. The maker's attribute ``tools`` (OpenAI function schemas) defines the policy's tools;
+the default is the mail tools.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAIL: Final = "mail"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is played: a maker of environments, one a trajectory, and the tools its policy is shown."""
+    """A task: a maker of environments, one per trajectory, and the policy's tools."""
 
     make: Callable[[Scenario, Mailbox, Settings], MailEnvironment | CustomEnvironment]
     tools: list[dict[str, Any]]
 
 
 def load_task(name: str, agent: AgentSettings | None = None) -> Task:
-    """The task that a name stands for: ``mail``, or a Python path; raises UsageError where it cannot be loaded.
+    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded.
 
-    The mail tools are described as ``agent`` has them, see ``tool_schemas``.
+    ``agent`` sets the descriptions of the mail tools, see ``tool_schemas``.
     """
     if name == MAIL:
         return Task(mail_agent, tool_schemas(agent))
@@ -67,11 +67,11 @@ def mail_agent(
 
 
 class CustomEnvironment:
-    """The user's environment for one trajectory, held to what a rollout needs of it.
+    """The user's environment for one trajectory, with its results validated.
 
-    It ends after ``max_turns`` turns whether the user's code says so or not. The rubric has all of ART-E's fields,
-    those that do not depend on mail tools filled in, and the user's own over them. Whatever the user's code raises, or
-    returns that it must not, is an EmailRLError from ``start`` or ``step``; one that was raised names file and line.
+    It ends after ``max_turns`` turns regardless of the user's code. The rubric has all of ART-E's fields, with those
+    independent of mail tools filled in, updated with the user's own. An exception or invalid result in the user's code
+    is raised as an EmailRLError from ``start`` or ``step``; for an exception it names file and line.
     """
 
     def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
@@ -85,7 +85,7 @@ class CustomEnvironment:
         self._num_turns = 0
 
     def start(self) -> list[Message]:
-        """Make the user's environment; the first messages as it gives them."""
+        """Create the user's environment; returns its first messages."""
         self._inner = self._call("making", self._part.call, *self._arguments)
         for method in ("start", "step"):
             if not callable(getattr(self._inner, method, None)):
@@ -117,7 +117,7 @@ class CustomEnvironment:
         return result
 
     def _take_verdict(self, ran_out: bool) -> None:
-        """Copy answer, sources and rubric while an error in reading them is still this trajectory's own."""
+        """Copy answer, sources and rubric here, so that an error in reading them ends only this trajectory."""
         answer = getattr(self._inner, "final_answer", None)
         self.final_answer = None if answer is None else str(answer)
         self.final_sources = [str(source) for source in getattr(self._inner, "final_sources", None) or ()]
@@ -154,7 +154,7 @@ class CustomEnvironment:
         for message in messages:
             try:
                 message.content.encode()
-            except UnicodeEncodeError as error:  # no tokenizer and no server takes it
+            except UnicodeEncodeError as error:  # no tokenizer or server accepts it
                 half = message.content[error.start]
                 raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
 
@@ -163,7 +163,7 @@ class CustomEnvironment:
 
 
 def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
-    """The tools that the maker names; None where it names none."""
+    """The maker's tools; None if it defines none."""
     tools = getattr(part.call, "tools", None)
     if tools is None:
         return None

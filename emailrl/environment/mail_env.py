@@ -1,7 +1,7 @@
-"""One scenario played on one mailbox: the model's message in, the tool's result out, the rubric on the side.
+"""One scenario on one mailbox: takes the model's messages, returns tool results and fills the rubric.
 
-The rules are ART-E's (native tools): one tool call a turn, the first of several; a call that cannot be read, names no
-tool or carries bad arguments ends the trajectory and is never fed back; so does the final answer.
+The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
+or bad arguments end the trajectory without feedback; so does the final answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the environment made of one assistant message."""
+    """The environment's response to one assistant message."""
 
     messages: list[Message] = field(default_factory=list)
     """To append to the conversation: the tool's result, or nothing when the trajectory ended without one."""
@@ -36,7 +36,7 @@ class StepResult:
 
 
 class MailEnvironment:
-    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until it says ``done``.
+    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``.
 
     ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
     ``report`` is called with the result of each step.
@@ -116,7 +116,7 @@ class MailEnvironment:
         return StepResult([reply], False, call.name, call.arguments, content)
 
     def _note(self, call: ToolCall, value: Any) -> None:
-        """Write what a search or a read achieved into the rubric."""
+        """Record the outcome of a search or read in the rubric."""
         if call.name == "search_emails":
             self.rubric.ever_found_right_email |= any(hit["message_id"] in self._sources for hit in value)
         elif value is EMAIL_NOT_FOUND:
@@ -135,7 +135,7 @@ class MailEnvironment:
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
-    """Whether the cited mails hold the answer: any source mail among them, or every one where all are needed."""
+    """Whether the cited emails hold the answer: any source email among them, or all if all are needed."""
     wanted = set(scenario.message_ids)
     return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
 

@@ -1,4 +1,4 @@
-"""What a rollout did and did not do: ART-E's fifteen rubric fields, and what its answer looks like."""
+"""The rubric of a rollout: ART-E's fifteen fields, and features of its answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Rubric:
     The environment fills everything but ``answer_correct`` and what follows the token counts (the scorer), and these
     (the runner).
 
-    Departures from ART-E, each mending a defect there: success counts any of the scenario's source mails, not the
-    first alone (one is enough, as a question's source mails usually repeat the same fact); a mail counts as read
-    only when the tool handed it over; ``num_sources`` is set, and counts distinct ids.
+    Differences from ART-E, each fixing a defect: success counts any of the scenario's source emails, not only the first
+    (one is enough, as a question's source emails usually repeat the same fact); an email counts as read only when the
+    tool returned it; ``num_sources`` is set, and counts distinct ids.
     """
 
     answer_correct: bool = False
@@ -35,13 +35,13 @@ class Rubric:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     answer_words: int | None = None
-    """Of an attempted answer, as the other fields below; None without one, so that means are over answers."""
+    """Length of an attempted answer; this and the fields below are None without one, so that means are over answers."""
     answer_candidates: int | None = None
-    """How many things it offers (``rewards.wording.count_candidates``)."""
+    """How many candidate answers it offers (``rewards.wording.count_candidates``)."""
     answer_capitals: float | None = None
     """Share of capitals among its letters."""
     offline_correct: bool | None = None
-    """What the offline check says, where a judge decided and the answer is in the sample that is compared."""
+    """The offline check's verdict, if a judge decided and the answer is in the compared sample."""
 
 
 _I_DONT_KNOW = re.compile(
@@ -51,6 +51,6 @@ _I_DONT_KNOW = re.compile(
 
 
 def is_i_dont_know(answer: str) -> bool:
-    """Whether an answer says no more than "I don't know", whatever its apostrophe, case and full stop."""
+    """Whether an answer is only "I don't know", ignoring apostrophe style, case and final period."""
     text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", answer).lower().strip(" \t\r\n.!\"'")
     return _I_DONT_KNOW.fullmatch(text) is not None

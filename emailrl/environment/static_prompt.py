@@ -1,8 +1,8 @@
-"""Mode ``simple``: the question and a few mails in one static prompt, one completion, nothing executed.
+"""Mode ``simple``: the question and a few emails in one static prompt, one completion, no tool execution.
 
-The mails are the question's source mails and, up to ``MAX_MAILS``, others of the mailbox that share a word with it, in
-an order fixed by the scenario's id. So an answer is to be had from the prompt alone; the heuristic reward
-(``rewards.heuristic``) also values a well-formed first search.
+The emails are the question's source emails and, up to ``MAX_MAILS``, others that share a word with it, in an order
+fixed by the scenario's id. The prompt alone suffices to answer; the heuristic reward (``rewards.heuristic``) also
+values a well-formed first search.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 MAX_MAILS = 3
 MAX_BODY_CHARS = 600
-"""A longer body is cut: the prompt has to fit beside the completion."""
+"""Longer bodies are cut, so that prompt and completion fit."""
 _MIN_WORD = 5
-"""Shorter words of a question say little about which mails are near it."""
+"""Shorter words of a question say little about related emails."""
 
 
 class StaticPromptEnvironment:
-    """A single-use environment that is over after one message, whatever it says."""
+    """A single-use environment that ends after one message."""
 
     def __init__(self, scenario: Scenario, mailbox: Mailbox, *, question_template: str = "{}") -> None:
         self.scenario = scenario

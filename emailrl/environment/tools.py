@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_RESULTS = 10
 WITHOUT_KEYWORDS = " May be empty where an address or a date is given."
-"""What the description of keywords adds where mailboxes are searched without them too."""
+"""Added to the description of keywords if mailboxes can be searched without them."""
 EMAIL_NOT_FOUND = {"error": "Email not found"}
 
 
@@ -82,7 +82,8 @@ TOOLS: dict[str, Callable[..., Any]] = {
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     """OpenAI function schemas of the tools, in a fixed order; a fresh copy each call.
 
-    They say how ``agent`` (None: the defaults) has mailboxes searched: in which order, and whether without keywords.
+    The descriptions follow the search settings in ``agent`` (None: the defaults): order, and whether keywords are
+    optional.
     """
     schemas = [_schema(tool) for tool in TOOLS.values()]
     search = schemas[0]["function"]
@@ -94,7 +95,7 @@ def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:
-    """Compare arguments with the tool's signature; raises ``ToolError`` on the first that does not fit."""
+    """Compare arguments with the tool's signature; raises ``ToolError`` on the first mismatch."""
     parameters = _parameters(TOOLS[name])
     for argument in arguments:
         if argument not in parameters:
@@ -108,13 +109,13 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
 
 
 def call_tool(mailbox: Mailbox, name: str, arguments: dict[str, Any]) -> Any:
-    """Run one tool on checked arguments; raises ``ToolError`` on bad ones, nothing else of its own."""
+    """Run one tool on checked arguments; raises only ``ToolError`` for bad ones."""
     check_arguments(name, arguments)
     return TOOLS[name](mailbox, **arguments)
 
 
 def to_json(result: Any) -> str:
-    """A tool's result as the model sees it: compact JSON, letters beyond ASCII left as they are."""
+    """A tool's result as the model sees it: compact JSON, non-ASCII letters unescaped."""
     return json.dumps(result, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from typing import Self
 
 MAX_UNJUDGED = 0.05
-"""Share of answers without a verdict up to which the others still measure a policy."""
+"""Maximum share of answers without a verdict for a valid measurement."""
 
 
 class Collects(Protocol):
-    """What evaluation asks of ``rollout.collect.Collector``: finished, scored groups for scenarios."""
+    """The part of ``rollout.collect.Collector`` that evaluation uses: finished, scored groups for scenarios."""
 
     def collect(
         self,
@@ -40,7 +40,7 @@ class Collects(Protocol):
 
 
 class Ended(Protocol):
-    """A trajectory, or enough of one to tell right from wrong."""
+    """A trajectory, or the part of it that a verdict needs."""
 
     @property
     def rubric(self) -> Mapping[str, Any]: ...
@@ -52,10 +52,11 @@ class Ended(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the policy did on some questions, each played once or several times.
+    """A policy's results on a set of questions, each played once or several times.
 
-    ``accuracy`` and its interval are over the judged: a rollout that raised is wrong, an answer without a verdict is
-    left out (``unjudged``). Of several samples a question it is the mean over questions of their shares (avg@k).
+    ``accuracy`` and its interval are over judged answers: a rollout that raised is wrong, an answer without a verdict
+    is left out (``unjudged``). With several samples per question it is the mean over questions of the correct share
+    (avg@k).
     """
 
     step: int
@@ -68,12 +69,12 @@ class Evaluation:
 
     @cached_property
     def completed(self) -> list[Trajectory]:
-        """Those that did not raise, and got a verdict and a reward."""
+        """Trajectories that did not raise, with a verdict and a reward."""
         return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
 
     @cached_property
     def rubric(self) -> dict[str, float]:
-        """Mean of each rubric field over the trajectories that did not raise; truth values count as 0 and 1."""
+        """Mean of each rubric field over the trajectories that did not raise; booleans count as 0 and 1."""
         return rubric_means(self.completed)
 
     @cached_property
@@ -86,7 +87,7 @@ class Evaluation:
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
-        """The share of right answers among the judged samples of each question that has any, by its id."""
+        """The share of correct answers among each question's judged samples, by question id."""
         judged = {name: [each for each in samples if is_judged(each)] for name, samples in self.by_question.items()}
         return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
 
@@ -97,12 +98,12 @@ class Evaluation:
 
     @property
     def num_correct(self) -> int:
-        """Right answers, those of several samples each counted."""
+        """Correct answers, counting every sample."""
         return sum(map(is_correct, self.trajectories))
 
     @property
     def num_judged(self) -> int:
-        """Trajectories that are known to be right or wrong."""
+        """Trajectories known to be correct or wrong."""
         return sum(map(is_judged, self.trajectories))
 
     @property
@@ -112,12 +113,12 @@ class Evaluation:
 
     @property
     def exceptions(self) -> int:
-        """Trajectories that raised, or got no verdict or no reward."""
+        """Trajectories that raised, or lack a verdict or reward."""
         return len(self.trajectories) - len(self.completed)
 
     @property
     def reward(self) -> float | None:
-        """Mean over the trajectories that did not raise; None when all did."""
+        """Mean over the trajectories that did not raise; None if all did."""
         return mean([trajectory.reward for trajectory in self.completed])
 
     @property
@@ -127,7 +128,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers among the judged, 0 to 1; 0 where none is judged, and the interval then all of it."""
+        """Share of correct answers among the judged, 0 to 1; with none judged, 0 with interval (0, 1)."""
         return float(sum(self.shares.values(), Fraction()) / len(self.shares)) if self.shares else 0.0
 
     @property
@@ -137,7 +138,7 @@ class Evaluation:
 
     @property
     def is_void(self) -> bool:
-        """Whether so many answers have no verdict (``MAX_UNJUDGED``) that the others measure nothing."""
+        """Whether too many answers lack a verdict (``MAX_UNJUDGED``) for a valid measurement."""
         return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
 
     def metrics(self) -> dict[str, Any]:
@@ -161,8 +162,8 @@ class Evaluation:
         } | self.rubric
 
     def _several(self) -> dict[str, Any]:
-        """Of several samples a question, over the questions whose samples are all judged: the shares with any right one
-        (pass@k) and with a right majority, each with Wilson's 95 % interval."""
+        """With several samples per question, over fully judged questions: the shares with any correct sample (pass@k)
+        and with a correct majority, each with Wilson's 95 % interval."""
         num_samples = max(map(len, self.by_question.values()), default=1)
         if num_samples == 1:
             return {}
@@ -178,7 +179,7 @@ class Evaluation:
 
 
 def check_samples(num_samples: int, temperature: float) -> None:
-    """Raise UsageError where several samples of a question would all be the same."""
+    """Raise UsageError if several samples of a question would be identical."""
     if num_samples > 1 and temperature == 0:
         raise UsageError(
             f"{num_samples} greedy samples of a question would be identical.", "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
@@ -186,7 +187,7 @@ def check_samples(num_samples: int, temperature: float) -> None:
 
 
 def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
-    """The first sample with the answer that most of those that answered give; case, space and full stops aside."""
+    """The first sample with the most frequent answer, ignoring case, spaces and periods."""
     answered = [each for each in samples if each.final_answer is not None] or list(samples)
     return answered[majority([" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered])]
 
@@ -203,9 +204,9 @@ def evaluate(
     progress: Callable[[Trajectory], None] | None = None,
     played: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> Evaluation:
-    """Roll out and score each question ``num_samples`` times with the policy the collector's engine now holds.
+    """Roll out and score each question ``num_samples`` times with the policy loaded in the collector's engine.
 
-    ``progress`` hears of each trajectory as it ends; those ``played`` before, by id, are not played again.
+    ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
     """
     groups = collector.collect(
         scenarios,
@@ -221,24 +222,24 @@ def evaluate(
 
 
 def has_crashed(trajectory: Ended) -> bool:
-    """Whether the rollout itself raised; not so where it ended, and only its verdict or reward could not be had."""
+    """Whether the rollout itself raised; False if only its verdict or reward failed."""
     return trajectory.exception is not None and trajectory.stop_reason == StopReason.EXCEPTION
 
 
 def is_judged(trajectory: Ended) -> bool:
-    """Whether it is known to be right or wrong, as what crashed is."""
+    """Whether it is known to be correct or wrong; a crash counts as wrong."""
     return has_crashed(trajectory) or trajectory.rubric.get("answer_correct") is not None
 
 
 def is_correct(trajectory: Ended) -> bool:
-    """Whether the answer was judged right, be there a reward or not; a rollout that raised is wrong."""
+    """Whether the answer was judged correct, with or without a reward; a rollout that raised is wrong."""
     return not has_crashed(trajectory) and bool(trajectory.rubric.get("answer_correct"))
 
 
 def verdict(trajectory: Ended) -> str:
-    """What came of it in words: correct, wrong, did not know, no answer, crashed or not judged.
+    """The verdict in words: correct, wrong, did not know, no answer, crashed or not judged.
 
-    ART-E's reward tells them apart: who says that he does not know loses less than who is wrong.
+    ART-E's reward distinguishes them: "I don't know" costs less than a wrong answer.
     """
     rubric = trajectory.rubric
     if has_crashed(trajectory):
@@ -253,13 +254,13 @@ def verdict(trajectory: Ended) -> str:
 
 
 def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
-    """US dollars for all completions, those of trajectories that raised included; None where nothing has a price."""
+    """US dollars for all completions, including trajectories that raised; None if nothing has a price."""
     costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
     return math.fsum(costs) if costs else None
 
 
 def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """How many of a judge's answers the offline check looked at too, and on how many only the one found them right."""
+    """How many judged answers the offline check also graded, and on how many only one of them accepted."""
     verdicts = [
         (trajectory.rubric["answer_correct"], trajectory.rubric["offline_correct"])
         for trajectory in trajectories
@@ -283,10 +284,10 @@ def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
+    """The mean, or None if empty."""
     return math.fsum(values) / len(values) if values else None
 
 
 def reason(exception: str | None) -> str:
-    """Why a rollout raised, for people: what ``Trajectory.exception`` says without the names of classes before it."""
+    """Why a rollout raised: ``Trajectory.exception`` without leading class names."""
     return re.sub(r"^(?:\w+: )*\w*(?:Error|Exception): ", "", str(exception))

@@ -1,4 +1,4 @@
-"""What accuracies can be told from luck: intervals clustered by question, and the paired test of two policies."""
+"""Statistics of accuracies: intervals clustered by question, and a paired test of two policies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[fl
 
 
 def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[float, float]:
-    """The 95 % interval of the mean of ``shares``, each the share of right samples of one question.
+    """The 95 % interval of the mean of ``shares``, each the share of correct samples of one question.
 
-    Samples of one question are not independent, so the questions are what varies: Wilson's interval with the effective
+    Samples of one question are not independent, so the unit is the question: Wilson's interval with the effective
     sample size p(1 - p) / (s² / n), s² the variance of the n shares (divided by n), kept between n and the
-    ``num_samples`` drawn. With one sample a question that is n, and the interval Wilson's own. (0, 1) of nothing.
+    ``num_samples`` drawn. With one sample per question this is n, and the interval is Wilson's. (0, 1) if empty.
     Source: Korn and Graubard, Survey Methodology 24 (1998), for Wilson's interval in place of Clopper and Pearson's.
     """
     n = len(shares)
@@ -36,28 +36,28 @@ def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[fl
         return 0.0, 1.0
     mean = sum(shares, Fraction()) / n
     variance = sum(((share - mean) ** 2 for share in shares), Fraction()) / n
-    # Where all questions come out alike, the spread says nothing: they count as one observation each.
+    # If all questions have the same share, the variance is uninformative: each counts as one observation.
     size = min(mean * (1 - mean) * n / variance, Fraction(num_samples)) if variance else Fraction(n)
     return wilson_interval(float(mean * size), float(size))
 
 
 def majority(answers: Sequence[str]) -> int:
-    """The index of the first sample that gives the most frequent answer; of answers equally frequent, the earliest."""
+    """The index of the first sample with the most frequent answer; ties go to the earliest."""
     counts = Counter(answers)
     return max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
 
 
 def paired_p_value(differences: Sequence[int]) -> float:
-    """Two-sided p-value of the exact sign-flip test on one difference a question; 1 where none differs from 0.
+    """Two-sided p-value of the exact sign-flip test on one difference per question; 1 if all are 0.
 
-    A difference is that of two policies' right answers among equally many samples. Were they equally good, its sign
-    would be a coin's: p is the share of all sign patterns whose sum is at least as far from 0 as the one observed.
-    Where every difference is -1, 0 or 1, as with one sample a question, this is the exact McNemar test. Source:
-    Fisher's randomization test (1935).
+    A difference is between two policies' correct answers among equally many samples. If they were equally good, its
+    sign would be random: p is the share of all sign patterns whose sum is at least as far from 0 as the observed one.
+    If every difference is -1, 0 or 1, as with one sample per question, this is the exact McNemar test. Source: Fisher's
+    randomization test (1935).
     """
     ways = {0: 1}
     for step, count in Counter(abs(difference) for difference in differences if difference).items():
-        binomials = [1]  # how many of the patterns have so many minus signs
+        binomials = [1]  # number of patterns by count of minus signs
         for minus in range(count):
             binomials.append(binomials[-1] * (count - minus) // (minus + 1))
         flipped: Counter[int] = Counter()

@@ -1,1 +1,1 @@
-"""Looking inside trajectories: where they lie, what training noted of them, what their tokens say."""
+"""Inspect trajectories: locate their files, read training's notes on them, decode their tokens."""

@@ -1,4 +1,4 @@
-"""Where trajectories lie: the newest file of a run or folder, one of a file, new lines as they are written."""
+"""Locate trajectories: the newest file of a run or folder, one line of a file, new lines as they are written."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from emailrl.recording import TrajectoryIndex, training_notes, trajectory_in_lin
 from emailrl.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
-"""Enough of a line to tell a trajectory from a metric or a question."""
+"""Keys that distinguish a trajectory from a metric or a question."""
 _HEAD_LINES = 20
-"""Lines that are looked at, as the first may be damaged."""
+"""Lines to check, as the first may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingNote:
-    """What training added to a trajectory, from ``training/step-NNNNNN.jsonl``."""
+    """Training's note on a trajectory, from ``training/step-NNNNNN.jsonl``."""
 
     advantage: float | None = None
-    """Of all its trained tokens; None where they have their own, or it never reached an update."""
+    """Advantage of all its trained tokens; None if they differ by token, or it was not trained."""
     dropped: str | None = None
-    """Why its group or samples were left out, where the record says so."""
+    """Why its group or samples were dropped, if recorded."""
     token_advantages: tuple[tuple[float | None, ...], ...] = ()
-    """Of each training sequence, where tokens have advantages of their own (PPO, whitening, a KL in the reward); None
-    for a token that was not trained."""
+    """Per-token advantages of each training sequence (PPO, whitening, a KL in the reward); None for an untrained
+    token."""
 
 
 def find_file(path: Path) -> Path:
-    """Return the trajectory file that ``path`` means: itself, or the newest one anywhere under a folder.
+    """Return the trajectory file for ``path``: itself, or the newest one under a folder.
 
-    Raises ``UsageError`` where there is none.
+    Raises ``UsageError`` if there is none.
     """
     if existing(path).is_file():
         return path
@@ -47,20 +47,20 @@ def find_file(path: Path) -> Path:
 
 
 def existing(path: Path) -> Path:
-    """Return ``path``; raises ``UsageError`` where nothing is there."""
+    """Return ``path``; raises ``UsageError`` if it does not exist."""
     if not path.exists():
         raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
     return path
 
 
 def output_roots(output_dir: Path) -> list[Path]:
-    """Return the folders that commands run bare write trajectories to: runs, rollouts and benchmarks."""
+    """Return the default output folders of trajectories: runs, rollouts and benchmarks."""
     parent = output_dir.parent
     return [*run_folders(output_dir), parent / "rollouts", parent / "benchmarks"]
 
 
 def newest_run(output_dir: Path) -> Path | None:
-    """Return the run whose trajectories were written last, or None; a benchmark or rollout is no run."""
+    """Return the run with the newest trajectories, or None; ignores benchmarks and rollouts."""
     newest = newest_file(run_folders(output_dir))
     return None if newest is None else made_in(newest)
 
@@ -71,14 +71,14 @@ def made_in(file: Path) -> Path:
 
 
 def newest_file(roots: Iterable[Path]) -> Path | None:
-    """Return the trajectory file written last among and under ``roots``, or None; other JSONL is passed over."""
+    """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files."""
     files = [file for root in roots for file in ([root] if root.is_file() else _jsonl_under(root))]
     by_age = sorted(((_modified(file), file.name, file) for file in files), reverse=True)
     return next((file for *_, file in by_age if _holds_trajectories(file)), None)
 
 
 def _jsonl_under(root: Path) -> Iterator[Path]:
-    """The JSONL files under a folder; what a run removes meanwhile is passed over."""
+    """The JSONL files under a folder; skips files that a run removes meanwhile."""
     for folder, _, names in os.walk(root):
         files = (Path(folder, name) for name in names if name.endswith(".jsonl"))
         yield from (file for file in files if file.is_file())
@@ -102,7 +102,7 @@ def _holds_trajectories(file: Path) -> bool:
 
 
 def has_numbers(folder: Path) -> bool:
-    """Whether a folder holds a run's or a benchmark's numbers, be there trajectories or not."""
+    """Whether a folder holds a run's or a benchmark's metrics, with or without trajectories."""
     files = (folder / name for name in ("metrics.jsonl", "evaluations.jsonl", "results.json"))
     return any(file.is_file() and file.stat().st_size for file in files)
 
@@ -110,14 +110,14 @@ def has_numbers(folder: Path) -> bool:
 def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
     """Return ``(position, trajectory)`` for a position in a file (0 the first, -1 the last).
 
-    Raises ``UsageError`` where there is none, ``EmailRLError`` where the line is no trajectory.
+    Raises ``UsageError`` if there is none, ``EmailRLError`` if the line is not a trajectory.
     """
     found = position_in(index, position)
     return found, trajectory_in_line(index.path, *index.record(found))
 
 
 def position_in(index: TrajectoryIndex, position: int) -> int:
-    """Return a position in a file counted from its start; raises ``UsageError`` where it has none such."""
+    """Return a position counted from the file's start; raises ``UsageError`` if it is out of range."""
     count = len(index)
     if not count:
         raise UsageError(f"{index.path} holds no complete trajectory yet.", "Wait for the run, or name another file.")
@@ -129,9 +129,9 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
 
 
 def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[TrajectoryIndex, int]]:
-    """Yield ``(index, position)`` as lines are appended, for ever; newer files under a folder are taken up.
+    """Yield ``(index, position)`` as lines are appended, forever; follows newer files under a folder.
 
-    Starts at the last whole line there is, or waits for the first file. A line without its newline is waited for too.
+    Starts at the last complete line, or waits for the first file. Waits for incomplete lines.
     """
     file = newest_file(roots)
     index = None if file is None else TrajectoryIndex(file)
@@ -150,7 +150,7 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
 
 
 def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
-    """Return what training recorded under the trajectory's id, or None where no training record stands beside it."""
+    """Return training's note on the trajectory, or None without a training record."""
     note = training_notes(file)[0].get(trajectory.id)
     if note is None:
         return None

@@ -1,4 +1,4 @@
-"""What made a trajectory file (a training step, an evaluation, a benchmark, a rollout), and with which tokenizer."""
+"""The source of a trajectory file (training step, evaluation, benchmark or rollout) and its tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emailrl.trajectory import Trajectory
 
 
 def origin(file: Path, trajectory: Trajectory) -> str | None:
-    """Return what made a trajectory if it was not a training step: a benchmark, an evaluation or a rollout."""
+    """Return a trajectory's source if it is not a training step: a benchmark, an evaluation or a rollout."""
     if file.parent.name == "trajectories" and _results(file).is_file():
         made_by = _benchmark_record(file).get("model") or trajectory.policy_version or "an unnamed model"
         return f"benchmark of {made_by}"
@@ -27,7 +27,7 @@ def origin(file: Path, trajectory: Trajectory) -> str | None:
 
 
 def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:
-    """Return the first folder's tokenizer that decodes the recorded ids to the recorded texts, or None."""
+    """Return the first tokenizer that decodes the recorded ids to the recorded texts, or None."""
     for folder in folders:
         if (folder / "tokenizer.json").is_file():
             tokens = TokenTexts.load(folder)
@@ -37,7 +37,7 @@ def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenT
 
 
 def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
-    """Yield the folders that may hold the tokenizer behind ``file``, likeliest first.
+    """Yield the folders that may hold the tokenizer of ``file``, likeliest first.
 
     The run's checkpoints come first, then the checkpoint of the benchmark that wrote the file, then the base models
     that these and a rollout's conditions name, then ``model_name``.
@@ -61,7 +61,7 @@ def _results(file: Path) -> Path:
 
 
 def _benchmark_record(file: Path) -> dict[str, Any]:
-    """What a benchmark's results say of the model that made the file; nothing if it is no benchmark's."""
+    """The model that made the file, from the benchmark's results; empty for other files."""
     try:
         records = _read_object(_results(file)).get("results", [])
         return next((each for each in records if Path(each["trajectories"]).name == file.name), {})
@@ -78,13 +78,13 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _model_folder(name: str) -> Path | None:
-    """Where a model's files lie on this machine (packaged, local, in the hub's cache); the network is not asked."""
+    """A model's local files (packaged, local or in the hub's cache); does not use the network."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
         found = resolve_model(name)
     except EmailRLError:
-        return None  # a folder that is gone: its ids are shown as ids, and the view says so
+        return None  # the folder is gone: the view shows ids instead of text, with a note
     if isinstance(found, Path):
         return found
     cached = try_to_load_from_cache(found, "tokenizer.json")

@@ -1,4 +1,4 @@
-"""The data of a served page: the record of a run as it is now, rows of its trajectories, whole trajectories."""
+"""The data of a served page: the current record of a run, rows of its trajectories, and full trajectories."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from emailrl.recording import (
 from emailrl.trajectory import Trajectory
 
 MAX_ROWS = 5000
-"""Rows that one answer holds at most."""
+"""Maximum rows per response."""
 
 
 class Served:
-    """Reads a run or a file that may still be written; safe to ask from several threads.
+    """Reads a run or file that may still be growing; thread-safe.
 
-    ``model_name`` is the model whose tokenizer is tried last. Raises ``UsageError`` if no trajectory is there.
+    ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
     """
 
     def __init__(self, path: Path, *, model_name: str) -> None:
@@ -37,12 +37,12 @@ class Served:
         self._model_name = model_name
         self._files: dict[Path, _File] = {}
         self._shown: list[tuple[_File, int]] = []
-        """The files of the last record returned, and how many trajectories of each it counts."""
+        """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
         self.place: Place = place_of(path)
 
     def run(self) -> Record:
-        """Return the record of the whole (``page.run_record``), files and trajectories written since included."""
+        """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
         with self._lock:
             self.place = place_of(self._path)
             files = [self._file(file) for file in self.place.files]
@@ -58,7 +58,7 @@ class Served:
         return self._files[path]
 
     def rows(self, start: int, stop: int) -> list[Record]:
-        """Return the rows from ``start`` to before ``stop``, at most ``MAX_ROWS``, of the last record returned."""
+        """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
         with self._lock:
             rows: list[Record] = []
             stop = min(stop, start + MAX_ROWS)
@@ -70,16 +70,16 @@ class Served:
             return rows
 
     def trajectory(self, name: str, offset: int) -> Record | None:
-        """Return the whole of the trajectory at a byte offset of a file of the run; None if there is none."""
+        """Return the full trajectory at a byte offset of a file of the run; None if there is none."""
         with self._lock:
             file = next((file for file, _ in self._shown if file.path.name == name), None)
-            if file is None or not file.path.is_file():  # a pipe would be waited for
+            if file is None or not file.path.is_file():  # reading a pipe would block
                 return None
             return file.trajectory(offset, self._model_name)
 
 
 class _File:
-    """One trajectory file, its index read again when the file has changed."""
+    """One trajectory file, whose index is reread when the file changes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,13 +87,13 @@ class _File:
         self._notes: dict[str, Record] = {}
         self._state: tuple[int, int, int] | None = None
         self._noted: tuple[int, int, int] | None = None
-        """The file and training's record of it as last read."""
+        """The file and its training record as last read."""
         self._record: Record = {}
         self._bad_lines: list[str] = []
         self._tokens: dict[str, TokenTexts | None] = {}
 
     def record(self) -> tuple[Record, list[str]]:
-        """The file's entry in the record of the run, and which of its lines are passed over."""
+        """The file's entry in the run's record, and its skipped lines."""
         state = _state(self.path)
         if state != self._state:
             self._index.refresh()
@@ -146,7 +146,7 @@ def _offset(entry: Entry) -> int:
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file's content; None if there is no file."""
+    """A stamp that changes with the file's content; None if there is no file."""
     try:
         stat = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Serves the page of a run, read-only, to browsers on this machine.
+"""Serves a run's page, read-only, to browsers on this machine.
 
 Email is private, and any page that a browser opens can send requests to 127.0.0.1. So every request must name this
 server as its host, come from its own page or the address bar, and carry the token of the printed address, which other
@@ -21,13 +21,14 @@ from emailrl.inspection.served import Served
 
 ADDRESS = "127.0.0.1"
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
-"""The Content-Security-Policy of every answer but the page itself."""
+"""The Content-Security-Policy of every response except the page itself."""
 _ONCE = ("Host", "Origin", "Sec-Fetch-Site")
-"""Headers that decide who asks: a second one would leave open which counts."""
+"""Headers that identify the client; duplicates would be ambiguous."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one run until ``shutdown``; ``port`` 0 takes any free one. Raises ``UsageError`` for one that is taken."""
+    """Serves one run until ``shutdown``; ``port`` 0 picks any free port. Raises ``UsageError`` if the port is in
+    use."""
 
     daemon_threads = True
 
@@ -42,7 +43,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -81,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is allowed.")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what the base class cannot read, without quoting it."""
+        """Reject requests that the base class cannot parse, without quoting them."""
         self.close_connection = True
         self._refuse(HTTPStatus(code), f"{HTTPStatus(code).phrase}.")
 
@@ -91,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: addresses hold the token."""
 
     def _check(self) -> None:
-        """Refuse a request that does not come from a browser with the printed address."""
+        """Reject a request unless it comes from a browser with the printed address."""
         own = {f"http://{host}" for host in self.server.hosts}
         if not self.path.startswith("/"):
             raise _Refused(HTTPStatus.BAD_REQUEST, "The request's target must be a path.")

@@ -39,7 +39,7 @@ class TokenTexts:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return one text per id, joined equal to ``text(ids)`` up to what the decoder normalizes.
 
-        A character spread over several ids stands at the last of them; the earlier ones are ``""``. Bytes that never
+        A character split over several ids is shown at the last of them; the earlier ones are ``""``. Bytes that never
         become a character are shown as ``⟨id⟩``.
         """
         pieces: list[str] = []
@@ -64,7 +64,7 @@ class TokenTexts:
         return text
 
     def fits(self, trajectory: Trajectory) -> bool:
-        """Say whether this tokenizer made the trajectory: its decoded completions hold the recorded assistant texts."""
+        """Whether this tokenizer made the trajectory: its decoded completions contain the recorded assistant texts."""
         texts = [message.content for message in trajectory.messages if message.role == "assistant"]
         sampled = [turn.completion_ids for turn in trajectory.turns]
         pairs = [(ids, text) for ids, text in zip(sampled, texts, strict=False) if ids]

@@ -1,4 +1,4 @@
-"""Trajectories and metrics on disk: JSON lines that survive a crash, and an index of where each trajectory lies."""
+"""Trajectories and metrics on disk: crash-safe JSON lines, and an index of each trajectory's position."""
 
 from emailrl.recording.entry import Entry
 from emailrl.recording.fields import trajectory_from_dict, trajectory_in_line

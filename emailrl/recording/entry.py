@@ -1,4 +1,4 @@
-"""What the index of a trajectory file says of one line: its place, and what lists show of the trajectory in it."""
+"""One index entry of a trajectory file: a line's position, and the trajectory's fields for lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from emailrl.trajectory import Trajectory
 
 _TEXT = 201
-"""Characters of a question, an answer or an error that are kept: one more than lists show, which mark what is cut."""
+"""Characters kept of a question, answer or error: one more than lists show, to mark truncation."""
 _RUBRIC = (
     "answer_correct",
     "attempted_answer",
@@ -25,7 +25,7 @@ _RUBRIC = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a trajectory file: its position, and what lists show of it.
+    """One line of a trajectory file: its position and the fields shown in lists.
 
     ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
     """
@@ -33,7 +33,7 @@ class Entry:
     line: int
     """From 1, as editors count."""
     offset: int
-    """Bytes before the line."""
+    """Byte offset of the line."""
     length: int
     """Bytes, newline included."""
     checksum: int
@@ -59,7 +59,7 @@ class Entry:
 
 
 def _types(annotation: Any) -> set[type]:
-    """The Python types that JSON may give a field."""
+    """The Python types that a field may have in JSON."""
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     found = {get_origin(each) or each for each in options}
     return found | {int} if float in found else found
@@ -69,11 +69,11 @@ FIELDS = [each.name for each in fields(Entry)]
 """The names of an entry's values, in the order of its line."""
 _TYPES = [_types(annotation) for annotation in get_type_hints(Entry).values()]
 NO_TRAJECTORY = b",null]\n"
-"""How the line of an entry without a trajectory ends, and no other."""
+"""The unique ending of an index line without a trajectory."""
 
 
 def entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
-    """The index line for one line of a trajectory file; ``trajectory`` is None for a line that holds none."""
+    """The index line for one line of a trajectory file; ``trajectory`` is None if the line holds none."""
     place = [line, offset, len(content), zlib.crc32(content)]
     values = [*place, *(_summary(trajectory) if trajectory else [None])]
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
@@ -88,7 +88,7 @@ def checked_entry(values: Any) -> Entry:
 
 
 def _summary(trajectory: Trajectory) -> list[Any]:
-    """An entry's fields but for the place."""
+    """An entry's fields except the position."""
     scenario, exception = trajectory.scenario, trajectory.exception
     return [
         trajectory.id,

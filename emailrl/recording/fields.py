@@ -1,4 +1,4 @@
-"""A trajectory from the object of one JSON line, every field checked: the file may be damaged, or from elsewhere."""
+"""Parses a trajectory from one JSON object, checking every field: the file may be damaged or foreign."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from emailrl.recording.lines import Record
 from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
 
 _LARGEST_INT = 2**53
-"""Integers beyond it are not exact in a browser."""
+"""Larger integers are not exact in a browser."""
 _SHOWN = 40
-"""Characters of a wrong value that an error quotes."""
+"""Maximum characters of a wrong value quoted in an error."""
 
 
 class WrongField(ValueError):
@@ -31,7 +31,7 @@ class WrongField(ValueError):
         self.path, self.complaint = path, complaint
 
     def within(self, outer: str) -> WrongField:
-        """The same complaint about a field of an inner object."""
+        """The same error for a field of a nested object."""
         return WrongField(f"{outer}.{self.path}".rstrip("."), self.complaint)
 
 
@@ -44,7 +44,7 @@ class _Kind:
     item: _Kind | None = None
     """The kind of a list's items."""
     types: frozenset[type] = frozenset()
-    """Python types of which every value is accepted, known without a call."""
+    """Python types whose values are all accepted, as a fast path."""
 
     def check(self, name: str, value: Any) -> None:
         if self.accepts(value):
@@ -85,7 +85,7 @@ def _is_mask(value: Any) -> bool:
 
 
 def _are_logprobs(value: Any) -> bool:
-    """Fast, for lists of thousands: only numbers can be summed. Where the sum overflows, each item is looked at."""
+    """Fast, for lists of thousands: only numbers can be summed. If the sum overflows, each item is checked."""
     try:
         return type(value) is list and math.isfinite(sum([each for each in value if each is not None]))
     except (TypeError, OverflowError):
@@ -144,10 +144,10 @@ _FIELDS: dict[type, dict[str, _Kind]] = {
 }
 _PLAIN = ("id", "group_id", "run_id", "step", "mode", "policy_version", "adapter_sha256", "reward", "reward_terms",
           "rubric", "seconds")  # fmt: skip
-"""The fields of a trajectory that stand in its line as they are; those of ``_OPTIONAL`` may be missing."""
+"""The fields of a trajectory stored unchanged in its line; those in ``_OPTIONAL`` may be missing."""
 _OPTIONAL = ("final_answer", "final_sources", "exception")
 _COUNTS = ("prompt_tokens", "completion_tokens")
-"""The entries of a rubric that are added up."""
+"""The rubric entries that are summed."""
 _NOTE = {
     "id": _TEXT,
     "advantage": _NUMBER.optional(),
@@ -182,7 +182,7 @@ def trajectory_from_dict(record: Record) -> Trajectory:
 
 
 def trajectory_in_line(path: Path, number: int, record: Record) -> Trajectory:
-    """The trajectory of one line's object; ``EmailRLError`` names file, line and field if it is not one."""
+    """The trajectory in one line's object; ``EmailRLError`` names file, line and field if invalid."""
     try:
         return trajectory_from_dict(record)
     except WrongField as error:
@@ -190,7 +190,7 @@ def trajectory_in_line(path: Path, number: int, record: Record) -> Trajectory:
 
 
 def check_note(path: Path, number: int, record: Record) -> Record:
-    """Return what training noted of a trajectory, with all its names; ``EmailRLError`` names file, line and field."""
+    """Return training's note on a trajectory, with all its fields; ``EmailRLError`` names file, line and field."""
     note: Record = {"advantage": None, "dropped": None, "samples": []} | record
     try:
         for name, kind in _NOTE.items():
@@ -232,7 +232,7 @@ def _stop_reason(value: Any) -> StopReason | None:
 
 
 def _each(path: str, values: Any, build: Callable[[Any], Node]) -> list[Node]:
-    """What ``build`` makes of every item; complaints get the item's ``path``, its number in the braces."""
+    """Apply ``build`` to every item; errors get the item's ``path``, with its number in the braces."""
     _LIST.check(path.partition("[")[0], values)
     made: list[Node] = []
     try:
@@ -267,7 +267,7 @@ def _present(record: Record, name: str) -> Any:
 
 
 def _found(value: Any) -> str:
-    """A wrong value as JSON has it, cut."""
+    """A wrong value as truncated JSON."""
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
     text = json.dumps(value)

@@ -1,8 +1,8 @@
-"""An index of the trajectories in a file, kept beside it, so that 100,000 of them can be listed at once.
+"""An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly.
 
 The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory,
-appended together with the trajectory. It only saves time: an index that does not match its file (older, longer or
-damaged) is rebuilt, and lines that it lacks are read from the file.
+appended together with the trajectory. It is only a cache: an index that does not match its file (older, longer or
+damaged) is rebuilt, and missing lines are read from the file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from emailrl.recording.lines import JsonlWriter, Record, encode, parse_line
 from emailrl.trajectory import Trajectory
 
 _UNSAVED = 100
-"""Lines that an index may lack before a reader rewrites it; while a file is written, it lacks one at most."""
+"""Lines that an index may lack before a reader rewrites it; it lacks at most one while the file is written."""
 _REASONS = 3
-"""Bad lines whose complaints are quoted; the others are counted."""
+"""Bad lines whose errors are quoted; the others are counted."""
 _HEADER = encode({"fields": FIELDS})
-"""The place before the first line."""
+"""The position before the first line."""
 
 
 def index_path(path: Path) -> Path:
@@ -60,13 +60,13 @@ class TrajectoryIndex(Sequence[Entry]):
     """The entries of a trajectory file in order; blank lines and a torn last line have none."""
 
     def __init__(self, path: Path) -> None:
-        """Read the index beside the file, or build it; OSError where the file cannot be read."""
+        """Read the file's index, or build it; OSError if the file cannot be read."""
         self.path = path
         self._lines: list[bytes] = []
         self.unreadable: list[int] = []
         """The positions of lines that hold no trajectory."""
         self.num_lines = self.size = 0
-        """Lines and bytes of the file that are covered, blank lines included."""
+        """Lines and bytes of the file covered, including blank lines."""
         self._take_stored()
         if not self._fits():
             self._take([])
@@ -78,7 +78,7 @@ class TrajectoryIndex(Sequence[Entry]):
                 self.save()
 
     def refresh(self) -> None:
-        """Read what has been appended to the file; a file that was replaced is read from its start."""
+        """Read appended lines; a replaced file is read from its start."""
         if not self._fits():
             self._take([])
         for content in _whole_lines(self.path, self.size):
@@ -91,7 +91,7 @@ class TrajectoryIndex(Sequence[Entry]):
             self.num_lines, self.size = line, offset + len(content)
 
     def save(self) -> None:
-        """Write the index beside the file."""
+        """Write the index next to the file."""
         write_index(self.path, self._lines)
 
     @property
@@ -102,12 +102,12 @@ class TrajectoryIndex(Sequence[Entry]):
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong with the file, if anything: ``bad_lines`` and ``torn``."""
+        """Problems with the file, if any: ``bad_lines`` and ``torn``."""
         return [*self.bad_lines, *self.torn]
 
     @property
     def bad_lines(self) -> list[str]:
-        """How many lines hold no trajectory, and what is wrong with the first of them, if there are any."""
+        """How many lines hold no trajectory, with errors of the first ones, if any."""
         if not self.unreadable:
             return []
         reasons = [self._reason(position) for position in self.unreadable[:_REASONS]]
@@ -117,7 +117,7 @@ class TrajectoryIndex(Sequence[Entry]):
 
     @property
     def torn(self) -> list[str]:
-        """What is wrong with the last line, if it lacks its newline."""
+        """A message about the last line, if it lacks its newline."""
         line = self.torn_line
         return [f"{self.path.name}, line {line}: incomplete (still being written, or cut off)"] if line else []
 
@@ -136,7 +136,7 @@ class TrajectoryIndex(Sequence[Entry]):
         return self.num_lines + 1 if self.path.stat().st_size > self.size else None
 
     def record(self, position: int) -> tuple[int, Record]:
-        """The line number and the object of an entry; EmailRLError, with file and line, where it is no object."""
+        """The line number and the object of an entry; EmailRLError, with file and line, if it is not an object."""
         entry = self[position]
         content = self._content(entry)
         if zlib.crc32(content) != entry.checksum:  # the file was changed in place
@@ -172,7 +172,7 @@ class TrajectoryIndex(Sequence[Entry]):
             raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
     def _take(self, lines: list[bytes], *, some_bad: bool = False) -> None:
-        """Begin with the lines of an index, of which ``some_bad`` have no trajectory."""
+        """Start with the lines of an index; ``some_bad`` if any has no trajectory."""
         self._lines = lines
         self.unreadable = [at for at, line in enumerate(lines) if line.endswith(NO_TRAJECTORY)] if some_bad else []
         self.num_lines = self.size = 0
@@ -180,7 +180,7 @@ class TrajectoryIndex(Sequence[Entry]):
             self.num_lines, self.size = last.line, last.offset + last.length
 
     def _take_stored(self) -> None:
-        """Begin with the whole lines of the index beside the file; with none if it is missing or not such an index."""
+        """Start with the complete lines of the file's index; with none if it is missing or invalid."""
         lines: list[bytes] = []
         some_bad = False
         with suppress(OSError, ValueError, TypeError, RecursionError):
@@ -210,7 +210,7 @@ class TrajectoryIndex(Sequence[Entry]):
 
 
 def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
-    """The lines from ``offset`` on that end in a newline."""
+    """The complete lines from ``offset`` on."""
     with path.open("rb") as file:
         file.seek(offset)
         for content in file:

@@ -1,7 +1,7 @@
-"""Objects on disk: one JSON object a line, whole after any crash.
+"""Objects on disk: one JSON object per line, crash-safe.
 
-A line counts once its newline is on disk. A process that dies in the middle of one leaves a torn last line, which
-the next writer cuts off and readers pass over; a bad line anywhere else is an error with its file and number.
+A line counts once its newline is on disk. A process that dies while writing leaves a torn last line, which the next
+writer truncates and readers skip; any other bad line is an error with its file and number.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> bytes:
-    """One line of strict JSON, newline included; NaN and infinity, which JSON lacks, become null."""
+    """One line of strict JSON, newline included; NaN and infinity become null."""
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Mail is hostile: a lone surrogate has no UTF-8 form, but does have a JSON escape.
+    # Untrusted email: a lone surrogate has no UTF-8 form, but does have a JSON escape.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def finite(value: Any) -> Any:
-    """The value with None for every NaN and infinity in it, however deep."""
+    """The value with None for every NaN and infinity, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -46,7 +46,7 @@ def finite(value: Any) -> Any:
 def read_records(path: Path) -> Iterator[Record]:
     """The objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
 
-    A last line without newline that is not whole is one still being written, or torn by a crash: it is passed over.
+    An incomplete last line without newline is still being written, or torn by a crash: it is skipped.
     """
     for _, record in numbered_records(path):
         yield record
@@ -64,12 +64,12 @@ def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 
 def parse_line(path: Path, number: int, line: bytes) -> Record:
-    """The object of one line; ``EmailRLError`` names file and line where it is not one."""
+    """The object of one line; ``EmailRLError`` names file and line if it is not one."""
     try:
         record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
     except ValueError:
         try:
-            record = json.loads(line)  # also reads lone surrogates, and says more of what is no JSON
+            record = json.loads(line)  # also reads lone surrogates, and has better error messages
         except (ValueError, RecursionError) as error:
             raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(record, dict):
@@ -96,18 +96,18 @@ class JsonlWriter:
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
-        """Append one object; OSError, which names the file, where the disk holds only a part of it."""
+        """Append one object; OSError naming the file if only a part of it was written."""
         self.write_bytes(encode(record))
 
     def write_bytes(self, line: bytes) -> None:
         """Append one encoded object."""
         rest = memoryview(line)
         with naming(self.path):
-            while rest:  # a disk that fills up takes a part, and says so at the next write
+            while rest:  # a full disk takes a part and fails at the next write
                 rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
-        """Put everything on disk."""
+        """Flush everything to disk."""
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
@@ -138,7 +138,7 @@ def mend(path: Path) -> None:
 
 
 def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
-    """Rewrite a JSONL file with only the objects ``keep`` accepts, their bytes unchanged (beside, then renamed)."""
+    """Rewrite a JSONL file with only the objects ``keep`` accepts, their bytes unchanged (atomically)."""
     if not path.exists():
         return
     mend(path)
@@ -149,15 +149,15 @@ def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write a whole JSONL file at once (beside, then renamed): it is there complete or not at all."""
+    """Write a whole JSONL file atomically."""
     replace_bytes(path, b"".join(map(encode, records)))
 
 
 class MetricsWriter(JsonlWriter):
-    """``metrics.jsonl``: one object a step, in the order of the steps; what is not finite is null."""
+    """``metrics.jsonl``: one object per step, in order; non-finite values are null."""
 
     def __init__(self, path: Path, *, after_step: int | None = None) -> None:
-        """Open to append; lines of steps beyond ``after_step``, left by a run cut short, are removed first."""
+        """Open to append, after removing lines of steps past ``after_step``, left by an interrupted run."""
         if after_step is not None:
             keep_records(path, lambda record: record.get("step", 0) <= after_step)
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""What training noted of the trajectories of a step, in ``training/step-NNNNNN.jsonl`` under their ids."""
+"""Training's notes on a step's trajectories, by id, in ``training/step-NNNNNN.jsonl``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _SAMPLES = b',"samples":'
 
 
 def notes_path(trajectories: Path) -> Path:
-    """Return where training notes what it did with the trajectories of a file."""
+    """Return the path of training's notes on a trajectory file."""
     return trajectories.parent.parent / "training" / trajectories.name
 
 
 def training_notes(trajectories: Path) -> tuple[dict[str, Record], list[str]]:
-    """Return the notes on the trajectories of a file by id, and what is wrong with lines that are passed over.
+    """Return the notes on the trajectories of a file by id, and errors for skipped lines.
 
     A note has ``id``, ``advantage`` (of all trained tokens, or null), ``dropped`` (why it was not trained, or null) and
-    ``samples``, one object of lists per training sequence. A file that training did not write has none.
+    ``samples``, one object of lists per training sequence. Files not written by training have none.
     """
     return _read(trajectories, brief=False)
 
@@ -51,7 +51,7 @@ def _read(trajectories: Path, *, brief: bool) -> tuple[dict[str, Record], list[s
 
 
 def _brief(path: Path, number: int, line: bytes) -> Record | None:
-    """The part of a note before its samples; None if tokens have advantages of their own, which take the whole."""
+    """The part of a note before its samples; None if advantages differ by token, which needs the whole note."""
     head, samples, _ = line.partition(_SAMPLES)
     if not samples:
         return None

@@ -14,10 +14,10 @@ from emailrl.trajectory import Message, TokenSample, Trajectory, Turn, scenario_
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> Record:
-    """The trajectory as the JSONL files hold it (``docs/architecture.md``, contracts).
+    """The trajectory in its JSONL form (``docs/architecture.md``, contracts).
 
-    One sample stands at the top level as ``token_ids``, ``loss_mask``, ``sampler_logprobs``; several, or none, stand
-    in ``samples`` and those three names are missing, save that none is three empty lists.
+    A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``, no sample as
+    three empty lists; several go in ``samples`` without these names.
     """
     record: Record = {
         "id": trajectory.id,
@@ -64,13 +64,13 @@ def _message_to_dict(message: Message) -> Record:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a JSONL file in order; ``EmailRLError`` names file and line of one that is not whole."""
+    """The trajectories of a JSONL file in order; ``EmailRLError`` names file and line of an invalid one."""
     for number, record in numbered_records(path):
         yield trajectory_in_line(path, number, record)
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write a whole file of trajectories at once, and its index; the file is there complete or not at all."""
+    """Write a whole file of trajectories at once, and its index, atomically."""
     lines: list[bytes] = []
     entries: list[bytes] = []
     offset = 0
@@ -84,7 +84,7 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
 
 
 class TrajectoryWriter(JsonlWriter):
-    """Appends trajectories to a JSONL file and its index as they come."""
+    """Appends trajectories to a JSONL file and its index."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -97,6 +97,6 @@ class TrajectoryWriter(JsonlWriter):
         self._index.append(line, trajectory)
 
     def close(self) -> None:
-        """Put everything on disk."""
+        """Flush everything to disk."""
         super().close()
         self._index.close()

@@ -1,1 +1,1 @@
-"""What all who ask a server share: when a request is made again, and how much of a reply is read."""
+"""Shared parts of server clients: when to retry a request, and how much of a reply to read."""

@@ -1,4 +1,4 @@
-"""The ``openai`` client as all parts use it: one host, bounded replies read strictly, and errors that can be told.
+"""The shared ``openai`` client: one host, bounded replies parsed strictly, and clear errors.
 
 Importing it imports ``openai``, so it is imported where a connection is made.
 """
@@ -15,7 +15,7 @@ from emailrl.remote.reply import WholeReplies
 from emailrl.settings import split_credentials, without_credentials
 
 MAX_COUNT = 10**9
-"""Tokens and dollars from here on are no count of anything, and would overflow what is summed."""
+"""Token counts and prices this large are invalid, and would overflow sums."""
 
 
 _SENT = (
@@ -39,12 +39,12 @@ def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> ope
 
     ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections.
     """
-    address, credentials = split_credentials(base_url)  # httpx logs the address that it asks
-    # What is sent goes to the named host only.
+    address, credentials = split_credentials(base_url)  # httpx logs request URLs
+    # Requests go to the named host only.
     http_client = _Client(
         follow_redirects=False, timeout=timeout, auth=credentials, event_hooks={"request": [_drop_what_is_not_ours]}
     )
-    key = key or "none"  # the client insists on one; local servers take any
+    key = key or "none"  # the client requires one; local servers accept any
     return openai.AsyncOpenAI(
         api_key=key, base_url=address, timeout=timeout, max_retries=retries, http_client=http_client,
         default_headers={"Authorization": f"Bearer {key}"},
@@ -52,15 +52,16 @@ def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> ope
 
 
 async def _drop_what_is_not_ours(request: Any) -> None:
-    """The client adds what it finds in the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID), whatever the host."""
+    """Remove headers that the client adds from the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID), whatever the
+    host."""
     for name in list(request.headers):
-        if name not in _SENT and not name.startswith("x-stainless-"):  # the client's own, which it reads again
+        if name not in _SENT and not name.startswith("x-stainless-"):  # the client's own headers, which it reads back
             del request.headers[name]
 
 
 async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
-    """Ask for a chat completion; openai.APIError, or ValueError for a reply that is none, whatever it is."""
-    # Raw, since the client hands on whatever a server sends, checked against no schema.
+    """Request a chat completion; raises openai.APIError, or ValueError for any invalid reply."""
+    # Raw, since the client does not validate the server's reply.
     reply = await client.chat.completions.with_raw_response.create(**body)
     try:
         value = json.loads(reply.content)
@@ -76,7 +77,7 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
 
 
 def describe(error: openai.APIError) -> str:
-    """What went wrong, in words, and the address that gave no reply; a server may have put the key into them."""
+    """The error message, and the address that gave no reply; may contain the key, if a server echoes it."""
     if isinstance(error, openai.APIStatusError):
         return f"HTTP {error.status_code}: {error.message}"
     reason = f"{type(error).__name__}: {str(error.__cause__ or '') or error.message}"
@@ -103,14 +104,14 @@ class _Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """What the model said."""
+    """The model's message."""
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
     @property
     def text(self) -> str:
-        """The content; of one in parts, those that are text."""
+        """The content; for content in parts, the text parts."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content if isinstance(part.text, str))
         return self.content or ""
@@ -122,12 +123,12 @@ class _Choice(BaseModel):
 
 
 class ChatReply(BaseModel):
-    """A chat completion, as far as it is read."""
+    """The fields read from a chat completion."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
-    """OpenRouter tells of errors with status 200."""
+    """OpenRouter reports errors with status 200."""
 
     @property
     def choice(self) -> _Choice:
@@ -136,13 +137,13 @@ class ChatReply(BaseModel):
         return self.choices[0]
 
     def count(self, name: str) -> int | None:
-        """The tokens that the server counted under this name; None where it tells none that can be a count."""
+        """The server's token count under this name; None if missing or invalid."""
         value = self._used(name)
         return value if isinstance(value, int) else None
 
     @property
     def cost(self) -> float | None:
-        """US dollars, where the server names them."""
+        """US dollars, if the server reports them."""
         value = self._used("cost")
         return None if value is None else float(value)
 

@@ -1,4 +1,4 @@
-"""Where mail goes: every host that gets any of it is named on the terminal."""
+"""Announces every host that receives email on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 @cache
 def tell(url: str, use: str, *, with_key: bool) -> None:
-    """Say on stderr, once a process, which host gets mail and what for; and where others on the way can read it."""
+    """Report on stderr, once per process, which host gets email and why; warn if the connection is unencrypted."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     open_to_all = parts.scheme == "http" and not _is_this_machine(parts.hostname or "")

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub can be reached: asked once, because its library would retry for minutes without it."""
+"""Checks once whether the Hugging Face Hub is reachable, as its library would otherwise retry for minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 CONNECT_SECONDS: Final = 5
-"""Per address family; a firewall that drops packets gives no answer at all."""
+"""Timeout per address family; a firewall that drops packets gives no answer at all."""
 _DECIDED_BY: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
 
@@ -17,8 +17,8 @@ _READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
 def go_offline_if_unreachable() -> None:
     """Switch the hub's libraries to their local caches if the hub cannot be reached.
 
-    ``HF_HUB_OFFLINE`` decides without asking: 1 is offline, 0 is online however slow the network is. Behind a proxy
-    nothing is asked either.
+    ``HF_HUB_OFFLINE`` overrides the check: 1 is offline, 0 is online however slow the network is. The check is skipped
+    behind a proxy.
     """
     if any(os.environ.get(name) for name in _DECIDED_BY):
         return

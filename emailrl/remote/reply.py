@@ -1,8 +1,7 @@
-"""Replies that come whole or not at all: a server may send without end, or a byte at a time, headers included.
+"""Bounded replies: a server may send without end, or a byte at a time, headers included.
 
-Only in an event loop can everything between connecting and the last byte have one deadline: an ordinary client's
-timeout begins anew with every byte. So all that asks servers is asynchronous, and ``wait_for`` runs it for those who
-are not.
+Only an event loop can set one deadline from connecting to the last byte: an ordinary client's timeout restarts with
+every byte. So all requests are asynchronous, and ``wait_for`` runs them for synchronous callers.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Any, ClassVar, Final, TypeVar
 import httpx
 
 MAX_REPLY_BYTES: Final = 8 << 20
-"""Much more than the longest completion, thoughts included."""
+"""Much more than the longest completion, reasoning included."""
 T = TypeVar("T")
 
 
 class EndlessReply(httpx.TransportError):
-    """A reply longer, or slower, than any that is waited for."""
+    """A reply that exceeds the size or time limit."""
 
 
 class WholeReplies:
-    """Makes an asynchronous client of httpx hand back whole replies, of ``max_bytes`` at most.
+    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``.
 
-    A request's read timeout is the time that all of it may take, from connecting to the last byte. Servers are asked
-    not to pack what they send; those that do nonetheless may use gzip, once. EndlessReply for a reply that takes
-    longer, or is longer, packed or not; httpx.DecodingError for one that cannot be unpacked.
+    A request's read timeout limits the whole exchange, from connecting to the last byte. Servers are asked not to
+    compress; those that do may use gzip, once. EndlessReply for a reply over the time or size limit, compressed or not;
+    httpx.DecodingError for one that cannot be decompressed.
     """
 
     max_bytes: ClassVar[int] = MAX_REPLY_BYTES
@@ -65,7 +64,7 @@ class Client(WholeReplies, httpx.AsyncClient):
 
 
 def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
-    """Gives what a piece of a reply holds, at most so many bytes: some KB can unpack to gigabytes."""
+    """Decompress a piece of a reply, up to a limit: some KB can expand to gigabytes."""
     match encoding.strip().lower():
         case "" | "identity":
             return lambda sent, most: sent
@@ -84,9 +83,9 @@ def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 def _with_body(response: Any, body: bytes) -> Any:
-    """The response with its body, whose length and packing on the way are no longer true of it.
+    """The response with its decoded body, without its outdated length and encoding headers.
 
-    What it names as its charset is dropped: any codec of Python's might stand there, those that give no text included.
+    Its charset is dropped: it could name any Python codec, including ones that do not produce text.
     """
     headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
     if "content-type" in headers:
@@ -101,7 +100,7 @@ _PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
 
 
 def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
-    """Run an exchange to its end in the one event loop that all threads share; what ends the wait cancels it."""
+    """Run an exchange in the event loop shared by all threads; interrupting the wait cancels it."""
     future = asyncio.run_coroutine_threadsafe(exchange, _loop())
     try:
         return future.result()
@@ -114,7 +113,7 @@ _running: list[asyncio.AbstractEventLoop] = []
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Begun when first asked for; its thread ends with the process, whatever is still under way."""
+    """Started on first use; its thread ends with the process, even with requests in flight."""
     with _beginning:
         if not _running:
             _running.append(asyncio.new_event_loop())

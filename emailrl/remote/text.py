@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def sendable(text: str) -> str:
-    """The text without halves of characters, which a model's or a server's JSON may hold and which nothing can send."""
+    """The text without lone surrogates, which JSON may contain but which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""One HTML page of a run, a trajectory file or one trajectory: a single file that opens without network.
+"""One HTML page of a run, a trajectory file or one trajectory: a single file that works offline.
 
 The page's sources (``page.html``, ``page.css`` and the scripts) use no library and need no build: ``html.py`` joins
-them, without indentation and comments, whenever a page is written.
+them, stripped of indentation and comments, for every page.
 """
 
 from emailrl.inspection.page.build import PageData, gather

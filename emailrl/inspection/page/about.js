@@ -1,4 +1,4 @@
-// Settings, versions and files: what made what is shown.
+// Settings, versions and files behind the page.
 
 function about() {
   const { run } = data;

@@ -1,4 +1,4 @@
-"""Gathers what a page holds: the record of the run, a row per trajectory and the whole of each, within a budget."""
+"""Builds a page's data: the run's record, and a row and the full detail of each trajectory, within a budget."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from emailrl.trajectory import Trajectory
 
 MAX_TRAJECTORIES = 10_000
 MAX_TOKENS = 6_000_000
-"""What one page carries at most; it then weighs about 60 MB."""
+"""Page limits; a page at the limit is about 60 MB."""
 
 
 @dataclass(slots=True)
 class PageData:
-    """What a page holds; ``details`` yields one record for each of ``rows``, in their order."""
+    """A page's data; ``details`` yields one record per row, in order."""
 
     run: Record
     rows: list[Record]
@@ -43,9 +43,9 @@ class _Kept:
 
 
 def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
-    """Read the files of a place; what exceeds the budget is left out and named in ``run["left_out"]``.
+    """Read the files of a place; data over the budget is left out and listed in ``run["left_out"]``.
 
-    ``model_name`` is the model whose tokenizer is tried last. Raises ``UsageError`` if no trajectory is there.
+    ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
     """
     kept, files, left_out = _read(place, max_trajectories)
     rows = [
@@ -71,7 +71,7 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
 
 
 def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record], list[str]]:
-    """The files' trajectories, in the order of the place, as far as the budget goes."""
+    """The files' trajectories in the place's order, within the budget."""
     kept: dict[Path, _Kept] = {}
     records: dict[Path, Record] = {}
     cut: list[str] = []
@@ -100,7 +100,7 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
 
 
 def _by_importance(files: tuple[Path, ...]) -> list[Path]:
-    """The first evaluation and the last, then everything from the newest file back."""
+    """The first and last evaluation, then all other files, newest first."""
     evaluations = [file for file in files if source_of(file) == "eval"]
     return list(dict.fromkeys([*evaluations[:1], *evaluations[-1:], *reversed(files)]))
 
@@ -110,7 +110,7 @@ def _several(names: list[str]) -> str:
 
 
 def _tokenizers(kept: list[_Kept], model_name: str) -> dict[Path, TokenTexts | None]:
-    """The tokenizer of each file with tokens: the one before if it fits, as reading one takes long, or None."""
+    """The tokenizer of each file with tokens, or None; reuses the previous one if it fits, as loading is slow."""
     found: dict[Path, TokenTexts | None] = {}
     known: TokenTexts | None = None
     for item in kept:

@@ -1,4 +1,4 @@
-// Small charts as inline SVG: a line with its interval, stacked bars. Values stand in a table beside them.
+// Small inline SVG charts: lines with intervals, stacked bars. A table next to them has the values.
 
 const CHART = { width: 360, height: 150, left: 40, right: 8, top: 8, bottom: 20 };
 const MOST_POINTS = 300;
@@ -10,7 +10,7 @@ function buckets(points) {
   return Array.from({ length: Math.ceil(points.length / size) }, (_, index) => points.slice(index * size, (index + 1) * size));
 }
 
-// Means of neighbouring steps where there are more than a chart can show; the interval then spans theirs.
+// Averages neighboring steps if there are more than a chart can show; intervals are merged.
 function thinned(points) {
   if (bucketSize(points) <= 1) return points;
   return buckets(points).map((part) => ({
@@ -28,7 +28,7 @@ function thinnedColumns(columns) {
   return buckets(columns).map((part) => ({ x: part.at(-1).x, parts: Object.fromEntries(names.map((name) => [name, meanOf(part, name)])) }));
 }
 
-// What is written under a chart, with a word on what was averaged to draw it.
+// The note under a chart, with the number of steps averaged per point.
 function noteNode(note, points) {
   const size = bucketSize(points);
   const text = size > 1 ? `${note} Each point: ${size} steps.`.trim() : note;
@@ -55,7 +55,7 @@ function tickText(value, show) {
   return sign(String(Number(value.toPrecision(3))));
 }
 
-// lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: how values are written.
+// lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: formats a value.
 function lineChart(title, lines, { show = number, note = "", zero = false } = {}) {
   const recorded = lines.map((line) => ({ ...line, points: line.points.filter((point) => point.y !== null && point.y !== undefined) }));
   const drawn = recorded.map((line) => ({ ...line, points: thinned(line.points) }));
@@ -141,7 +141,7 @@ function summary(lines, show) {
     .join("; ");
 }
 
-// Moves a cursor along the steps; a click opens the trajectories of the step under it.
+// Moves a cursor along the steps; a click opens that step's trajectories.
 function follow(picture, frame, steps, cursor, tell) {
   const nearest = (event) => {
     const box = picture.getBoundingClientRect();

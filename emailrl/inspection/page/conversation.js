@@ -1,4 +1,4 @@
-// The conversation of a trajectory: what was asked, each call with its result folded under it, and the answer.
+// A trajectory's conversation: the question, each call with its folded result, and the answer.
 
 function conversation(detail, { compact = false } = {}) {
   const gold = new Set(detail.evidence.gold.map((each) => each.id));
@@ -26,7 +26,7 @@ function fold(label, hint, content, opened = false) {
   return box;
 }
 
-// What the model wrote beside its calls; the markup of the calls is in the raw text and in the tokens.
+// The model's text besides its calls; the call markup is in the raw text and the tokens.
 function prose(item) {
   if (!item.calls.length) return item.text.trim();
   const start = item.text.search(/<tool_call>|\[TOOL_CALLS\]|<function=|<\|tool/);
@@ -90,7 +90,7 @@ function toolResult(item, gold, compact) {
   return fold("result", firstLine(item.text), () => outside(JSON.stringify(value, null, 1), "pre"), true);
 }
 
-// Snippets mark what was found with <b>…</b>: shown as marked text, everything else as it is.
+// Snippets mark matches with <b>…</b>, which are highlighted; everything else is shown as is.
 function hitNode(hit, gold) {
   if (!hit || typeof hit !== "object") return el("li", {}, outside(textOf(hit)));
   const parts = textOf(hit.snippet ?? "").split(/<b>(.*?)<\/b>/s).map((part, index) => outside(part, index % 2 ? "mark" : "span"));

@@ -1,4 +1,4 @@
-// Where the data comes from: blocks inside this file, or the server that served the page.
+// Loads the data: from blocks in this file, or from the server of the page.
 
 const config = JSON.parse(document.getElementById("page").textContent);
 const PAGE_OF_ROWS = 2000;
@@ -50,8 +50,8 @@ async function load() {
   return true;
 }
 
-// Asks the server again; rows of files that have not changed are kept. Says whether anything is new. The first time it
-// stops at the first rows, so that a long list is seen at once.
+// Polls the server; rows of unchanged files are kept. Returns whether anything is new. The first call
+// stops after the first rows, so that a long list appears at once.
 async function refresh({ most = Infinity, tell = () => {} } = {}) {
   const run = await ask("/data/run.json");
   const before = data.run ? data.run.files : [];
@@ -85,7 +85,7 @@ function remembered(name, make) {
   return promise;
 }
 
-// The whole of one trajectory; of an embedded one the chunk around it is unpacked once.
+// One trajectory in full; if embedded, its chunk is unpacked once.
 async function detailOf(row) {
   if (config.served) {
     const path = `/data/trajectory?file=${encodeURIComponent(row.file)}&offset=${row.offset}`;

@@ -2,14 +2,14 @@
 
 let asked = 0;
 
-// Draws into the pane what the address names; a later request wins over one still unpacking.
+// Draws the selected trajectory in the pane; a later request overrides one still unpacking.
 async function showDetail(pane) {
   const row = openRow();
   const request = (asked += 1);
   if (!row) {
     pane.replaceChildren(el("div", { class: "empty" }, data.rows.length
       ? [el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })]
-      : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "None were kept with this run. Overview shows its numbers." })]));
+      : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "This run kept none. The overview shows its metrics." })]));
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
@@ -25,12 +25,12 @@ async function showDetail(pane) {
   if (focus) (alike(pane, focus) || pane).focus({ preventScroll: true });
 }
 
-// The control that stands where one had the focus before the pane was drawn again.
+// The control that corresponds to the focused one before the redraw.
 function alike(pane, focus) {
   return [...pane.querySelectorAll(focus.tagName)].find((each) => each.textContent === focus.textContent && each.className === focus.className);
 }
 
-// The evaluations of a question, and its other appearances, in the order of the steps.
+// A question's evaluations and other occurrences, by step.
 function sameQuestion(row) {
   const all = data.questions.get(row.scenario) || [row];
   const measured = all.filter((each) => each.source !== "step");

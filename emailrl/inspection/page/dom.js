@@ -1,4 +1,4 @@
-// Elements made without markup: every text of a mail or a model goes in as a text node.
+// Builds elements without markup: text of emails and models is only inserted as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 // Shown by code point: controls, zero width and bidirectional marks, surrogates, separators, private use and tags.
@@ -23,7 +23,7 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// Text from outside, isolated from what stands around it; what would not show, or would reorder it, is a visible mark.
+// Untrusted text, isolated from its surroundings; invisible and reordering characters become visible marks.
 function outside(text, name = "span", attributes = {}) {
   const node = el(name, { dir: "auto", ...attributes });
   const value = String(text ?? "");
@@ -63,7 +63,7 @@ function announce(text) {
   document.getElementById("announce").textContent = text;
 }
 
-// A bar between zero and a value, on a scale shared with its neighbours (low ≤ 0 ≤ high).
+// A bar between zero and a value, on a scale shared with its neighbors (low ≤ 0 ≤ high).
 function bar(value, low, high) {
   const span = high - low || 1;
   const fillBar = el("span", { class: value < 0 ? "fill negative" : "fill" });

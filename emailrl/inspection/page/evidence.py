@@ -16,7 +16,7 @@ _STOPS: dict[str | None, str] = {
     StopReason.BAD_TOOL_CALL_ARGS: "wrong tool arguments",
     StopReason.TRUNCATED: "cut off at a token limit",
 }
-"""Ends that are failures of their own, however far the search came."""
+"""Stop reasons that are failures in themselves, however far the search came."""
 
 
 def evidence(trajectory: Trajectory) -> Record:
@@ -51,7 +51,7 @@ def failure(played: Trajectory | Entry, *, found: bool | None, read: bool | None
 
 
 def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:
-    """The turns (from 1) in which each message id was first in a search result, and first handed over to be read."""
+    """The turns (from 1) in which each message id was first found by a search, and first read."""
     found: dict[str, int] = {}
     read: dict[str, int] = {}
     for number, turn in enumerate(turns, 1):

@@ -1,4 +1,4 @@
-"""Writes the page: one HTML string with its style, its script and its data, that may load nothing from anywhere."""
+"""Renders the page: one HTML string with its style, script and data, which may load nothing external."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emailrl.inspection.page.build import PageData
 from emailrl.recording import Record, encode
 
 _CHUNK_BYTES = 400_000
-"""JSON of trajectories that the page unpacks at once."""
+"""Trajectory JSON that the page unpacks at a time."""
 SCRIPTS: Final = (
     "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
 )  # fmt: skip
@@ -42,13 +42,12 @@ def page(data: PageData) -> str:
 
 
 def served_page(title: str) -> tuple[str, str]:
-    """Return the same page without data, which it asks of the server it came from (``/data/…``), and its
-    Content-Security-Policy."""
+    """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
     return _document(title, _json_script("page", {"served": True}), connect="'self'")
 
 
 def _chunks(details: Iterable[Record]) -> Iterator[tuple[int, bytes]]:
-    """JSON arrays of trajectories, each about as long as ``_CHUNK_BYTES``, with how many it holds."""
+    """JSON arrays of trajectories of about ``_CHUNK_BYTES`` each, with their lengths."""
     items: list[bytes] = []
     size = 0
     for record in details:

@@ -1,4 +1,4 @@
-// The list of trajectories: filters, a histogram of rewards that filters, and rows drawn only where they are seen.
+// The list of trajectories: filters, a histogram of rewards that filters, and a virtualized list of rows.
 
 const ROW_HEIGHT = 66;
 const BINS = 12;
@@ -45,7 +45,7 @@ function showOpenRow() {
   else if (top + ROW_HEIGHT > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW_HEIGHT - box.clientHeight;
 }
 
-// Keeps the nodes that stay in sight, so that scrolling makes only the few rows that come into it.
+// Reuses visible nodes, so that scrolling creates only the few new rows.
 function drawRows(anew = false) {
   const { box, canvas, rows, drawn } = list;
   const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - 6);
@@ -95,7 +95,7 @@ function verdictMark(row) {
   return el("span", { class: `verdict ${row.verdict.replaceAll(" ", "-")}`, title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
 }
 
-// Was a gold email found, read, cited? F, R, C, struck through for no; in full where there is room.
+// Was a gold email found, read, cited? F, R, C, struck through for no; spelled out if there is room.
 function evidenceMarks(row, { inFull = false } = {}) {
   if (row.found === null || row.found === undefined) return el("span", { class: "marks" });
   const names = ["found", "read", "cited"];
@@ -151,7 +151,7 @@ function choice(name, label, options, none = "any") {
   return select;
 }
 
-// Controls follow the address, which may have been changed by a link or the back button.
+// Controls follow the address, which a link or the back button may have changed.
 function updateFilters() {
   for (const select of document.querySelectorAll(".filters select")) {
     const value = state[select.name];

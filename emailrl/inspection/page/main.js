@@ -1,4 +1,4 @@
-// The frame: header, views, keys, theme, and what is asked of a live run again.
+// The frame: header, views, keys, theme, and polling of a live run.
 
 const VIEWS = { overview: "Overview", list: "Trajectories", about: "Settings" };
 const POLL_MILLISECONDS = 3000;
@@ -125,7 +125,7 @@ function redraw() {
   scrollTo(0, top);
 }
 
-// A live run: drawn again where something is new; what is being read stays where it is.
+// A live run: redraws what is new and keeps the reader's position.
 async function poll() {
   const live = document.getElementById("live");
   try {

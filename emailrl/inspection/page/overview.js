@@ -1,4 +1,4 @@
-// The run at a glance: headline numbers, curves, why it fails, what changed between two evaluations.
+// The run at a glance: headline numbers, curves, failure classes, changes between two evaluations.
 
 function overview() {
   const { run } = data;
@@ -205,7 +205,7 @@ function changes() {
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: "None were kept with this run: it has its numbers alone." }));
+  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: "This run kept no trajectories, only metrics." }));
   const last = held.findLast((file) => file.source === "step") || held.at(-1);
   const rows = data.rows.filter((row) => row.file === last.name);
   const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });

@@ -1,4 +1,4 @@
-"""What a page is about: a run's folder, a benchmark's, one trajectory file or one line of it; and the record of it."""
+"""The subject of a page: a run's or benchmark's folder, a trajectory file or one line of it; and its record."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The trajectory files a page shows, in their order, under ``root``; of one file, ``index`` may pick one line.
+    """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file.
 
-    A run of which only the numbers were kept has no files.
+    A run that kept only its metrics has no files.
     """
 
     root: Path
@@ -49,10 +49,10 @@ class Place:
 
 
 def place_of(path: Path, index: int | None = None) -> Place:
-    """Return what ``path`` means: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
+    """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
 
-    A folder without trajectories of its own means itself if it holds a run's numbers, else the run of the newest file
-    below it. ``UsageError`` if there is none.
+    A folder without trajectories is its own place if it holds a run's metrics, else the place is the run of the newest
+    file below it. ``UsageError`` if there is none.
     """
     if existing(path).is_file() or index is not None:
         file = find_file(path)
@@ -68,13 +68,13 @@ def place_of(path: Path, index: int | None = None) -> Place:
 
 
 def _position(file: Path) -> tuple[int, int, str]:
-    """Training steps and evaluations by their step, a step before its evaluation; other files by name."""
+    """Sort training steps and evaluations by step, a step before its evaluation; other files by name."""
     match = _NUMBERED.fullmatch(file.name)
     return (int(match[2]), _ORDER[match[1]], file.name) if match else (0, 0, file.name)
 
 
 def source_of(file: Path) -> str:
-    """Return what wrote a file: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
+    """Return a file's source: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
     if match := _NUMBERED.fullmatch(file.name):
         return match[1]
     is_benchmark = file.parent.name == "trajectories" and (file.parent.parent / "results.json").is_file()
@@ -98,14 +98,14 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
 def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[int, Trajectory]]:
     """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line.
 
-    Lines that hold no trajectory are passed over; ``EmailRLError`` if ``wanted`` is one.
+    Skips lines without a trajectory; ``EmailRLError`` if ``wanted`` is one.
     """
     positions = index.readable if wanted is None else [position_in(index, wanted)]
     return [(index[each].offset, trajectory_in_line(index.path, *index.record(each))) for each in positions]
 
 
 def run_record(place: Place, files: list[Record]) -> Record:
-    """Return what the page says of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
+    """Return the record of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
     folder = place.folder
     left_out: list[str] = []
     checkpoints = list_checkpoints(folder)
@@ -134,7 +134,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
 
 
 def _records(path: Path, left_out: list[str]) -> list[Record]:
-    """The whole lines of a file, if there is one; what is wrong with a bad line is added to ``left_out``."""
+    """The complete lines of a file, if it exists; errors in bad lines are added to ``left_out``."""
     if not path.is_file():
         return []
     found: list[Record] = []
@@ -150,13 +150,13 @@ def _records(path: Path, left_out: list[str]) -> list[Record]:
 
 
 def _conditions(place: Place) -> Record:
-    """What a benchmark or a rollout recorded of its settings, under one heading."""
+    """The recorded settings of a benchmark or rollout, under one heading."""
     beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
     return next(({"conditions": found} for found in map(_object, beside) if found), {})
 
 
 def _results(path: Path) -> list[Any]:
-    """A benchmark's results; nothing where the file is another program's."""
+    """A benchmark's results; empty if another program wrote the file."""
     results = _object(path).get("results")
     return results if isinstance(results, list) else []
 

@@ -1,7 +1,7 @@
-"""Consistent pseudonyms for people and addresses in everything a page holds.
+"""Consistent pseudonyms for people and addresses in a page's data.
 
 Names come from the addresses in the data (``ann.lee@x.com`` names Ann and Lee) and from the headers of emails quoted in
-bodies. Each name is replaced by the same ``Name7`` wherever it is a word of its own, each domain by ``org3.example``.
+bodies. Each name is replaced by the same ``Name7`` wherever it is a separate word, each domain by ``org3.example``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOTICE: Final = (
 Span = tuple[int, int, str]
 
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)")
-"""Tool results and calls are JSON inside a text: the n of a line break is no letter of the name that follows it."""
+"""Tool results and calls are JSON in text: the n of an escaped line break is not part of the next name."""
 _ADDRESS = re.compile(r"([\w+'&/=-][\w.+'&/=-]{0,63})@([\w-]+(?:\.[\w-]+)*)")
-"""At most 64 characters before the @ (RFC 5321), so that one long word takes no quadratic time."""
+"""At most 64 characters before the @ (RFC 5321), to avoid quadratic time on one long word."""
 _HEADER = re.compile(r"^[ \t>*]*(?:From|To|Cc|Bcc|Sent by|Forwarded by)[ \t]*:([^\n]{2,300})", re.I | re.M)
 _CAPITALISED = re.compile(r"\b[^\W\d_a-z][^\W\d_]{2,}\b")
 _WORD = re.compile(r"[^\W\d_]++(?!['’]t\b)")  # Don, but not the Don of Don't
@@ -41,7 +41,7 @@ _NO_NAMES = frozenset(
     )
 )
 _REASON = re.compile(r"(could not be read|not a training note).*", re.DOTALL)
-"""Why a line could not be read may quote it."""
+"""Read errors may quote the line."""
 _ROW_TEXTS = ("id", "group", "scenario", "question", "gold", "answer")
 
 
@@ -70,10 +70,10 @@ class Redactor:
         self._names: dict[str, str] = {}
         self._domains: dict[str, str] = {}
         self._small: Counter[str] = Counter()
-        """How often a word begins with a small letter, less how often it does not."""
+        """How often a word is lowercase, minus how often it is capitalized."""
 
     def learn(self, value: Any) -> None:
-        """Note every address, and every name that an address or an email header gives, in all texts of a record."""
+        """Collect every address, and every name in an address or email header, from all texts of a record."""
         if isinstance(value, dict | list):
             for each in value.values() if isinstance(value, dict) else value:
                 self.learn(each)
@@ -88,7 +88,7 @@ class Redactor:
                 self._small[word.lower()] += 1 if word.islower() else -1
 
     def record(self, value: Any) -> Any:
-        """Return the value with pseudonyms in every text of it; names of fields stay."""
+        """Return the value with pseudonyms in all its text; field names are kept."""
         if isinstance(value, dict):
             return {key: self.record(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -104,7 +104,7 @@ class Redactor:
         }
 
     def sample(self, sample: Record) -> Record:
-        """Return a token sequence with pseudonyms: a name's first token shows it, and its ids are withheld.
+        """Return a token sequence with pseudonyms: a name's first token shows its pseudonym, and its ids are withheld.
 
         Without texts all ids are withheld, as anyone with the tokenizer could read them.
         """
@@ -124,7 +124,7 @@ class Redactor:
         return sample | {"pieces": shown, "ids": ids}
 
     def spans(self, text: str) -> list[Span]:
-        """Return ``(begin, end, pseudonym)`` of everything in a text that is replaced, in order."""
+        """Return ``(begin, end, pseudonym)`` of every replacement in a text, in order."""
         text = _unescaped(text)
         addresses = [(*match.span(), self._address(match)) for match in _ADDRESS.finditer(text)]
         found, following = list(addresses), iter(addresses)
@@ -144,7 +144,7 @@ class Redactor:
         return item | replaced | ({"calls": arguments} if "calls" in item else {})
 
     def _result(self, text: str) -> str:
-        """What a tool returned, with pseudonyms; the fields of JSON keep their names."""
+        """A tool result with pseudonyms; JSON field names are kept."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -154,7 +154,7 @@ class Redactor:
         return json.dumps(self.record(value), ensure_ascii=False, separators=(",", ":"))
 
     def _arguments(self, call: Record) -> Record:
-        """A call as the model wrote it, with pseudonyms in the names of its arguments too."""
+        """A call as the model wrote it, with pseudonyms, also in argument names."""
         given = call["arguments"]
         if isinstance(given, dict):
             given = {self.record(key): self.record(value) for key, value in given.items()}
@@ -166,7 +166,8 @@ class Redactor:
                 self._names.setdefault(word, f"Name{len(self._names) + 1}")
 
     def _name(self, word: str) -> str | None:
-        """The pseudonym of a word; a name that is mostly a word with a small letter (will, mark) needs its capital."""
+        """The pseudonym of a word; a name that is mostly lowercase in the text (will, mark) must be capitalized to
+        match."""
         is_word = word.islower() and self._small[word] > 0
         return None if is_word else self._names.get(word.lower())
 
@@ -176,12 +177,12 @@ class Redactor:
 
 
 def _unescaped(text: str) -> str:
-    """The text with a line break and spaces, as many as it is long, for each escape of JSON."""
+    """The text with each JSON escape replaced by a line break and spaces of the same length."""
     return _ESCAPE.sub(lambda match: "\n".ljust(len(match[0])), text)
 
 
 def _clipped(spans: list[Span], begin: int, end: int) -> list[Span]:
-    """The spans that touch a token, counted from its beginning; only where a span begins does its name stand."""
+    """The spans that touch a token, relative to its start; the name is shown only where a span begins."""
     found = []
     for start, stop, name in spans:
         if start >= max(end, begin + 1):
@@ -199,7 +200,7 @@ def _replaced(text: str, spans: Iterable[Span]) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """The value with every absolute path in it cut to its last part: folders name people too."""
+    """The value with every absolute path cut to its last part: folders name people too."""
     if isinstance(value, dict):
         return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""What the page's script reads, as JSON-ready records: a row per trajectory for lists, and the whole of one.
+"""JSON-ready records for the page's script: a list row per trajectory, and one trajectory in full.
 
 A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``source, step, group, scenario, kind,
 question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
 read, cited``.
 
-The whole of one (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
+One in full (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
 conversation`` (items with a ``role``), ``evidence, terms, rubric, facts, samples`` (``pieces, ids, mask, logprobs``
 and, of trained ones, ``old, ratio, advantages``; lists of equal length, null where a token has no value).
 """
@@ -21,11 +21,11 @@ from emailrl.recording import Entry, Record
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 _LONGEST = 200
-"""Characters of a question or an answer in a row."""
+"""Maximum characters of a question or answer in a row."""
 
 
 def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Record | None = None) -> Record:
-    """Return a trajectory's row; ``note`` is what training recorded under its id, ``source`` the kind of its file."""
+    """Return a trajectory's row; ``note`` is training's record of it, ``source`` the kind of its file."""
     gold, note = evidence(trajectory)["gold"], note or {}
     reached = {name: any(each[name] for each in gold) if gold else None for name in ("found", "read", "cited")}
     return {
@@ -54,7 +54,7 @@ def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Re
 
 
 def entry_row(entry: Entry, *, file: str, source: str, note: Record | None = None) -> Record:
-    """Return the same row from the entry that a file's index has for a trajectory."""
+    """Return the same row from a trajectory's index entry."""
     rubric, note = entry.rubric, note or {}
     found, read = rubric.get("ever_found_right_email"), rubric.get("ever_read_right_email")
     return {
@@ -86,7 +86,7 @@ def entry_row(entry: Entry, *, file: str, source: str, note: Record | None = Non
 
 
 def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenTexts | None = None) -> Record:
-    """Return all there is of a trajectory; without ``tokens`` its ids stand for the texts of its tokens."""
+    """Return a trajectory in full; without ``tokens``, ids replace token texts."""
     scenario, note = trajectory.scenario, note or {}
     return {
         "id": trajectory.id,
@@ -117,7 +117,7 @@ def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenT
 
 
 def _conversation(trajectory: Trajectory) -> Iterator[Record]:
-    """The messages in order, each assistant message with its turn; then turns that left no message."""
+    """The messages in order, each assistant message with its turn; then turns without a message."""
     turns = list(enumerate(trajectory.turns, 1))
     number, current = 0, None
     for message in trajectory.messages:
@@ -142,7 +142,7 @@ def _assistant(message: Message, number: int, turn: Turn | None) -> Record:
 
 
 def _unanswered(turn: Turn | None, number: int) -> Iterator[Record]:
-    """The result of a turn that the environment did not write into the conversation, such as a refusal."""
+    """The result of a turn that is not in the conversation, such as a refusal."""
     if turn is not None and turn.tool_result is not None:
         yield {"role": "tool", "text": turn.tool_result, "name": turn.tool_name, "turn": number}
 
@@ -170,7 +170,7 @@ def _samples(trajectory: Trajectory, note: Record, tokens: TokenTexts | None) ->
 
 
 def _sample(sample: TokenSample, trained: Record, advantage: float | None, tokens: TokenTexts | None) -> Record:
-    """One sequence; the mask is the trained one where training recorded it for as many tokens."""
+    """One sequence; uses the recorded training mask if its length matches."""
     length = len(sample.token_ids)
     record: Record = {
         "ids": sample.token_ids,
@@ -188,7 +188,7 @@ def _sample(sample: TokenSample, trained: Record, advantage: float | None, token
 
 
 def _advantage(note: Record) -> float | None:
-    """The advantage of all trained tokens, or the mean of theirs."""
+    """The common advantage of the trained tokens, or their mean."""
     values = [each for sample in note.get("samples", []) for each in sample.get("advantages", ()) if each is not None]
     return sum(values) / len(values) if values else note.get("advantage")
 

@@ -1,4 +1,4 @@
-// What is looked at, kept in the address (#…), and which trajectories that selects.
+// The view state, kept in the address (#…), and the trajectories it selects.
 
 const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
 const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer"];
@@ -20,7 +20,7 @@ function address(changes) {
   return `#${given}`;
 }
 
-// A change of filter replaces the address; opening something else adds to the history.
+// Filter changes replace the address; other navigation adds to the history.
 function go(changes, { replace = false } = {}) {
   const target = address(changes);
   if (target === location.hash) return;

@@ -1,4 +1,4 @@
-// The tokens of a trajectory, colored by one number at a time; an underline says the same as the color.
+// The tokens of a trajectory, colored by one metric at a time; underlines repeat the color.
 
 const BLOCK = 400;
 const LAYERS = {
@@ -42,11 +42,11 @@ function tokenSection(detail) {
   const readout = el("p", { class: "token-readout", "aria-live": "polite" }, "Point at a token, or click one and use ← and →.");
   const node = section("Tokens", `${marked.toLocaleString("en")} of ${total.toLocaleString("en")} ${markedAs(samples[0])} (${percent(marked / total)}).`, layerChoice(samples, layer), legend(layer, samples[0]), readout,
     samples.map((sample, index) => tokenText(sample, index, layer, readout)));
-  if (samples.some((sample) => !sample.pieces)) node.append(el("p", { class: "note", text: "Ids only: no tokenizer was found that made them." }));
+  if (samples.some((sample) => !sample.pieces)) node.append(el("p", { class: "note", text: "Token ids only: no matching tokenizer was found." }));
   return node;
 }
 
-// Without numbers of training the mask says what the policy sampled.
+// Without training records, the mask shows what the policy sampled.
 const markedAs = (sample) => (sample.old ? "trained" : "sampled");
 
 function layerChoice(samples, layer) {
@@ -54,7 +54,7 @@ function layerChoice(samples, layer) {
     const there = hasLayer(samples, name);
     return el("button", { type: "button", "aria-pressed": String(name === layer), disabled: !there, title: there ? null : "not recorded", text: label, onclick: () => go({ layer: name === "mask" ? null : name }, { replace: true }) });
   });
-  return el("div", { class: "segments", role: "group", "aria-label": "Colour tokens by" }, buttons);
+  return el("div", { class: "segments", role: "group", "aria-label": "Color tokens by" }, buttons);
 }
 
 function legend(layer, sample) {

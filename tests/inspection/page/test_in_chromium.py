@@ -106,7 +106,7 @@ def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path)
     target.write_text(page(gather(place_of(tmp_path / "sft"), model_name="nano")), encoding="utf-8")
     markup = shown(target, tmp_path / "profile")
     assert "loss from 0.500 at step 1 to 0.250 at step 2; validation from 0.400 at step 2" in markup
-    assert "0.500 → 0.250" in markup and "None were kept with this run" in markup
+    assert "0.500 → 0.250" in markup and "This run kept no trajectories" in markup
     assert "Click a point" not in markup and "Crashed" not in markup
     assert "No trajectories" in shown(target, tmp_path / "profile", "#view=list")
 
