@@ -13,12 +13,12 @@ from emailrl.settings.tree import RewardSettings
 
 
 def build_scorer(settings: Settings, *, reward: str | None = None) -> Scorer:
-    """The scorer that ``settings.rewards`` asks for; ``reward`` overrides its reward (mode simple: ``heuristic``)."""
+    """The scorer configured in ``settings.rewards``; ``reward`` overrides its reward (mode simple: ``heuristic``)."""
     return Scorer(_answer_check(settings), _reward(settings, reward or settings.rewards.reward))
 
 
 def uses_judge(rewards: RewardSettings) -> bool:
-    """Whether an LLM judges answers: where it is set, or left open with a key for its endpoint at hand."""
+    """Whether an LLM judges answers: if configured, or by default if a key for its endpoint is set."""
     return rewards.judge == "llm" or (rewards.judge == "auto" and bool(judge_key(rewards)))
 
 

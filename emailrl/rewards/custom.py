@@ -1,4 +1,4 @@
-"""Rewards of the user's own, by Python path (``emailrl.custom``).
+"""Custom rewards, by Python path (``emailrl.custom``).
 
 The attribute is called with a finished ``Trajectory`` (its ``rubric["answer_correct"]`` is known) and returns a number,
 or a dict of named numbers that are added up. One that takes ``queries, prompts, labels`` is an OpenRLHF
@@ -22,9 +22,9 @@ _OPENRLHF = ["queries", "prompts", "labels"]
 
 
 def load_reward(name: str) -> Reward | BatchReward:
-    """The reward behind a Python path; raises ``UsageError`` where there is none, or where it cannot be loaded.
+    """The reward at a Python path; raises ``UsageError`` if it is missing or cannot be loaded.
 
-    Called, the reward raises ``EmailRLError`` where the user's code raises or returns what is no reward.
+    When called, it raises ``EmailRLError`` if the user's code raises or returns an invalid reward.
     """
     if not is_path(name):
         hint = "Built-in rewards: art_e, simple, heuristic. Your own: module:attribute, path.py:attribute or a URL."
@@ -46,7 +46,7 @@ class OpenRLHFReward:
         self._part = part
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One dict of terms a trajectory; the same error for all where the function failed."""
+        """One dict of terms per trajectory; the same error for all if the function failed."""
         body = request_body(trajectories)
         try:
             reply = _call(self._part, body["query"], body["prompts"], body["labels"])

@@ -1,6 +1,6 @@
-"""The reward of mode ``simple``: one completion on the static first prompt, judged by what shows without a rollout.
+"""The reward of mode ``simple``: one completion on the static first prompt, scored without a rollout.
 
-A first move that serves is a readable call of a real tool with fitting arguments: a search for words of the question.
+A useful first move is a valid tool call: a search for words of the question.
 Terms (their sum lies between -0.25 and 1.1):
 
     readable   +0.25 a tool call that can be read · -0.25 markup that cannot · 0 no call
@@ -21,7 +21,7 @@ from emailrl.rewards.rubric import Reward
 from emailrl.trajectory import Message, Scenario, ToolCall, Trajectory
 
 ENOUGH_WORDS = 3
-"""Keywords are joined by AND: every further word makes an empty result likelier."""
+"""Keywords are joined by AND: every additional word makes an empty result likelier."""
 
 
 def heuristic_reward(max_tokens: int) -> Reward:

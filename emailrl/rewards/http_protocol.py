@@ -1,6 +1,6 @@
-"""What a remote scorer is sent and what its reply must be: OpenRLHF's remote reward API, and what a mail agent adds.
+"""The remote scorer protocol: OpenRLHF's remote reward API, with additions for mail agents.
 
-Request, version 1; every list has one entry a trajectory, in one order:
+Request, version 1; every list has one entry per trajectory, in the same order:
 
     {"version": 1, "query": [text], "prompts": [text], "labels": [reference answer], "trajectories": [object]}
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
-"""Rewards beyond it are refused: their squares, of which spreads are made, would leave the range of numbers."""
+"""Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -51,9 +51,8 @@ def read_reply(
 ) -> list[dict[str, float]]:
     """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
 
-    ``scorer`` names the sender in errors; ``tellable`` makes a name that the server chose fit to be kept. Raises
-    EmailRLError for anything but one finite reward for each trajectory in their order: a reply that is half right is
-    not used at all.
+    ``scorer`` names the sender in errors; ``tellable`` makes a server-chosen name safe to record. Raises EmailRLError
+    unless there is one finite reward per trajectory, in order: a partly valid reply is not used.
     """
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')

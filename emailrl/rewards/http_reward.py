@@ -1,4 +1,4 @@
-"""A reward computed by a server: in batches, retried, timed out, and never guessed where it fails."""
+"""A reward computed by a server: in batches, with retries and timeouts, never guessed on failure."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ logger = logging.getLogger(__name__)
 
 class _Client(Client):
     max_bytes = 64 << 20
-    """A scorer's numbers never take so much."""
+    """Maximum size of a scorer's reply."""
 
 
 def is_url(name: str) -> bool:
-    """Whether a reward's name is the address of a server."""
+    """Whether a reward's name is a server URL."""
     return name.lower().startswith(("http://", "https://"))
 
 
 class HttpReward:
-    """Posts trajectories to ``url`` (``http_protocol`` says what goes each way).
+    """Posts trajectories to ``url`` (see ``http_protocol``).
 
-    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is tried
-    again after 1, 2, 4, … seconds where the server is away, busy or failing, ``REWARD_RETRIES`` times; what then is
-    left, and any reply that is not one finite reward for each trajectory, is an error of that batch's trajectories.
+    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is
+    retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a final failure,
+    or an invalid reply, is an error of that batch's trajectories.
     """
 
     def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:
@@ -53,7 +53,7 @@ class HttpReward:
         self._settings = settings
         self._concurrency = concurrency
         self._secrets = [key, *secrets_in(url)]
-        self._url, credentials = split_credentials(url)  # httpx logs the address it posts to
+        self._url, credentials = split_credentials(url)  # httpx logs request URLs
         self._shown = without_credentials(url)
         self._client = _Client(
             auth=credentials,
@@ -63,7 +63,7 @@ class HttpReward:
         )
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One dict of terms a trajectory, in their order, or the error that stands for it."""
+        """One dict of terms, or an error, per trajectory, in order."""
         size = self._settings.reward_batch_size
         batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
         if len(batches) <= 1:
@@ -84,7 +84,7 @@ class HttpReward:
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The reply's JSON; raises EmailRLError when there is none after the last try."""
-        # ASCII alone: what stands in a mail need not be encodable.
+        # ASCII only: email text may not be encodable.
         content, failure, wait = json.dumps(body).encode(), "", 0.0
         for tries in range(self._settings.reward_retries + 1):
             if tries:

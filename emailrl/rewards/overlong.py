@@ -1,10 +1,10 @@
-"""A charge for completions that come near the token limit, so that being cut off is no cliff.
+"""A penalty for completions near the token limit, so that truncation is not a cliff.
 
 DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4; OpenRLHF's ``overlong_buffer_len``): with ``expected =
 max_tokens - buffer`` a completion of ``length`` tokens costs ``min(length - expected, buffer) / buffer * penalty``, and
 nothing up to ``expected``. In a conversation the limit holds for each completion, and so does the charge: ``length`` is
-that of the longest one. Departure from OpenRLHF, whose length is that of all turns together, tool results included,
-against the limit of one generation: there an agent pays for reading long mails.
+that of the longest one. Difference: OpenRLHF compares the length of all turns, including tool results, with the limit
+of one generation, so an agent pays for reading long emails.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ TERM = "overlong"
 
 @dataclass(frozen=True)
 class OverlongScorer:
-    """A scorer whose rewards have one more term, ``overlong``, between ``-penalty`` and 0."""
+    """A scorer that adds the reward term ``overlong``, between ``-penalty`` and 0."""
 
     scorer: Scorer
     max_tokens: int
-    """Most tokens of one completion."""
+    """Maximum tokens per completion."""
     buffer: int
-    """Tokens before ``max_tokens`` over which the charge rises."""
+    """Tokens before ``max_tokens`` over which the penalty rises."""
     penalty: float
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class OverlongScorer:
                 trajectory.reward = sum(trajectory.reward_terms.values())
 
     def charge(self, trajectory: Trajectory) -> float:
-        """What the trajectory's longest completion costs, 0 to ``penalty``; sampled tokens alone count."""
+        """The penalty of the trajectory's longest completion, 0 to ``penalty``; only sampled tokens count."""
         longest = max((len(turn.completion_ids) for turn in trajectory.turns), default=0)
         over = max(longest - (self.max_tokens - self.buffer), 0)
         return min(over, self.buffer) / self.buffer * self.penalty

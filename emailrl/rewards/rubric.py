@@ -1,4 +1,4 @@
-"""ART-E's reward as named terms that add up to it, and the plain right-or-wrong reward.
+"""ART-E's reward as named terms that add up to it, and the binary reward.
 
 The formula, with p = found + read + no_invalid_id + cited; the first case that holds decides:
 
@@ -6,11 +6,11 @@ The formula, with p = found + read + no_invalid_id + cited; the first case that 
     unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
     bad arguments    -1.8 + p      right answer   1 + 0.3*cited + 0.1 / num_sources + 0.1*(1 - num_turns / max_turns)
 
-"I don't know" is the right answer where the mailbox holds none; what it cites then counts for nothing. Where all source
-mails are needed, ``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
+"I don't know" is the right answer if the mailbox holds none; its citations are then ignored. If all source emails are
+needed, ``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
 
-Departures from ART-E: ``num_sources`` is really set (there it stayed 0, and with it the bonus); a completion cut off at
-the token limit has a case of its own, worth what ART-E gives the bad tool call it leaves behind.
+Departures from ART-E: ``num_sources`` is set (there it stayed 0, and with it the bonus); a completion truncated at the
+token limit is a separate case, with ART-E's reward for the bad tool call it leaves behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scoring: are the answers right, and what is each trajectory worth."""
+"""Scoring: checks answers and computes each trajectory's reward."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from emailrl.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 
 COMPARED_SHARE = 0.5
-"""Share of a judge's answers that the offline check looks at too, drawn by their text."""
+"""Share of judged answers that the offline check also grades, sampled by their text."""
 
 LONGEST = 500
-"""Characters kept of why there is no verdict or no reward."""
+"""Maximum characters of an error kept for a missing verdict or reward."""
 
 
 class AnswerCheck(Protocol):
     """Says whether an answer to a question agrees with the reference answer."""
 
     concurrency: int
-    """Most checks in flight at once; 1 for checks that compute."""
+    """Maximum concurrent checks; 1 for CPU-bound ones."""
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
-        """True if right; ``kind`` is the question's, where it has one; raises where no verdict could be had."""
+        """True if correct; ``kind`` is the question's, if any; raises if no verdict is available."""
         ...
 
 
 Claim = tuple[str, str, str, str]
-"""Question, reference, answer and the question's kind, empty where it has none."""
+"""Question, reference, answer and the question's kind, empty if unknown."""
 Terms = dict[str, float] | Exception
-"""The named terms of one trajectory's reward, or the error that stands for them."""
+"""The named terms of one trajectory's reward, or an error."""
 
 
 @runtime_checkable
 class BatchReward(Protocol):
-    """A reward that is given many trajectories at once, such as a remote one."""
+    """A reward computed for many trajectories at once, such as a remote one."""
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One entry a trajectory, in their order."""
+        """One entry per trajectory, in order."""
         ...
 
 
@@ -70,10 +70,9 @@ class Scorer:
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly.
 
-        Trajectories that already hold an exception are left alone. One whose answer could not be judged, or whose
-        reward could not be had, whatever was raised, gets its ``exception`` set and no reward, and without a verdict
-        ``answer_correct`` is None: an outage is never a wrong answer, and a fault of a check or a reward costs no other
-        trajectory.
+        Trajectories that already hold an exception are skipped. If judging or the reward fails for one, its
+        ``exception`` is set and it gets no reward; without a verdict ``answer_correct`` is None: an outage is never a
+        wrong answer, and a failure affects no other trajectory.
         """
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
         verdicts = self._judge({_claim(trajectory) for trajectory in finished if _is_checked(trajectory)})
@@ -115,7 +114,7 @@ class Scorer:
         return terms
 
     def _judge(self, claims: set[Claim]) -> dict[Claim, bool | Exception]:
-        """One verdict for each different claim, or the error that stands for it."""
+        """One verdict, or an error, for each distinct claim."""
         ordered = sorted(claims)
         workers = min(self.answers.concurrency, len(ordered))
         if workers <= 1:
@@ -124,7 +123,7 @@ class Scorer:
             return dict(zip(ordered, pool.map(self._verdict, ordered), strict=True))
 
     def _second_opinion(self, claim: Claim) -> bool | None:
-        """What the offline check says of a sample of a judge's answers; an answer is always in it or never."""
+        """The offline check's verdicts on a sample of judged answers; an answer is always in the sample or never."""
         if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim[:3])).random() >= COMPARED_SHARE:
             return None
         return OfflineMatcher().check(*claim)
@@ -148,12 +147,12 @@ def _attempted(trajectory: Trajectory) -> bool:
 
 
 def _is_checked(trajectory: Trajectory) -> bool:
-    """Whether the answer check is asked: where the mailbox holds no answer, whatever is answered is wrong."""
+    """Whether the answer needs a check: if the mailbox holds no answer, any answer is wrong."""
     return trajectory.scenario.answerable and _attempted(trajectory)
 
 
 def _knows_not(trajectory: Trajectory) -> bool:
-    """Whether it says that it does not know, and nobody could."""
+    """Whether it answers "I don't know" to an unanswerable question."""
     return not trajectory.scenario.answerable and bool(trajectory.rubric.get("returned_i_dont_know"))
 
 

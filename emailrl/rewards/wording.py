@@ -1,6 +1,6 @@
-"""What an answer looks like, whether it is right or not: what a policy changes first when it games its reward.
+"""Surface features of an answer, which change first when a policy games its reward.
 
-None of it earns or costs anything; a check that can be fooled shows here as answers that grow, list or shout.
+They do not affect the reward; a check that can be fooled shows as longer answers, lists or capitals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CHOICE = re.compile(r"or\b|[;/]", re.IGNORECASE)
 _YEAR_AFTER_COMMA = re.compile(r",(?=\s+\d{4}\b)")
 _BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S", re.MULTILINE)
 _MOST_WORDS = 4
-"""A longer item is a clause of the sentence, not one of a list."""
+"""Longer items are clauses, not list items."""
 
 
 def measure(answer: str) -> dict[str, float]:
@@ -28,7 +28,7 @@ def measure(answer: str) -> dict[str, float]:
 
 
 def count_candidates(answer: str) -> int:
-    """How many things an answer offers: the items of its longest list or choice; 1 where it names one.
+    """The number of candidates in an answer: the items of its longest list or choice, at least 1.
 
     A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or
     the lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3,

@@ -1,6 +1,7 @@
-"""``emailrl sft``: supervised fine-tuning on what experts or better policies said; a run may be stopped anywhere.
+"""``emailrl sft``: supervised fine-tuning on conversations of experts or better policies; runs can be stopped at any
+time.
 
-A run's folder holds ``best_model/`` (of the lowest validation loss; without validation, the last), ``checkpoint-N/``,
+A run's folder holds ``best_model/`` (lowest validation loss; the last without validation), ``checkpoint-N/``,
 ``metrics.jsonl`` and ``training.log``.
 """
 
@@ -47,11 +48,11 @@ def sft(
     progress: Callable[[str], None] = lambda line: None,
     results: Callable[[str], None] | None = None,
 ) -> SftResult:
-    """Fine-tune as the settings say and return what came of it; ``progress`` and ``results`` as in ``training.loop``.
+    """Fine-tune by the settings and return the result; ``progress`` and ``results`` as in ``training.loop``.
 
     ``out`` and ``resume`` as in ``find_place``; ``workers`` processes play demo worlds (None: one a core). A
-    KeyboardInterrupt, or any error between two updates, leaves the last whole step saved. Raises UsageError for what
-    the user must change, EmailRLError for a run that cannot go on.
+    KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Raises UsageError for
+    invalid settings, EmailRLError for a run that cannot continue.
     """
     with _open(settings, out, resume, workers, progress) as run, run.interrupts.installed():
         run.tracker.results = results or progress
@@ -66,7 +67,7 @@ def sft(
 
 @contextmanager
 def _open(settings: Settings, out: Path | None, resume: str | None, workers: int | None, say: Say) -> Iterator[Run]:
-    """Check settings, place and conversations before a model is loaded; then begin, or go on."""
+    """Check settings, place and conversations before loading a model; then start or resume."""
     _check(settings)
     check_services(settings)
     seed_generators(settings.training.seed)
@@ -77,7 +78,7 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
     with held(place.directory):
         recover(place.directory)
         if place.checkpoint is None:
-            clear_run(place.directory)  # what died in it before its first checkpoint
+            clear_run(place.directory)  # remains of a run that died before its first checkpoint
         start = find_start(settings, place.checkpoint)
         settings = start.settings
         policy = _policy(settings, start.adapter, place.checkpoint)
@@ -137,7 +138,7 @@ def _new_policy(settings: Settings) -> Policy:
 
 
 def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Settings) -> State:
-    """The run's state, its optimizer's too; UsageError where the checkpoint is of other examples or another order."""
+    """Restore the run's state and optimizer; UsageError if the checkpoint has other examples or another order."""
     before = checkpoint.metadata
     check_resumed(settings, before.settings)
     if before.questions_fingerprint != data.fingerprint:

@@ -1,4 +1,4 @@
-"""What a run learns from: conversations of experts and of trajectory files, and the inboxes held out to validate on."""
+"""Training data: conversations of experts and trajectory files, with inboxes held out for validation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VAL_SHARE = 0.1
-"""Of the conversations, about so many validate where no inbox is of the split val."""
+"""Share of conversations for validation if no inbox is in the split val."""
 
 
 @dataclass
 class Conversations:
-    """What is learned from, as text; both lists empty where experts play demo worlds without end."""
+    """The conversations as text; both lists are empty for endless expert play on demo worlds."""
 
     train: list[Conversation] = field(default_factory=list)
     val: list[Conversation] = field(default_factory=list)
@@ -39,20 +39,20 @@ class Conversations:
 
 @dataclass
 class Data:
-    """Batches of examples, and those that validate."""
+    """Training batches and validation examples."""
 
     batches: Callable[[int], Iterator[list[Example]]]
-    """The batches from a step on (0: all), the same whenever they are asked for."""
+    """The batches from a step on (0: all); every call gives the same ones."""
     val: list[Example]
-    """Of other inboxes than those trained on; empty where there is only one inbox."""
+    """Validation examples, from inboxes not trained on; empty if there is only one inbox."""
     fingerprint: str
     told: str
-    """What it is, in one line."""
+    """A one-line description."""
     notes: list[str]
 
 
 def gather(settings: Settings) -> Conversations:
-    """The conversations that the settings ask for, those of held-out inboxes apart.
+    """The conversations selected by the settings, split into training and held-out inboxes.
 
     Raises UsageError for files and questions that give none, EmailRLError for a file that cannot be read.
     """
@@ -76,7 +76,7 @@ def gather(settings: Settings) -> Conversations:
 
 
 def source_of(settings: Settings) -> str:
-    """Where experts play: on ``questions``, on ``demo`` worlds, or nowhere (``none``)."""
+    """What experts play: ``questions``, ``demo`` worlds, or ``none``."""
     sft = settings.sft
     if sft.experts != "auto":
         return sft.experts
@@ -88,10 +88,10 @@ def source_of(settings: Settings) -> str:
 def split(
     conversations: Sequence[Conversation], most: int, seed: int, *, shared: bool = False
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Those to train on, and at most ``most`` of other inboxes to validate on.
+    """Split into training conversations and at most ``most`` validation ones from other inboxes.
 
     Held out are the inboxes of the split val, else of a seeded tenth of the conversations, but never all inboxes.
-    ``shared`` accepts an inbox on both sides: what is of the split val then validates, the rest is trained on.
+    ``shared`` accepts an inbox on both sides: the split val is then used for validation, the rest for training.
     """
     by_inbox: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in conversations:
@@ -122,9 +122,9 @@ def _some_inboxes(by_inbox: Mapping[str, Sequence[Conversation]], num: int, seed
 def examples(
     found: Conversations, settings: Settings, renderer: ChatRenderer, *, longest: int, workers: int | None
 ) -> Data:
-    """The examples that ``found`` makes for one policy; of none, those of demo worlds.
+    """The examples that ``found`` makes for one policy; if empty, those of demo worlds.
 
-    ``longest`` is the context window in tokens: what is longer is left out and counted. Raises UsageError where nothing
+    ``longest`` is the context window in tokens: longer conversations are dropped and counted. Raises UsageError if none
     is left to train on.
     """
     notes = list(found.notes)
@@ -160,7 +160,7 @@ def examples(
 
 
 def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes: list[str]) -> Data:
-    """The tokenizer goes to the processes that play by a folder: it may be new, or have another template."""
+    """Pass the tokenizer to worker processes in a folder: it may be new, or have another template."""
     sft, seed = settings.sft, settings.training.seed
 
     def batches(start: int) -> Iterator[list[Example]]:

@@ -1,4 +1,4 @@
-"""Experts on demo worlds, each with a database of its own: conversations without end, no two worlds with one inbox."""
+"""Experts on demo worlds, each with its own database: endless conversations, no inbox shared by two worlds."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FIRST_WORLD = 1_000
 NUM_WORLDS = 9_000
 MAX_TURNS = (4, 10)
 TIMES = 2
-"""How often each fact of a world is asked."""
+"""Questions per fact of a world."""
 CORPUS_WORLDS = 120
 """Worlds whose texts train a new model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One scenario to be played by an expert."""
+    """One scenario for an expert to play."""
 
     fact: ProjectFact
     scenario: Scenario
@@ -46,7 +46,7 @@ class Play:
 
 
 def plays(world: World, number: int, seed: int, times: int) -> list[Play]:
-    """Every fact of a world asked ``times`` times, each time in its own words and with its own expert."""
+    """Every fact of a world asked ``times`` times, each time in different words and by a different expert."""
     found = []
     for index, (fact, repeat) in enumerate(itertools.product(world.facts, range(times))):
         name = f"{seed}/{number}/{index}/{repeat}"
@@ -55,7 +55,7 @@ def plays(world: World, number: int, seed: int, times: int) -> list[Play]:
 
 
 def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Split = "train") -> list[list[Message]]:
-    """What experts say on one world of a split, played against its real database."""
+    """Expert conversations on one world of a split, played against its real database."""
     world = make_world(seed, split, FIRST_WORLD + number % NUM_WORLDS)
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Sp
 
 
 def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
-    """Texts to train a tokenizer on: what is said and shown on some worlds, as a template frames it."""
+    """Texts to train a tokenizer on: templated conversations from some worlds."""
     for number in range(num_worlds):
         for messages in transcripts(number, seed=seed, times=1, habits=Habits()):
             yield "".join(f"\n{message.content}\n" for message in messages[1:])
@@ -82,9 +82,9 @@ def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
 def batches(
     tokenizer_path: Path, *, steps: int, batch_size: int, start: int, seed: int, workers: int | None
 ) -> Iterator[list[Example]]:
-    """Batches ``start`` … ``steps`` - 1 of what experts say on training worlds, mixed.
+    """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled.
 
-    The same for any number of processes; those before ``start`` are played too, and passed over.
+    Independent of the number of processes; batches before ``start`` are played too, and skipped.
     """
     num_worlds = -(-steps * batch_size // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
     examples = shuffled(stream(tokenizer_path, num_worlds, seed=seed, workers=workers or os.cpu_count() or 1), seed)
@@ -105,7 +105,7 @@ def held_out(num: int, seed: int, renderer: ChatRenderer) -> list[Example]:
 
 
 def stream(tokenizer_path: Path, num_worlds: int, *, seed: int, workers: int) -> Iterator[list[Example]]:
-    """The examples of training worlds 0 … num_worlds − 1, in the same order however many processes make them."""
+    """The examples of training worlds 0 … num_worlds − 1, in an order independent of the number of processes."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
@@ -142,7 +142,7 @@ def _examples(number: int, *, seed: int, split: Split, renderer: ChatRenderer) -
 
 
 def shuffled(worlds: Iterable[list[Example]], seed: int, size: int = 4096) -> Iterator[Example]:
-    """Mix worlds: each example leaves a buffer of ``size`` at random."""
+    """Shuffle worlds through a buffer of ``size`` examples."""
     rng = random.Random(f"{seed}/shuffle")
     buffer: list[Example] = []
     for examples in worlds:

@@ -1,4 +1,4 @@
-"""From conversations to examples: the token ids that a rollout would have recorded, and which of them are imitated."""
+"""From conversations to examples: the token ids that a rollout would have recorded, and the mask of trained ones."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said on one question, its last message an assistant's."""
+    """The conversation on one question, ending with an assistant message."""
 
     id: str
     inbox: str
     split: str | None
-    """Of the question; None where it is not known."""
+    """The question's kind; None if unknown."""
     messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence to learn from; both arrays are equally long."""
+    """One training sequence; both arrays have equal length."""
 
     conversation: str
     inbox: str
     token_ids: np.ndarray
     """uint32"""
     spoken: np.ndarray
-    """bool: the assistant's own tokens, which are imitated."""
+    """bool: the assistant's own tokens, which are trained."""
 
 
 class Acts(Protocol):
@@ -50,7 +50,7 @@ class Acts(Protocol):
 
 
 class Plays(Protocol):
-    """What an expert plays in: one mail environment, or one of the user's own."""
+    """An expert's environment: the mail environment, or a custom one."""
 
     def start(self) -> list[Message]: ...
 
@@ -70,7 +70,7 @@ def converse(environment: Plays, expert: Acts) -> list[Message]:
 
 
 def as_spoken(message: Message) -> Message:
-    """The message with its tool calls written out, as a policy would say them: chat servers keep them apart."""
+    """The message with its tool calls as text, as a policy would write them: chat servers return them separately."""
     if message.role != "assistant" or not message.tool_calls or "<tool_call>" in message.content:
         return message
     calls = (json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
@@ -80,9 +80,9 @@ def as_spoken(message: Message) -> Message:
 
 
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
-    """The tokens a rollout of this conversation would have recorded: assistant turns sampled, the rest shown.
+    """The tokens a rollout of this conversation would have recorded: assistant turns as sampled, the rest as context.
 
-    Several samples where the template does not extend the tokens so far; sampled log-probabilities are 0.
+    Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0.
     """
     end = renderer.tokenizer.eos_token_id
     samples: list[TokenSample] = []
@@ -118,7 +118,7 @@ def examples_of(conversation: Conversation, renderer: ChatRenderer) -> list[Exam
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
-    """SHA-256 over the examples, in their order."""
+    """SHA-256 over the examples, in order."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(example.conversation.encode(errors="backslashreplace"))

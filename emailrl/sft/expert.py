@@ -1,7 +1,7 @@
-"""Scripted experts: play demo scenarios the way a person would, and err on purpose.
+"""Scripted experts: play demo scenarios as a person would, with deliberate mistakes.
 
-They exist to teach an untrained policy the form of the work (``emailrl sft``), not to solve it: their common
-habit is the poor one (a single keyword), the good one is rare, so that reinforcement learning has something to find.
+They teach an untrained policy the format of the task (``emailrl sft``), not how to solve it: usually they search poorly
+(a single keyword) and rarely well, so that reinforcement learning has something to find.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from emailrl.store.demo import ProjectFact
 from emailrl.trajectory import Message
 
 MAX_RESULTS = 3
-"""Hits every expert asks for: few enough that one keyword often misses the right mail."""
+"""Hits that experts request: few enough that one keyword often misses the right email."""
 
 USUAL = frozenset(("room", "flight"))
-"""Topics for which most experts search well; for the others hardly any does."""
+"""Topics for which most experts search well; for the others few do."""
 
 GIVE_UP = "I don't know."
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often experts do what; each a probability."""
+    """Probabilities of expert actions."""
 
     two_keywords: float = 0.15
     """Search for project and topic together (the good habit) rather than for the project alone."""
     two_keywords_usual: float = 0.8
-    """The same for the few topics where it is the usual way (``USUAL``)."""
+    """The same for the few topics where it is common (``USUAL``)."""
     topic_only: float = 0.04
     """Search for the topic alone."""
     open_first: float = 0.10
-    """Open the newest hit, whatever its snippet says."""
+    """Open the newest hit, ignoring its snippet."""
     search_again: float = 0.12
-    """Where no hit looks right, search with both keywords instead of giving up."""
+    """If no hit looks right, search with both keywords instead of giving up."""
     try_next: float = 0.5
-    """After a wrong mail, open another hit instead of giving up."""
+    """After a wrong email, open another hit instead of giving up."""
 
 
 class Expert:

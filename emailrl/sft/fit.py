@@ -1,7 +1,7 @@
-"""Supervised updates: the trainer's packed batches and log-probabilities, under a loss that only imitates.
+"""Supervised updates: the trainer's packed batches and log-probabilities with a likelihood loss.
 
-The loss of an update is the mean negative log-likelihood, in nats, of the tokens that were spoken in its examples,
-whatever micro-batches they are computed in. Only these tokens reach the vocabulary projection.
+The loss of an update is the mean negative log-likelihood, in nats, of the assistant tokens in its examples, independent
+of the micro-batches. Only these tokens reach the vocabulary projection.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from emailrl.training.step.update import MAX_SKIPPED_IN_A_ROW
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
 WARMUP_RATIO = 0.05
 SHOWN_WEIGHT = 0.1
-"""Weight of a shown token's loss beside a spoken one's, for a model made from nothing: tool results repeat what stood
-in earlier ones, and so it learns to copy from them."""
+"""Loss weight of a context token relative to an assistant token, for a model trained from scratch: tool results repeat
+earlier ones, so it learns to copy from them."""
 RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}
-"""Peak learning rates where none is set."""
+"""Default peak learning rates."""
 
 
 class Fitter:
-    """Holds the optimizer of a policy that imitates; an adapter's, or with ``--full`` the whole model's."""
+    """Optimizes a policy by imitation: its adapter, or with ``--full`` the whole model."""
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         if policy.dtype == torch.float16:
@@ -56,7 +56,7 @@ class Fitter:
         self.names = [name for name, _ in named]
         self.weights = [parameter for _, parameter in named]
         self.masters = [_master(weight) for weight in self.weights]
-        # Not the fused AdamW: it does not count a parameter's versions, by which the fused layers see that it moved.
+        # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
         self.optimizer = torch.optim.AdamW(self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.scorer = LogprobScorer(policy, settings)
         self.skipped_in_a_row = 0
@@ -95,14 +95,14 @@ class Fitter:
 
     @torch.no_grad()
     def loss(self, examples: Sequence[Example]) -> float:
-        """Mean negative log-likelihood of the spoken tokens, in nats; the model is left as it is."""
+        """Mean negative log-likelihood of the assistant tokens, in nats; leaves the model unchanged."""
         self.policy.model.eval()
         return self._sum(
             examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum())
         ) / _num_spoken(examples)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on beside the weights, as ``torch.save`` can write it."""
+        """Everything the next step depends on besides the weights, for ``torch.save``."""
         pairs = zip(self.names, self.weights, self.masters, strict=True)
         return {
             "parameters": self.names,
@@ -112,7 +112,7 @@ class Fitter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken, bit for bit; raises EmailRLError for the state of another model."""
+        """Restore ``state`` bit for bit; raises EmailRLError for another model's state."""
         if state["parameters"] != self.names:
             raise EmailRLError(
                 "The trainer state belongs to another model or adapter.", "Resume with the run's --model."
@@ -125,9 +125,9 @@ class Fitter:
                     master.copy_(state["masters"][name])
 
     def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
-        """Add up what ``work`` makes of each micro-batch; begun anew with smaller ones where memory runs out.
+        """Sum ``work`` over micro-batches; restarts with smaller ones if memory runs out.
 
-        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
+        It restarts because an interrupted backward pass leaves a partial gradient.
         """
         samples = [self._sample(example) for example in examples]
         total = _num_spoken(examples)
@@ -144,7 +144,7 @@ class Fitter:
             self._make_room(batch)
 
     def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
-        """Add one micro-batch's gradient; returns the summed loss of its spoken tokens."""
+        """Add one micro-batch's gradient; returns the summed loss of its assistant tokens."""
         losses = -self._logprobs(batch)
         weights = torch.where(spoken, 1.0, self.shown_weight)
         ((losses * weights).sum() / total).backward()
@@ -174,7 +174,7 @@ class Fitter:
         )
 
     def _make_room(self, batch: MicroBatch | None) -> None:
-        """Recompute activations in the backward pass where that is left open, else halve the micro-batches."""
+        """Recompute activations in the backward pass if allowed, else halve the micro-batches."""
         assert batch is not None
         self._drop_gradients()
         base = self.policy.model
@@ -191,13 +191,13 @@ class Fitter:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Give the model the masters' new values, rounded to its own type."""
+        """Copy the master weights to the model, rounded to its dtype."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight:
                 weight.copy_(master)
 
     def _skip(self, step: int, loss: float, norm: float) -> None:
-        """Leave the weights as they are; too many in a row end the run."""
+        """Skip the update; too many consecutive skips end the run."""
         self._drop_gradients()
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -209,14 +209,14 @@ class Fitter:
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
-    """What the optimizer moves: the weight itself, or a float32 copy of one in 16 bits, where small steps vanish."""
+    """The optimized tensor: the weight itself, or a float32 copy of a 16-bit one, in which small steps vanish."""
     if weight.dtype in (torch.float32, torch.float64):
         return weight
     return nn.Parameter(weight.detach().float())
 
 
 def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:
-    """Which tokens of a micro-batch were spoken, bool ``(B, T)``."""
+    """The assistant tokens of a micro-batch, bool ``(B, T)``."""
     spoken = torch.zeros(batch.token_ids.shape, dtype=torch.bool)
     for row, index in enumerate(batch.indices):
         own = torch.from_numpy(examples[index].spoken[: spoken.shape[1]])

@@ -1,6 +1,6 @@
-"""Passes over the conversations; in each, experts play their questions anew, meanwhile and in another process.
+"""Passes over the conversations; in each, experts replay their questions, concurrently in another process.
 
-What a pass holds follows from the seed and its number alone, so that a resumed run sees what the uninterrupted one saw.
+A pass depends only on the seed and its number, so that a resumed run sees the same data as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 Group = list[Example]
 """The examples of one conversation."""
 PassOf = Callable[[int], list[Group]]
-"""The groups of a pass; those of every pass are equally many, and belong to the same questions in the same order."""
+"""The groups of a pass; every pass has the same questions in the same order."""
 
 
 def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
-    """Batches of ``size`` conversations, from batch ``start`` on, through the ``count`` of one pass after the other.
+    """Batches of ``size`` conversations, from batch ``start`` on, through successive passes of ``count`` conversations
+    each.
 
-    A batch holds no question twice but where it crosses from one pass to the next.
+    A batch holds a question twice only if it spans two passes.
     """
     size = min(size, count)
     number, groups, order = -1, list[Group](), list(range(count))
@@ -47,7 +48,7 @@ def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) ->
 
 
 def played(settings: Settings, split: Split, *, draw: int = 0) -> Iterator[Conversation]:
-    """Expert conversations on the questions of a split; another ``draw`` takes other routes to the same answers."""
+    """Expert conversations on the questions of a split; another ``draw`` gives other routes to the same answers."""
     for scenario, messages in play_experts(settings, split=split, seed=settings.training.seed, draw=draw):
         yield Conversation(f"{split}-{scenario.id}", scenario.inbox_address, split, messages)
 
@@ -63,10 +64,10 @@ def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, lon
 def replayed(
     groups: Sequence[Group], settings: Settings, tokenizer: PreTrainedTokenizerBase, *, longest: int, passes: int
 ) -> Iterator[PassOf]:
-    """Passes whose expert conversations are played anew; pass 0 is ``groups``, and so is what experts now fail at.
+    """Passes with replayed expert conversations; ``groups`` is pass 0, and the fallback if experts fail.
 
-    Each pass is played while the one before is trained. The tokenizer reaches the process that plays through a folder:
-    it may be new, or have another template.
+    Each pass is played while the previous one is trained on. The tokenizer reaches the process that plays through a
+    folder: it may be new, or have another template.
     """
     import multiprocessing
 
@@ -77,7 +78,7 @@ def replayed(
             coming: dict[int, Any] = {}
 
             def pass_of(number: int) -> list[Group]:
-                if number and number not in coming:  # a resumed run begins here
+                if number and number not in coming:  # a resumed run starts here
                     coming[number] = pool.apply_async(_play, (number,))
                 found: dict[str, Group] = coming.pop(number).get() if number else {}
                 if number + 1 < passes:
@@ -96,7 +97,7 @@ def _start(folder: str, settings: Settings, longest: int) -> None:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment.custom import load_task
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C
     task = load_task(settings.agent.environment, settings.agent)
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)
     _worker.update(renderer=renderer, settings=settings, longest=longest)

@@ -1,4 +1,4 @@
-"""Where a run of supervised fine-tuning stands: a new folder, or the checkpoint that an old run goes on from."""
+"""The location of a supervised fine-tuning run: a new folder, or a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from emailrl.settings import Settings, run_root
 from emailrl.training.run.directory import LOCK, free_directory
 
 PRODUCT = "best_model"
-"""What a run is made for stands in this folder of it."""
+"""The subfolder of a run that holds its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A run's folder, and the checkpoint to go on from; None begins at step 0."""
+    """A run's folder, and the checkpoint to resume from (None: start at step 0)."""
 
     directory: Path
     checkpoint: Checkpoint | None = None
 
 
 def find_place(settings: Settings, out: Path | None, resume: str | None) -> Place:
-    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume`` means.
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume``
+    selects.
 
-    ``auto`` goes on with the run in ``out`` (by default the newest) where there is one, ``latest`` asks for it, and a
-    path names the run or its last checkpoint. Raises UsageError for a folder that holds something else, for a run that
-    is not there and for a checkpoint with later ones beside it.
+    ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest`` requires it, and a path
+    names the run or its last checkpoint. Raises UsageError for a folder that holds something else, a missing run, and a
+    checkpoint that is not the last.
     """
     if resume is None:
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):

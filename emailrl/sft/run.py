@@ -1,7 +1,7 @@
-"""A run of supervised fine-tuning: its steps, validations and checkpoints; ``assemble`` puts it together.
+"""A supervised fine-tuning run: steps, validations and checkpoints; built by ``assemble``.
 
-The examples of each step follow from the seed and the step alone, so that a resumed run equals the uninterrupted one,
-bit for bit on a CPU.
+The examples of each step depend only on the seed and the step, so that a resumed run equals an uninterrupted one, bit
+for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from emailrl.training.run.tracking import Tracker
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """What a run came to."""
+    """The result of a run."""
 
     out: Path
-    """The folder to train on from: an adapter, or with all weights trained a model."""
+    """The output folder: an adapter, or a model after full fine-tuning."""
     steps: int
-    """Steps done, those before a resume included."""
+    """Steps done, including those before a resume."""
     loss: float
-    """Training loss of the last step, in nats a token."""
+    """Training loss of the last step, in nats per token."""
     val_loss: float | None
-    """Of the weights in ``out``; None where nothing was held out."""
+    """Validation loss of the weights in ``out``; None without held-out data."""
 
 
 @dataclass(slots=True)
 class State:
-    """All that changes from step to step beside weights and optimizer."""
+    """The mutable state besides weights and optimizer."""
 
     step: int = 0
     loss: float = float("nan")
@@ -55,7 +55,7 @@ class State:
     best: float | None = None
     best_step: int = 0
     without_better: int = 0
-    """Validation losses since the lowest."""
+    """Validations since the lowest loss."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Run:
     """The weights are those of ``state.step``."""
 
     def train(self) -> str:
-        """Go through the steps to the end, and return why it ended."""
+        """Run all remaining steps; returns why the run ended."""
         state, sft = self.state, self.settings.sft
         pace, droppable = Pace(state.step), self.interrupts.droppable
         with closing(_generator(self.data.batches(state.step))) as batches:
@@ -105,7 +105,7 @@ class Run:
         return "all steps done" if state.step == sft.sft_steps else "the validation loss stopped falling"
 
     def validate(self) -> float | None:
-        """Measure the validation loss, and keep the weights where it is the lowest so far."""
+        """Measure the validation loss, and save the weights if it is the lowest so far."""
         state, val = self.state, self.data.val
         if not val:
             return None
@@ -119,7 +119,7 @@ class Run:
         return loss
 
     def finish(self, reason: str) -> SftResult:
-        """Say why the run ended and what it came to."""
+        """Report why the run ended and its result."""
         state, out = self.state, self.place.directory / PRODUCT
         if not self.data.val or not state.best_step:
             self.write_product()
@@ -129,7 +129,7 @@ class Run:
         return SftResult(out.absolute(), state.step, state.loss, val_loss)
 
     def save(self) -> None:
-        """Write ``checkpoint-N``, with all that the next step needs, and remove the oldest."""
+        """Write ``checkpoint-N``, with everything the next step needs, and remove the oldest."""
 
         def fill(folder: Path) -> None:
             self._write_weights(folder)
@@ -141,7 +141,7 @@ class Run:
         prune(self.place.directory, self.settings.output.save_total_limit)
 
     def rescue(self) -> None:
-        """Save the last whole step of a run that ends before its end."""
+        """Save the last complete step of an interrupted run."""
         step = self.state.step
         if self.whole and not self.interrupts.impatient and step and self.saved_step != step:
             self.save()
@@ -151,7 +151,7 @@ class Run:
         self.tracker.say(f"Stopped after step {step}: {saved}.")
 
     def write_product(self) -> None:
-        """Write the weights as they are to ``best_model``; a new model in bf16, as it is to be shipped."""
+        """Write the current weights to ``best_model``; a new model is saved in bf16 for distribution."""
         new = self.settings.sft.from_scratch
         policy = replace(self.policy, model=copy.deepcopy(self.policy.model).to(torch.bfloat16)) if new else self.policy
         path = self.place.directory / PRODUCT
@@ -196,5 +196,5 @@ def _write_weights(policy: Policy, folder: Path) -> None:
 
 
 def _generator(batches: Iterator[Any]) -> Any:
-    """As a generator, which can be closed: processes that play demo worlds end with it."""
+    """A closable generator, which ends the processes that play demo worlds."""
     yield from batches

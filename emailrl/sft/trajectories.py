@@ -1,4 +1,4 @@
-"""Conversations from trajectory files: of each question the best by its reward, whoever played it."""
+"""Conversations from trajectory files: the highest-reward one per question, from any policy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
 def read_conversations(
     files: Sequence[Path], *, best_of: int | None = None, min_reward: float | None = None
 ) -> tuple[list[Conversation], list[str]]:
-    """One conversation a question, that of the highest reward (of equals the first), and what to say of the rest.
+    """The highest-reward conversation per question (the first of equals), and notes on the rest.
 
-    ``best_of`` looks at the first so many trajectories of a question alone; ``min_reward`` leaves out what has less.
-    Those that raised, that the token limit cut off, or in which no assistant replies are never taken. Raises UsageError
-    for a file that is not there and where nothing is left, EmailRLError (file and line) for one that cannot be read.
+    ``best_of`` considers only that many first trajectories per question; ``min_reward`` drops lower rewards.
+    Trajectories that raised, were truncated, or have no assistant reply are never used. Raises UsageError for a missing
+    file or if nothing is left, EmailRLError (file and line) for one that cannot be read.
     """
     for file in files:
         if not file.is_file():
@@ -73,7 +73,7 @@ def _told(counts: Counter[str]) -> str:
 
 
 def _conversation(trajectory: Trajectory) -> Conversation:
-    """All up to the last assistant turn: nothing after it is imitated."""
+    """All messages up to the last assistant turn: nothing after it is trained."""
     messages = trajectory.messages
     end = max(place for place, message in enumerate(messages) if message.role == "assistant") + 1
     scenario = trajectory.scenario

@@ -1,4 +1,4 @@
-"""The decision: does an answer give what the reference gives for the question?"""
+"""Decides whether an answer agrees with the reference for the question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.vetoes import stands_against
 
 LONGEST = 4000
-"""Characters; nothing longer is an answer."""
+"""Maximum characters of an answer."""
 
 
 def match(question: str, reference: str, answer: str, *, kind: str | None = None) -> bool:

@@ -17,14 +17,14 @@ from emailrl.rewards.matching.clauses import Clause
 from emailrl.rewards.matching.question import Question, Reference
 
 SHORT = 4
-"""A reference of at most so many facts and words is an answer without a sentence round it."""
+"""A reference of at most this many facts and words is a bare answer, not a sentence."""
 WHOLE = "whole"
 """The kind of literal that the whole text of a long reference makes, which is blotted out of an answer like a fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is asked, expected and given."""
+    """Question, reference and answer."""
 
     asked: Question
     expected: Reference
@@ -53,7 +53,7 @@ class Case:
         )
 
     def new(self, units: Iterable[Unit]) -> list[Unit]:
-        """Those of which neither reference nor question speaks."""
+        """Those that neither reference nor question mentions."""
         return [unit for unit in units if not self.is_known(unit)]
 
     @property
@@ -90,12 +90,12 @@ class Case:
 
 
 def is_whole(fact: Fact) -> bool:
-    """Whether a fact stands for a reference as a whole."""
+    """Whether a fact is the whole reference."""
     return isinstance(fact, Literal) and fact.kind == WHOLE
 
 
 def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple[Clause, ...]) -> Case:
-    """Lay the three side by side."""
+    """Compare the three."""
     names = {stem(word) for name in expected.names for token in name.tokens for word in (token, *token.split("-"))}
     known = asked.stems | names | {*expected.others.stems}
     said = (*expected.others.facts, *asked.reading.facts)
@@ -103,7 +103,7 @@ def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple
 
 
 def covers(case: Case) -> bool:
-    """Whether the answer holds what has to be given for the question."""
+    """Whether the answer holds everything the question requires."""
     asked, expected = case.asked, case.expected
     if asked.quantity and is_zero(expected.full):
         return is_zero(case.given)
@@ -145,7 +145,7 @@ def most(hits: Iterable[bool]) -> bool:
 
 
 def is_zero(reading: Reading) -> bool:
-    """Whether a text says that there is none."""
+    """Whether a text states that there is none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
         return all(fact.value == 0 for fact in numbers)

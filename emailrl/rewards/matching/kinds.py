@@ -1,4 +1,4 @@
-"""What kind of thing answers a question whose kind is known, as it is of template questions."""
+"""The kind of answer for questions of known kind, such as template questions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KINDS = {
     "text": "room venue attachment flight deal_number ticket_number meter_number contract_number invoice_number",
 }
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *names.split())}
-"""From a question's kind to the kind of its answer; a name that is not here tells nothing."""
+"""From a question's kind to its answer's kind; other kinds are unknown."""
 QUOTED = frozenset(("subject", "address", "text"))
-"""Answered word for word."""
+"""Answers compared word for word."""
 
 
 def with_names(answer: str, reference: str) -> str:

@@ -21,7 +21,7 @@ NO_DENIAL = _any(
     r"\bnot only\b|\b(?:no|not) (?:later|earlier|more|less|fewer) than\b|\b(?:no|without|beyond)(?: a| any)? doubt\b",
     rf"\bwhy not\b|\bno\.? (?={MASK})|(?:\bnot\b|n't\b)(?=.*\buntil\b)",
 )
-"""What looks like a denial and is none."""
+"""Phrases that look like a denial but are not."""
 REFUSAL = _any(
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
     r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*)\b"
@@ -31,13 +31,13 @@ FORWARD = (
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
     rf"|anything but|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
-"""Denies what follows it, not what stands before."""
+"""Denies what follows it, not what precedes it."""
 MOVED = _any(
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
     r"\w*\b[^,;]{0,40}?\bfrom\s(?P<old>[^,;]{1,40}?)\s(?:to|until|till)\b",
     r"^\s*(?:previously|formerly|originally|initially|(?:extended|moved|changed|up|down) from)\b(?P<former>.*)",
 )
-"""Names an old value beside the new one."""
+"""Names an old value next to the new one."""
 DOUBT = _any(
     r"(?<!no )(?<!without )(?<!beyond )(?<!without a )(?<!without any )\bdoubt(?!less)\w*",
     r"\b(?:a lie|lies? that|lying|implausible|untrue|false(?:ly|hood)?|myth|hoax|rumou?r\w*|deny|denies|denied that"
@@ -76,7 +76,7 @@ COPIED = _any(
     r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b"
     r"|\bfyi\b"
 )
-"""What only a copied mail has."""
+"""Marks of a copied email."""
 COURTESY = _any(
     r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks"
     r"|thank you|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like"
@@ -85,7 +85,7 @@ COURTESY = _any(
     r"|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
     r"|here(?:'s| is| are)\b[^:]*:?$|no problem|my pleasure|good luck|any(?:thing else| other)|always happy|enjoy\b)"
 )
-"""How a sentence begins that says nothing on the matter."""
+"""Openings of sentences without relevant content."""
 FRAME = _any(
     r"(?:^|(?<=[.!?\n]))\s*(?:(?:well|sure(?: thing)?|certainly|of course|absolutely|ok|okay|hi|hello|hey"
     r"|(?:great|good) question)\b[^\w\n]{1,3}"
@@ -101,4 +101,4 @@ FRAME = _any(
     r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>|\[[^\[\]\n]{0,80}\](?:\([^()\n]*\))?",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )
-"""What introduces an answer, and where it was found."""
+"""Introductions of an answer or its source."""

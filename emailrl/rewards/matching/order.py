@@ -1,4 +1,4 @@
-"""An answer in the right words that says something else: roles exchanged, or the parts of a list mixed up."""
+"""Detects answers with the right words but another meaning: swapped roles, or reordered parts of a list."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def turned_round(case: Case) -> bool:
 
 
 def replaced(case: Case) -> bool:
-    """A word or fact of the reference is replaced by a new one, and all around it is the same."""
+    """A word or fact of the reference is replaced by a new one in the same context."""
     own = case.expected.full.units
     ours = [unit.stem or unit.fact for unit in own]
     for units in case.sentences.values():

@@ -1,4 +1,4 @@
-"""What a question asks for, and its reference answer read in that light."""
+"""What a question asks for, and its reference answer read accordingly."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Question:
     unit: tuple[str, float] | None
     """Of "how many feet"."""
     kind: str | None = None
-    """The only kind of thing that answers it, where that is known."""
+    """The only kind of answer, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference answer: what of it an answer has to give."""
+    """A reference answer, with the parts that an answer must give."""
 
     full: Reading
     """All of it; the rest leaves out what stands in brackets and in the question."""

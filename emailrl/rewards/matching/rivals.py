@@ -1,4 +1,4 @@
-"""Rivals: another fact or name in the place of the right one, joined to it, or in a clause that answers better."""
+"""Rivals: another fact or name in place of the right one, joined to it, or in a clause that answers better."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What stands between two joints, and the joint before it."""
+    """The text between two joints, and the joint before it."""
 
     joint: str
     text: str
@@ -91,7 +91,7 @@ def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
 
 
 def is_bare(item: Item) -> bool:
-    """A candidate and nothing else."""
+    """Only a candidate."""
     verb = re.search(r"\b(?:is|was|are|were|has|had|will)\b", item.text)
     return len(item.units) <= 3 and len(item.text.split()) <= 4 and verb is None
 
@@ -111,7 +111,7 @@ def state(case: Case, item: Item, bare: bool) -> str:
 
 
 def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where items that can be candidates stand side by side."""
+    """Adjacent items that can be candidates."""
     first = 0
     for at, one in enumerate([*states, "other"]):
         if one == "other":

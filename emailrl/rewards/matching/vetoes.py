@@ -1,4 +1,4 @@
-"""What stands against an answer that holds the right thing: it retracts, doubts or reverses it, or says too much."""
+"""Vetoes on an answer that contains the reference: it retracts, doubts or reverses it, or adds too much."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STRICT = re.compile(
 
 
 def stands_against(case: Case) -> bool:
-    """Whether anything in an answer speaks against it although it covers the reference."""
+    """Whether any veto applies to an answer that covers the reference."""
     return any(veto(case) for veto in VETOES)
 
 
@@ -45,7 +45,7 @@ def hedges(case: Case) -> bool:
 
 
 def takes_back(case: Case) -> bool:
-    """The answer retracts what it says, doubts it in a clause that says nothing else, or asks it."""
+    """The answer retracts its statement, doubts it in a separate clause, or asks it."""
     if is_new(case, RETRACTION, case.given.masked):
         return True
     last = case.clauses[-1]
@@ -68,7 +68,7 @@ def gives_up(case: Case) -> bool:
 
 
 def denied(case: Case) -> bool:
-    """What the reference asserts is denied and nowhere asserted, or the other way round."""
+    """What the reference asserts is denied and nowhere asserted, or vice versa."""
     if case.is_quoted:
         return False
     asserts, denies, statuses = case.stems(True), case.stems(False), case.expected.statuses

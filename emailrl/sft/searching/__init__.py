@@ -1,4 +1,4 @@
-"""Experts that act on what they see: they search by a question's own words, read on until a mail fits, and cite it."""
+"""Experts that act on tool results: they search with the question's words, read until an email matches, and cite it."""
 
 from emailrl.sft.searching.conversations import conversations
 

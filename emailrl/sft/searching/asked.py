@@ -1,4 +1,4 @@
-"""What a template question asks for, read from its words alone."""
+"""Parses what a template question asks for."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _SLOTS = {
     "month": r"(?P<month>[A-Z][a-z]+ \d{4})",
 }
 _BY_ME = frozenset(("date_sent", "sent_to", "my_reply_date"))
-"""Kinds that ask about a mail of the asker's own."""
+"""Kinds that ask about an email sent by the asker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question taken apart."""
+    """A parsed question."""
 
     kind: str
     is_mine: bool
-    """Whether the asker wrote the mail."""
+    """Whether the asker wrote the email."""
     person: str | None = None
     """The other person's name or address."""
     topic: str | None = None
-    """What the mail is about, as its subject says."""
+    """The email's topic, as in its subject."""
     day: date | None = None
     month: date | None = None
     """The first of the month."""
     fact: Extractor | None = None
-    """What finds the answer in a mail's text, where the text holds it."""
+    """The extractor of the answer from an email's text, if the text holds it."""
 
 
 def read_question(question: str) -> Asked | None:
-    """The question's parts, or None where no template has its wording."""
+    """The question's parts, or None if no template matches."""
     for kind, is_mine, fact, wording in _wordings():
         if found := wording.fullmatch(question):
             parts = found.groupdict()
@@ -60,7 +60,7 @@ def read_question(question: str) -> Asked | None:
 
 @cache
 def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
-    """Kind, whether the mail is the asker's own, extractor and pattern; those with most fixed words first."""
+    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first."""
     found = []
     for kind in (*KINDS, *(kind for kind in HARD_KINDS if kind.answerable)):  # the others use the words of these
         for wording in kind.wordings:
@@ -71,7 +71,7 @@ def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
 
 
 def _spelled(wording: str) -> Iterator[tuple[str, bool]]:
-    """A wording with every way of calling its mail in place of ``{mail}``."""
+    """A wording with every description of its email in place of ``{mail}``."""
     if "{mail}" not in wording:
         yield wording, False
         return

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 def conversations(
     settings: Settings, *, split: Split = "train", seed: int, draw: int = 0
 ) -> Iterator[tuple[Scenario, list[Message]]]:
-    """What searchers do on the questions of a split, those that end in a right answer; the same for the same ``seed``.
+    """Searchers' conversations on the questions of a split that end in a correct answer; deterministic by ``seed``.
 
-    Another ``draw`` takes other routes on the same questions; another seed may choose other questions too. A template
-    question is judged by what a mail shows. Of a question in free words, and of all where ``output_field`` is set, its
-    reference answer (or that field) is given once one of its source mails was read.
+    Another ``draw`` gives other routes on the same questions; another seed may also choose other questions. Template
+    questions are answered from the emails read. Free-form questions, and all if ``output_field`` is set, are answered
+    with the reference answer (or that field) once one of their source emails was read.
     """
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
@@ -48,7 +48,7 @@ def conversations(
 def play(
     scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random
 ) -> tuple[MailEnvironment, list[Message]]:
-    """One conversation, and the environment it was played in."""
+    """One conversation and its environment."""
     agent, me = settings.agent, scenario.inbox_address
     asked = None if settings.data.output_field else read_question(scenario.question)
 

@@ -1,4 +1,4 @@
-"""Whether a mail that was read is the one a question means, and what it answers."""
+"""Decides whether an email is the one a question means, and extracts its answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from emailrl.scenarios.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
 
 ShownMail = dict[str, Any]
-"""A mail as ``read_email`` shows it."""
+"""An email as returned by ``read_email``."""
 
 
 def answer_of(asked: Asked, mail: ShownMail, me: str) -> str | None:
-    """What a mail answers; None where it is not the mail asked for, or does not say."""
+    """The answer in an email; None if it is not the right email or has no answer."""
     return _read_off(asked, mail, me) if fits(asked, mail, me) else None
 
 
 def fits(asked: Asked, mail: ShownMail, me: str) -> bool:
-    """Whether sender, recipients, subject and day are as the question says."""
+    """Whether sender, recipients, subject and day match the question."""
     topic, sender = topic_of(mail["subject"]), mail["from_address"]
     if asked.topic is not None and topic.key != " ".join(asked.topic.split()).lower():
         return False
@@ -38,7 +38,7 @@ def fits(asked: Asked, mail: ShownMail, me: str) -> bool:
 
 
 def is_called(address: str, person: str) -> bool:
-    """Whether an address may be that of the person whom a question names."""
+    """Whether an address may belong to the person named in a question."""
     return address == person.lower() or name_of(address) == person
 
 
@@ -52,12 +52,12 @@ def people_of(mail: ShownMail) -> list[str]:
 
 
 def recipients_of(mail: ShownMail) -> list[str]:
-    """Everyone a mail went to, each once: some archives repeat every cc as a bcc."""
+    """All recipients of an email, each once: some archives repeat every cc as a bcc."""
     return list(dict.fromkeys((*mail["to_addresses"], *mail["cc_addresses"], *mail["bcc_addresses"])))
 
 
 def _others(asked: Asked, mail: ShownMail) -> list[str]:
-    """Who may be the person of the question: the sender, or the recipients of the asker's own mail."""
+    """Candidates for the person in the question: the sender, or the recipients of the asker's own email."""
     return recipients_of(mail) if asked.is_mine else [mail["from_address"]]
 
 

@@ -1,6 +1,6 @@
-"""What a person would do about each kind of question, turn by turn.
+"""Turn-by-turn plans for each kind of question.
 
-The last search of a plan is the good one; those before it may be poor.
+The last search of a plan is good; earlier ones may be poor.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from emailrl.sft.searching.searcher import Hit, Searcher, SearchPlan, Turns
 from emailrl.sft.searching.searches import Search, topic_searches, topic_words, word_searches
 
 Result = tuple[str, list[str]] | None
-"""Answer and sources; None where nothing fits."""
+"""Answer and sources; None if nothing matches."""
 EARLIEST_YEAR = 1990
-"""Nobody looks for mail before."""
+"""Earliest year searched."""
 
 
 def by_topic(searcher: Searcher) -> Turns[Result]:
-    """Search for the topic, read what looks like it, and search again in better words."""
+    """Search for the topic, read likely hits, and search again with better words."""
     asked = _asked(searcher)
     sender = searcher.given.me if asked.is_mine else searcher.address
     for search in topic_searches(asked, searcher.given.question, sender, searcher.habits, searcher.rng):
@@ -36,7 +36,7 @@ def by_topic(searcher: Searcher) -> Turns[Result]:
 
 
 def by_words(searcher: Searcher) -> Turns[Result]:
-    """For questions in free words: search for a few of them, and for others where that finds nothing that answers."""
+    """For free-form questions: search for a few of their words, and for others if no hit answers."""
     words = topic_words(searcher.given.question)
     for search in word_searches(words, searcher.rng):
         hits = _likeliest_first(searcher, (yield from searcher.search(**search)), words)
@@ -66,7 +66,7 @@ def on_day(searcher: Searcher) -> Turns[Result]:
 
 
 def last_before(searcher: Searcher) -> Turns[Result]:
-    """Search by the sender before the day: the newest hit is the mail."""
+    """Search by the sender before the day: the newest hit is the email."""
     before: Search = {"sent_before": _iso(_asked(searcher).day)}
     if found := (yield from _poorly(searcher, [before, {"from_addr": searcher.address}])):
         return found
@@ -74,7 +74,7 @@ def last_before(searcher: Searcher) -> Turns[Result]:
 
 
 def first_after(searcher: Searcher) -> Turns[Result]:
-    """Search by the sender after the day: the oldest hit is the mail, once no more than a search shows are left."""
+    """Search by the sender after the day: the oldest hit is the email, once all remaining hits fit in one search."""
     day = _asked(searcher).day
     after: Search = {"sent_after": _iso(day, 1)}
     weeks = [after | {"sent_before": _iso(day, 1 + days)} for days in (15, 8, 4)]
@@ -89,7 +89,7 @@ def first_after(searcher: Searcher) -> Turns[Result]:
 
 
 def first_contact(searcher: Searcher) -> Turns[Result]:
-    """Halve the time in which the first mail lies until a search shows all mails before its end."""
+    """Bisect the period of the first email until one search shows all emails before its end."""
     low, high = date(EARLIEST_YEAR, 1, 1), date.fromisoformat(searcher.given.today)
     hits = yield from _by_person(searcher, max_results=MAX_RESULTS)
     if not hits:
@@ -99,7 +99,7 @@ def first_contact(searcher: Searcher) -> Turns[Result]:
         months = (high.year - low.year) * 12 + high.month - low.month
         back = span if low.year == EARLIEST_YEAR else months // 2
         middle = _month(high, -max(1, back))
-        if middle <= low:  # the tenth mail back is the best that can be had
+        if middle <= low:  # the tenth email back is the best available
             break
         hits = yield from searcher.search(
             from_addr=searcher.address, sent_before=middle.isoformat(), max_results=MAX_RESULTS
@@ -175,7 +175,7 @@ def reply_gap(searcher: Searcher) -> Turns[Result]:
 
 
 def _poorly(searcher: Searcher, searches: Sequence[Search]) -> Turns[Result]:
-    """One of some poor searches, as often as people make them, and a look at what it finds."""
+    """At times make one of several poor searches and look at its results."""
     if searcher.rng.random() >= searcher.habits.poor_search:
         return None
     hits = yield from searcher.search(**searcher.rng.choice(searches))
@@ -183,7 +183,7 @@ def _poorly(searcher: Searcher, searches: Sequence[Search]) -> Turns[Result]:
 
 
 def _by_person(searcher: Searcher, **filters: str | int | None) -> Turns[list[Hit]]:
-    """Search by the question's person; where the guessed address finds nothing, look for the name and read it off."""
+    """Search by the person; if the guessed address finds nothing, search for the name to learn the address."""
     hits = yield from searcher.search(from_addr=searcher.address, **filters)
     person = _asked(searcher).person
     if hits or person is None or "@" in person:
@@ -200,7 +200,7 @@ def _by_person(searcher: Searcher, **filters: str | int | None) -> Turns[list[Hi
 
 
 def _likeliest_first(searcher: Searcher, hits: Sequence[Hit], words: Sequence[str]) -> list[Hit]:
-    """Hits whose snippets hold most of the words first, of equals those whose snippet is no more than a subject."""
+    """Sort hits by matching words in their snippets; ties go to snippets that are only a subject."""
     if searcher.rng.random() < searcher.habits.careless:
         return searcher.rng.sample(hits, len(hits))
     wanted = {word.lower() for word in words}
@@ -227,7 +227,7 @@ def _iso(day: date | None, later: int = 0) -> str:
 
 
 def _month(day: date, later: int) -> date:
-    """The first of the month so many months later."""
+    """The first of the month, a number of months later."""
     months = day.year * 12 + day.month - 1 + later
     return date(months // 12, months % 12 + 1, 1)
 

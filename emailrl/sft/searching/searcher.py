@@ -1,4 +1,4 @@
-"""Plays the assistant's part: knows the question, the prompt and what its tools have shown, and nothing else."""
+"""Plays the assistant: knows only the question, the prompt and its tool results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from emailrl.trajectory import Message
 
 T = TypeVar("T")
 Turns = Generator[str, Any, T]
-"""Yields assistant turns and is sent tool results; returns what came of them."""
+"""Yields assistant turns and is sent tool results; returns the outcome."""
 SearchPlan = Callable[["Searcher"], Turns[tuple[str, list[str]] | None]]
-"""Makes the turns of a searcher; answer and sources come of them, or None where nothing fits."""
+"""Generates a searcher's turns; returns answer and sources, or None if nothing matches."""
 Hit = dict[str, str]
 
 I_DONT_KNOW = "I don't know"
@@ -30,11 +30,11 @@ _SENTENCES = ("{}.", "It is {}.", "It was {}.", "The answer is {}.")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the first two messages of a conversation say."""
+    """The content of a conversation's first two messages."""
 
     question: str
     asked: Asked | None
-    """The question taken apart; None for one in free words."""
+    """The parsed question; None for a free-form one."""
     me: str
     """The inbox."""
     today: str
@@ -42,7 +42,7 @@ class Given:
 
 
 class Searcher:
-    """One question's player; ``plan`` makes its turns, ``judge`` says what a mail that was read answers."""
+    """One question's player; ``plan`` makes its turns, ``judge`` extracts the answer from an email."""
 
     def __init__(
         self, given: Given, plan: SearchPlan, judge: Callable[[ShownMail], str | None], *,
@@ -51,7 +51,7 @@ class Searcher:
         self.given, self.judge, self.habits, self.rng = given, judge, habits, rng
         asked = given.asked
         self.address = address_guess(asked.person, given.me) if asked and asked.person else None
-        """The person's; a guess until a mail shows it."""
+        """The person's address; a guess until an email confirms it."""
         self._any_keyword = [] if agent.search_without_keywords else ["the"]
         self._turns_left = agent.max_turns
         self._shown = 0
@@ -74,21 +74,21 @@ class Searcher:
             return _answer(self._worded(text), sources)
 
     def search(self, **arguments: Any) -> Turns[list[Hit]]:
-        """The hits of one search; without keywords where none are given."""
+        """The hits of one search, with or without keywords."""
         search: Search = {"keywords": self._any_keyword} | {k: v for k, v in arguments.items() if v is not None}
         if "max_results" not in search and self.rng.random() < self.habits.few_results:
             search["max_results"] = self.rng.randint(2, MAX_RESULTS)
         return (yield _call("search_emails", search))
 
     def read(self, hit: Hit) -> Turns[ShownMail]:
-        """The mail of a hit, read once."""
+        """The email of a hit, read only once."""
         message_id = hit["message_id"]
         if message_id not in self._has_read:
             self._has_read[message_id] = yield _call("read_email", {"message_id": message_id})
         return self._has_read[message_id]
 
     def first_that_answers(self, hits: Sequence[Hit], patience: int) -> Turns[tuple[str, list[str]] | None]:
-        """Read hits in their order, at most ``patience`` new ones, until one answers."""
+        """Read hits in order, at most ``patience`` new ones, until one answers."""
         for hit in [hit for hit in hits if hit["message_id"] not in self._has_read][:patience]:
             mail = yield from self.read(hit)
             if answer := self.judge(mail):
@@ -96,7 +96,7 @@ class Searcher:
         return None
 
     def _worded(self, text: str) -> str:
-        """A short answer at times in a sentence; that to a question in free words as it is."""
+        """Sometimes put a short answer in a sentence; free-form answers stay as they are."""
         if self.given.asked is not None and self.rng.random() < self.habits.full_sentence:
             return self.rng.choice(_SENTENCES).format(text)
         return text

@@ -1,4 +1,4 @@
-"""Searches that a question suggests: good ones, and the poor ones that people make too."""
+"""Searches for a question: good ones, and poor ones that people also make."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from emailrl.scenarios.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
 
 Search = dict[str, Any]
-"""Arguments of ``search_emails``; those that are None are not given."""
+"""Arguments of ``search_emails``; None values are omitted."""
 
 
 MOST_WORDS = 5
-"""Of a question in free words, the most that are searched for."""
+"""Maximum words of a free-form question to search for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often a searcher does what; each a probability."""
+    """Probabilities of searcher actions."""
 
     poor_search: float = 0.5
-    """Begin with a search that is too narrow, too wide or in other words."""
+    """Start with a search that is too narrow, too broad or in other words."""
     with_sender: float = 0.5
-    """Name the sender where the question does, beside words of the subject."""
+    """Add the sender, if the question names one, to words of the subject."""
     few_results: float = 0.4
     """Ask for fewer hits than there may be."""
     careless: float = 0.2
-    """Open the next hit, whatever its snippet says."""
+    """Open the next hit, ignoring its snippet."""
     full_sentence: float = 0.4
-    """Answer in a sentence rather than in a word."""
+    """Answer in a sentence rather than a word."""
 
 
 CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -41,14 +41,14 @@ CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def address_guess(person: str, me: str) -> str:
-    """The address a name suggests: first.last, where the asker has his; an address stays what it is."""
+    """Guess an address from a name: first.last at the asker's domain; addresses are unchanged."""
     if "@" in person:
         return person.lower()
     return ".".join(person.lower().split()) + "@" + me.rpartition("@")[2]
 
 
 def topic_words(topic: str) -> list[str]:
-    """A topic's words of meaning, in its order and spelling, each once."""
+    """A topic's distinct content words, in order and original spelling."""
     telling = topic_of(topic).words
     words = dict.fromkeys(re.findall(r"[^\W_]+(?:['’][^\W_]+)*", topic))
     return [word for word in words if word.lower() in telling] or list(words)
@@ -57,7 +57,7 @@ def topic_words(topic: str) -> list[str]:
 def topic_searches(
     asked: Asked, question: str, sender: str | None, habits: Habits, rng: random.Random
 ) -> Iterator[Search]:
-    """Searches for a mail by its topic: often poor ones first, then ever better ones, without repeats."""
+    """Searches for a mail by its topic: often poor ones first, then better ones, without repeats."""
     assert asked.topic is not None
     words = topic_words(asked.topic)
     given = {"from_addr": sender} if sender else {}
@@ -77,7 +77,7 @@ def topic_searches(
 
 
 def _poor_topic_search(question: str, words: list[str], given: Search, rng: random.Random) -> Search:
-    """Too wide: one word, or the sender alone. Too narrow: with a word that only the question may have."""
+    """Too broad: one word, or only the sender. Too narrow: with a word that only the question may have."""
     few = rng.sample(words, min(2, len(words)))
     others = [word for word in re.findall(r"\w+", question) if len(word) >= 4 and word not in words]
     poor: list[Search] = [{"keywords": few[:1]}, {"keywords": few}]
@@ -89,7 +89,7 @@ def _poor_topic_search(question: str, words: list[str], given: Search, rng: rand
 
 
 def word_searches(words: list[str], rng: random.Random) -> Iterator[Search]:
-    """Searches for some of a question's words: names and long words rather than others, two at a time, then one."""
+    """Searches for some of a question's words: names and long words first, two at a time, then one."""
     told = sorted(words, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]
     pairs = [list(pair) for pair in itertools.combinations(told, 2)]
     rng.shuffle(pairs)
