@@ -1,8 +1,8 @@
-"""The processes that train one policy together: what each knows of the others, and how they start and end.
+"""The processes that train one policy together: how they start, communicate and end.
 
-Everything is passed one object, ``Ranks``. In a process alone its methods return what they are given; among several
-they are collectives, which every rank calls in the same order. Rank 0 plays, rates and records; between updates the
-others wait in ``RankGroup.follow``.
+Everything goes through one object, ``Ranks``. In a single process its methods return their arguments; with several
+ranks they are collectives, which every rank calls in the same order. Rank 0 samples, scores and records; between
+updates the others wait in ``RankGroup.follow``.
 """
 
 from emailrl.ranks.alone import ALONE, Ranks

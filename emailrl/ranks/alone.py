@@ -1,4 +1,4 @@
-"""The interface of ranks, as one process alone fulfils it."""
+"""The ranks interface for a single process."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One process alone: every method returns what it is given and costs nothing."""
+    """A single process: every method returns its argument and costs nothing."""
 
     rank = 0
     world = 1
     local_rank = 0
     seconds = 0.0
-    """What ``sum`` has taken so far."""
+    """Time spent in ``sum`` so far."""
     lost: EmailRLError | None = None
-    """Set once another rank is gone, or does not answer."""
+    """Set once another rank has ended or stopped responding."""
     on_stop: Callable[[], None]
-    """Called from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on another rank
-    when the run ends while it works apart."""
+    """Called from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on other ranks
+    when the run ends while they work on their own."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank plays and records."""
+        """Whether this rank samples and records."""
         return self.rank == 0
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        """Whether this is the only rank."""
         return self.world == 1
 
     def started(self) -> None:
-        """The model is loaded everywhere: from now on RANK_TIMEOUT holds."""
+        """The model is loaded everywhere: RANK_TIMEOUT applies from now on."""
 
     def broadcast(self, value: T) -> T:
-        """The value that rank 0 gives."""
+        """Rank 0's value."""
         return value
 
     def scatter(self, parts: Sequence[T] | None) -> T:
-        """This rank's part of those that rank 0 gives, one for each rank."""
+        """This rank's item of rank 0's list, which has one per rank."""
         assert parts is not None
         (part,) = parts
         return part
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks in their order, on every rank. Values are pickled: tensors belong on the CPU."""
+        """The values of all ranks in rank order, on every rank. Values are pickled: keep tensors on the CPU."""
         return [value]
 
     def collect(self, value: T) -> list[T]:
-        """The values of all ranks in their order on rank 0; an empty list on the others."""
+        """The values of all ranks in rank order on rank 0; an empty list on the others."""
         return [value]
 
     def sum(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the ranks, which is bitwise equal on all of them."""
+        """Replace ``tensor`` with its sum over the ranks, bitwise equal on all of them."""
 
     def agree(self, work: Callable[[], T]) -> T:
-        """Do ``work``, which calls no other rank; where it raises on one rank, every rank raises EmailRLError."""
+        """Do ``work``, which must not use collectives; if it raises on one rank, every rank raises EmailRLError."""
         return work()
 
     def apart(self, work: Callable[[], T]) -> T:
-        """Do ``work``, which calls no other rank and may take any time; go on once every rank has done its own.
+        """Do ``work``, which must not use collectives and may take any time; return once every rank is done.
 
-        An error of rank 0 interrupts the others; one of theirs is raised by all in the end, as by ``agree``.
+        An error on rank 0 interrupts the others; an error on another rank is raised on all at the end, as in ``agree``.
         """
         return work()
 
@@ -78,15 +78,15 @@ class Ranks:
         """Raise EmailRLError unless ``value`` is equal on all ranks; ``what`` names it."""
 
     def host_mesh(self) -> DeviceMesh | None:
-        """The ranks of this host, over which a base may be sharded; None where they are one, or not as many on each."""
+        """This host's ranks, over which a base may be sharded; None if it has only one, or hosts differ in number."""
         return None
 
     def leave(self) -> None:
-        """Rank 0 lets the others go, if they still listen; nothing is to be asked of them any more."""
+        """Rank 0 releases the others, if they still listen; they must not be called again."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Rank 0 calls the others, which wait, to the work whose collectives are those of the block."""
+        """Rank 0 calls the waiting ranks to the work whose collectives are those of the block."""
         yield
 
 

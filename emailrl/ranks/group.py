@@ -1,7 +1,7 @@
 """Several processes under torch.distributed: objects travel over gloo, gradients over NCCL where they are on a GPU.
 
-Every wait has a limit. A rank that is gone or hangs raises LostRank on all others, which says which one is missing:
-each writes a mark into the store and looks whose mark does not come.
+Every wait has a timeout. If a rank ends or hangs, all others raise LostRank, which names the missing rank: each writes
+a mark to the store and checks whose mark is missing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class LostRank(EmailRLError):
-    """Another rank is gone, or does not answer."""
+    """Another rank has ended or stopped responding."""
 
 
 class RankGroup(Ranks):
-    """This process among ``place.world``; see `joined`, which makes it."""
+    """This process as one of ``place.world`` ranks; created by `joined`."""
 
     def __init__(self, place: Place, store: Any, *, start_seconds: float, seconds: float) -> None:
-        """``start_seconds`` bounds every wait until ``started``, ``seconds`` every later one."""
+        """``start_seconds`` limits every wait until ``started``, ``seconds`` every later one."""
         import torch.distributed as dist
 
         self.rank, self.world, self.local_rank = place.rank, place.world, place.local_rank
@@ -58,7 +58,7 @@ class RankGroup(Ranks):
     # -- rank 0 calls, the others wait
 
     def rest(self) -> None:
-        """Rank 0 goes on alone; from now on it tells the others every few seconds that it is alive."""
+        """Rank 0 continues alone, and from now on signals the others every few seconds that it is alive."""
         if self._caller is not None:
             self._caller.begin(lambda: self.on_stop())
 
@@ -68,7 +68,7 @@ class RankGroup(Ranks):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """See ``Ranks.at_work``. After an error that all ranks raise, the others wait again."""
+        """See ``Ranks.at_work``. After an error raised on all ranks, the others wait again."""
         assert self._caller is not None
         self._caller.call(Call.WORK)
         self._raise_lost()
@@ -84,7 +84,7 @@ class RankGroup(Ranks):
         self.rest()
 
     def follow(self, work: Callable[[], object]) -> None:
-        """Do ``work`` whenever rank 0 calls to it, until it ends; an error that all ranks raise is rank 0's to tell."""
+        """Do ``work`` whenever rank 0 calls, until it ends; rank 0 reports errors raised on all ranks."""
         assert self._listener is not None
         try:
             while self._hear() is Call.WORK:
@@ -109,12 +109,12 @@ class RankGroup(Ranks):
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank, not the first, has heard of the end."""
+        """Whether this rank, other than 0, was told to end."""
         assert self._listener is not None
         return self._listener.heard is Call.END or self._listener.error is not None
 
     def stop(self) -> None:
-        """This rank, not the first, was asked to stop: rank 0 hears of it with the next pulse. Safe in a handler."""
+        """Tell rank 0 with the next pulse that this rank was asked to stop. Safe in a signal handler."""
         assert self._listener is not None
         self._listener.stopping = True
 
@@ -192,7 +192,7 @@ class RankGroup(Ranks):
         return result
 
     def apart(self, work: Callable[[], T]) -> T:
-        """See ``Ranks.apart``; meanwhile rank 0 and the others exchange pulses, as while they wait."""
+        """See ``Ranks.apart``; rank 0 and the others keep exchanging pulses."""
         if self._caller is None:
             return self.agree(self._apart_from_first(work))
         self._working = False
@@ -206,7 +206,7 @@ class RankGroup(Ranks):
         return self.agree(lambda: result)
 
     def _apart_from_first(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Do ``work`` until rank 0 calls; returns what gives its result or raises its error."""
+        """Do ``work`` until rank 0 calls; returns a function that returns its result or raises its error."""
         assert self._listener is not None
         outcome: Future[T] = Future()
         self._listener.begin(lambda: self.on_stop())
@@ -241,11 +241,11 @@ class RankGroup(Ranks):
         group, _ = dist.new_subgroups(group_size=self.local_world, timeout=timedelta(seconds=self._limit))
         return DeviceMesh.from_group(group, "cuda" if "nccl" in dist.get_backend_config(group) else "cpu")
 
-    # -- ranks that are gone
+    # -- lost ranks
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Turn torch's errors of a connection that broke or timed out into LostRank."""
+        """Turn torch's errors for a broken or timed-out connection into LostRank."""
         try:
             yield
         except RuntimeError as error:
@@ -271,7 +271,7 @@ class RankGroup(Ranks):
 
 
 def _said(error: Exception) -> tuple[str, str]:
-    """What the other ranks say of an error."""
+    """How the other ranks report an error."""
     if isinstance(error, EmailRLError):
         return error.message, error.hint
     return f"{type(error).__name__}: {_first_line(error)}", ""

@@ -1,4 +1,4 @@
-"""From processes that torchrun started to ranks that know each other, and back."""
+"""Connect the processes that torchrun started into ranks, and disconnect them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from emailrl.settings import Settings
 
 @contextmanager
 def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
-    """Meet the other ranks, if torchrun started any, and leave them at the end; alone, `ALONE`.
+    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`.
 
-    Each rank of a host takes the GPU of its local number. Raises UsageError where a host has fewer GPUs than ranks,
-    EmailRLError where the ranks do not meet within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts
-    the block, and what leaves it is LostRank.
+    Each rank takes the GPU of its local rank. Raises UsageError if a host has fewer GPUs than ranks, EmailRLError if
+    the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts the block, which
+    then raises LostRank.
     """
     place = place or Place.here()
     if place.world == 1:
@@ -42,9 +42,9 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
             raise ranks.lost from None
         raise
     finally:
-        ranks.on_stop = lambda: None  # a rank that goes now interrupts nothing
+        ranks.on_stop = lambda: None  # losing a rank now interrupts nothing
         ranks.leave()
-        if ranks.lost is None and dist.is_initialized():  # vLLM, when closed, ends it
+        if ranks.lost is None and dist.is_initialized():  # closing vLLM ends it
             with bounded():
                 dist.destroy_process_group()
 
@@ -69,7 +69,7 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
         )
         ranks = RankGroup(place, store, start_seconds=training.rank_start_timeout, seconds=training.rank_timeout)
         if on_gpu:
-            ranks.sum(torch.zeros(1, device="cuda"))  # NCCL connects on first use: better now than after a rollout
+            ranks.sum(torch.zeros(1, device="cuda"))  # NCCL connects on first use: do it now, not after a rollout
     except (RuntimeError, ValueError) as error:
         raise EmailRLError(
             f"Rank {place.rank} of {place.world} failed to meet the others: {str(error).strip().partition(chr(10))[0]}",
@@ -79,9 +79,9 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
 
 
 def _attempt(store: Any, place: Place) -> int:
-    """A number that earlier attempts did not have: an agent that starts its ranks again may keep their store.
+    """A number unused by earlier attempts, because an agent that restarts its ranks may keep their store.
 
-    The agents of several hosts do not count alike, so each rank counts for itself there.
+    Agents on different hosts may count differently, so with several hosts each rank counts for itself.
     """
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

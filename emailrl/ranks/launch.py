@@ -1,7 +1,7 @@
-"""``--nproc N``: this command as N ranks, started and watched by torchrun's agent.
+"""``--nproc N``: run this command as N ranks, started and supervised by torchrun's agent.
 
-One rank of a host prints errors (`emailrl.cli.output.fail`) and leaves a file that says so. Only where no rank could
-speak, because it was killed, does the launcher.
+One rank per host prints errors (`emailrl.cli.output.fail`) and records that in a file. The launcher reports an error
+only if a rank was killed and could not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 from emailrl.errors import EmailRLError, UsageError
 
 SECONDS_TO_END: Final = 120
-"""After a signal the ranks have so long for the update under way and its checkpoint, before they are killed."""
+"""Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
 INTERRUPTED: Final = 130
 
 
@@ -33,9 +33,9 @@ class Launch:
     """Ranks on this host."""
     nnodes: int = 1
     node_rank: int | None = None
-    """This host's number; None where the hosts settle it among themselves."""
+    """This host's number; None if the hosts negotiate it."""
     rdzv_endpoint: str | None = None
-    """HOST:PORT of the first host, where the hosts meet."""
+    """HOST:PORT of the first host, for rendezvous."""
     max_restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -53,25 +53,25 @@ class Launch:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to launch, and this process is not one that was launched."""
+        """Whether there are ranks to launch, and this process is not one of them."""
         return "TORCHELASTIC_RUN_ID" not in os.environ and (self.nproc > 1 or self.nnodes > 1 or self.max_restarts > 0)
 
 
 def restarts() -> int:
-    """How often the agent has started this process's ranks again."""
+    """How often the agent has restarted this process's ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def launch(wanted: Launch, arguments: Sequence[str]) -> int:
     """Run ``emailrl`` with these arguments on all ranks of this host; returns the exit code once they have ended.
 
-    Raises EmailRLError where a rank was killed and none could say so.
+    Raises EmailRLError if a rank was killed and none could report it.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.ERROR)  # the agent reports a failed rank in many lines
+    logging.disable(logging.ERROR)  # the agent reports a failed rank on many lines
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // wanted.nproc)))
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
     known: dict[str, Any] = (
@@ -100,7 +100,7 @@ def launch(wanted: Launch, arguments: Sequence[str]) -> int:
 
 
 def _meeting(wanted: Launch) -> dict[str, Any]:
-    """Where the agents of the hosts meet; a single host needs nobody else."""
+    """Rendezvous settings for the hosts' agents; a single host needs none."""
     if wanted.nnodes == 1:
         here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
         return {**here, "run_id": uuid.uuid4().hex}

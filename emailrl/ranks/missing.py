@@ -1,4 +1,4 @@
-"""Which rank is missing, once one has lost another: each leaves a mark in the store, and looks whose does not come."""
+"""Find which rank is missing: each remaining rank leaves a mark in the store and checks whose mark is absent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 SECONDS_TO_REPORT: Final = 3.0
-"""How long a rank that has lost another waits for the marks of the rest."""
+"""How long a rank waits for the marks of the others after losing one."""
 
 
 def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
-    """Ranks that leave no mark in the store; None where the store itself is out of reach.
+    """Ranks that leave no mark in the store; None if the store itself is unreachable.
 
-    On a thread: a request to a host that the network has lost never returns.
+    Runs in a thread: a request to an unreachable host never returns.
     """
     found: list[list[int]] = []
     keys = [f"lost/{each}" for each in range(world)]

@@ -1,4 +1,4 @@
-"""Which of the ranks a process is, as torchrun tells it in its environment."""
+"""A process's rank, from torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One process among several; ranks are counted over all hosts, local ranks on one."""
+    """A process's rank: ranks are counted over all hosts, local ranks per host."""
 
     rank: int = 0
     world: int = 1
@@ -19,6 +19,6 @@ class Place:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the place of this process; without torchrun it is alone."""
+        """Read this process's place from the environment; without torchrun it is alone."""
         names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         return cls(*(int(environ.get(name, default)) for name, default in names.items()))

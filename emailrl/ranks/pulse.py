@@ -1,8 +1,8 @@
-"""How rank 0 and the ranks that wait for it know that the other side is alive, for as long as rank 0 plays.
+"""Heartbeat between rank 0 and the waiting ranks while rank 0 runs rollouts.
 
-A rollout may take seconds or hours. Meanwhile a thread of rank 0 and the waiting ranks meet every few seconds in a tiny
-all-reduce. It carries what rank 0 wants (go on waiting, work, end), whether a rank was asked to stop, and whether one
-is busy. A rank that is gone or hangs makes it fail within the time limit.
+A rollout may take seconds or hours. Meanwhile a thread of rank 0 and the waiting ranks run a tiny all-reduce every few
+seconds. It carries rank 0's call (keep waiting, work, end), whether a rank was asked to stop, and whether one is busy.
+If a rank ends or hangs, it fails within the timeout.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Final
 from emailrl.ending import bounded
 
 LONGEST_INTERVAL: Final = 5.0
-"""Seconds between two pulses at most; a quarter of the time limit where that is shorter."""
+"""Maximum seconds between pulses; a quarter of the timeout if that is shorter."""
 
 SHORTEST_INTERVAL: Final = 0.02
-"""Seconds between two pulses while rank 0 has nothing to do but wait for the others."""
+"""Seconds between pulses while rank 0 only waits for the others."""
 
 
 class Call(IntEnum):
-    """What rank 0 wants of the others."""
+    """Rank 0's call to the others."""
 
     WAIT = 0
     WORK = 1
@@ -31,10 +31,10 @@ class Call(IntEnum):
 
 
 class Caller:
-    """Rank 0's side: a thread between two calls."""
+    """Rank 0's side: a thread between calls."""
 
     def __init__(self, group: Any, limit: float, failed: Callable[[Exception], None]) -> None:
-        """``failed`` takes the error of a pulse, on the thread."""
+        """``failed`` is called with a pulse's error, on the thread."""
         self._group, self._longest, self._failed = group, min(LONGEST_INTERVAL, limit / 4), failed
         self._interval = self._longest
         self._call = Call.WAIT
@@ -46,7 +46,7 @@ class Caller:
     def begin(self, stop: Callable[[], None]) -> None:
         """Send pulses until the next call.
 
-        ``stop`` is called on the thread where a rank is lost or was asked to stop, or where the launcher is gone.
+        ``stop`` is called on the thread if a rank is lost or was asked to stop, or if the launcher has ended.
         """
         self._call, self._interval = Call.WAIT, self._longest
         self._wake.clear()
@@ -55,13 +55,13 @@ class Caller:
         self._thread.start()
 
     def wait_for_all(self) -> None:
-        """Return once no rank is busy, or one is lost."""
+        """Wait until no rank is busy, or one is lost."""
         self._interval = SHORTEST_INTERVAL
         self._wake.set()
         self._all_idle.wait()
 
     def call(self, call: Call) -> None:
-        """Send ``call`` with the next pulse, at once, and end the pulses."""
+        """Send ``call`` with an immediate pulse, and stop pulsing."""
         if self._thread is None:
             return
         self._call = call
@@ -91,7 +91,7 @@ class Caller:
 
 
 class Listener:
-    """The side of a rank that waits, or works apart from the others."""
+    """The side of a rank that waits or works on its own."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -105,7 +105,7 @@ class Listener:
         """Why there are no more pulses."""
 
     def listen(self) -> Call:
-        """Answer pulses until one says something else than to wait."""
+        """Answer pulses until one carries a call other than to wait."""
         self.heard = Call.WAIT
         while self.heard is Call.WAIT:
             self.heard, _, _ = exchange(self._group, Call.WAIT, stopping=self.stopping, busy=False)
@@ -114,8 +114,8 @@ class Listener:
     def begin(self, interrupt: Callable[[], None]) -> None:
         """Answer pulses from a thread, as a busy rank, until ``end``.
 
-        ``interrupt`` is called on the thread where rank 0 ends the run or is lost. If ``end`` does not follow within
-        seconds, the process ends: what keeps it busy may wait for rank 0 in native code.
+        ``interrupt`` is called on the thread if rank 0 ends the run or is lost. If ``end`` does not follow within
+        seconds, the process exits: its work may be waiting for rank 0 in native code.
         """
         self.heard = Call.WAIT
         self._done.clear()
@@ -123,7 +123,7 @@ class Listener:
         self._thread.start()
 
     def end(self) -> None:
-        """Be busy no more."""
+        """Stop being busy."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""What each vLLM server is started with: its flags, its environment and its GPUs."""
+"""Flags, environment and GPUs of each vLLM server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emailrl.settings import Settings
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 MEMORY_SHARE = 0.9
-"""Of a GPU that a server has for itself, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
+"""Memory share of a server's own GPU, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
 
 
 def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()) -> list[str]:
@@ -60,7 +60,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
 
 
 def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of one server, which sees only ``gpus`` (none: a CPU build); the API key stays off its flags."""
+    """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags."""
     environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if settings.vllm.vllm_api_key:
@@ -71,7 +71,7 @@ def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str
 
 
 def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs to use: those chosen, else those of CUDA_VISIBLE_DEVICES, else all; empty on a machine without any."""
+    """The GPUs to use: those chosen, else CUDA_VISIBLE_DEVICES, else all; empty on a machine without GPUs."""
     named = chosen if chosen is not None else environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
@@ -82,7 +82,7 @@ def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> li
 
 
 def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
-    """Each replica's own GPUs, neighbors together; none on a machine without GPUs. UsageError if there are too few."""
+    """Each replica's GPUs, consecutive ones; none on a machine without GPUs. UsageError if there are too few."""
     if not gpus:
         return [[] for _ in range(replicas)]
     if len(gpus) < replicas * each:
@@ -95,5 +95,5 @@ def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
 
 
 def log_file(folder: Path, port: int) -> Path:
-    """Where a server's output goes."""
+    """The file for a server's output."""
     return folder / f"vllm-{port}.log"

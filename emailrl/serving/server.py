@@ -1,4 +1,4 @@
-"""One supervised server: started, asked whether it is well, ended, and why it died."""
+"""One supervised server: start, health checks, stop, and cause of death."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from emailrl.plain import one_line
 GRACE = 5.0
 """Seconds from SIGTERM to SIGKILL."""
 HEALTH_TIMEOUT = 10.0
-"""Seconds a server has to say that it is well."""
+"""Timeout of a health check, in seconds."""
 MISSED = 3
-"""Health checks in a row without an answer after which a server counts as hung."""
+"""Consecutive failed health checks after which a server counts as hung."""
 TOLD = 300
-"""Characters of the log's end in the line about a death."""
+"""Characters of the log's end quoted when a server dies."""
 
 
 @dataclass
 class Server:
-    """A server on a port of its own; ``log`` gets everything it prints, of all its starts."""
+    """A server on its own port; ``log`` gets all its output, across restarts."""
 
     url: str
     command: Sequence[str]
@@ -42,7 +42,7 @@ class Server:
     _log_start: int = field(default=0, init=False)
 
     def start(self) -> None:
-        """Start it under a keeper, which ends it with this process."""
+        """Start it under a keeper, which stops it when this process ends."""
         self.starts, self.was_well, self._missed = self.starts + 1, False, 0
         with self.log.open("ab") as log:
             self._log_start = log.seek(0, os.SEEK_END)
@@ -53,7 +53,7 @@ class Server:
             )  # fmt: skip
 
     def check(self) -> str | None:
-        """Why it is dead or hung, None while it may be starting or is well; notes when it is well."""
+        """Why it is dead or hung, None while starting or healthy; records when it becomes healthy."""
         assert self._process is not None
         if (code := self._process.poll()) is not None:
             return f"{_ending(code)}: {self._last_words()}"
@@ -64,12 +64,12 @@ class Server:
         return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
 
     def release(self) -> None:
-        """Let its keeper end it, without waiting."""
+        """Tell its keeper to stop it, without waiting."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def end(self) -> None:
-        """End it and wait until nothing of it is left."""
+        """Stop it and wait until all its processes have ended."""
         self.release()
         if self._process is not None:
             self._process.wait()
@@ -81,7 +81,7 @@ class Server:
             return False
 
     def _last_words(self) -> str:
-        """The end of what it printed since its last start, on one line."""
+        """The end of its output since its last start, on one line."""
         with self.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - 4 * TOLD))
@@ -95,7 +95,7 @@ def _ending(code: int) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UsageError where another process listens."""
+    """Raise UsageError if another process listens there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

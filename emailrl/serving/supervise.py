@@ -1,4 +1,4 @@
-"""Several servers kept running: all well before anyone is told, restarted a few times, ended together."""
+"""Keep several servers running: wait until all are healthy, restart them a few times, stop them together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emailrl.errors import EmailRLError
 from emailrl.serving.server import Server
 
 PAUSE = 1.0
-"""Seconds between looks at the servers."""
+"""Seconds between health checks."""
 PROGRESS_SECONDS = 15.0
 
 Say = Callable[[str], None]
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def running(servers: Sequence[Server]) -> Iterator[None]:
-    """Start the servers, and end them with the block."""
+    """Start the servers, and stop them when the block ends."""
     try:
         for server in servers:
             server.start()
@@ -33,7 +33,7 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
 def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
     """Wait until every server answers; returns the seconds it took.
 
-    Raises EmailRLError with the end of its log for one that dies first, or is not well after ``timeout`` seconds.
+    Raises EmailRLError with the end of its log for one that dies first or is not healthy after ``timeout`` seconds.
     """
     begun = told = time.monotonic()
     while waiting := [server for server in servers if not server.was_well]:
@@ -57,9 +57,9 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
 
 
 def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
-    """Restart servers that die or hang, each at most ``restarts`` times; returns never.
+    """Restart servers that die or hang, each at most ``restarts`` times; never returns.
 
-    A server that is not well ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
+    A server that is not healthy ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
     left.
     """
     alive, since = list(servers), dict.fromkeys(map(id, servers), time.monotonic())

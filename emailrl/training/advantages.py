@@ -1,8 +1,8 @@
 """Advantage estimators: pure functions on tensors.
 
-Group estimators compare the rewards ``(num_groups, group_size)`` of rollouts of one question with each other and
-return that shape; ``gae`` and ``whiten`` work on tokens ``(B, T)``. Masks may be bool, int or float; arithmetic is in
-float32, or float64 when given float64; whatever stands outside the mask is never read, and is 0 in every result.
+Group estimators compare the rewards ``(num_groups, group_size)`` of the rollouts of each question and return the same
+shape; ``gae`` and ``whiten`` work on tokens ``(B, T)``. Masks may be bool, int or float; arithmetic is in float32, or
+float64 when given float64; values outside the mask are never read, and are 0 in every result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``.
 
-    GRPO, arXiv 2402.03300 section 4.1. The paper does not say which standard deviation; verl and OpenRLHF take this.
+    GRPO, arXiv 2402.03300 section 4.1. The paper does not specify which; verl and OpenRLHF use this one.
     """
     centred = _centred(rewards)
     return centred / (centred.square().sum(1, keepdim=True) / (rewards.shape[1] - 1)).sqrt().add(eps)
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """Center each group and leave its spread alone: hard and easy questions weigh alike (Dr. GRPO, 2503.20783)."""
+    """Center each group without scaling: hard and easy questions weigh the same (Dr. GRPO, 2503.20783)."""
     return _centred(rewards)
 
 
@@ -35,12 +35,12 @@ def rloo(rewards: Tensor) -> Tensor:
 
 
 def reinforce_baseline(rewards: Tensor) -> Tensor:
-    """Subtract the group's mean; whitened over the batch afterwards (REINFORCE++-baseline, arXiv 2501.03262)."""
+    """Subtract the group's mean, before whitening over the batch (REINFORCE++-baseline, arXiv 2501.03262)."""
     return _centred(rewards)
 
 
 def reinforce(rewards: Tensor) -> Tensor:
-    """Return the rewards unchanged, groups of one included; whitened over the batch afterwards (REINFORCE++)."""
+    """Return the rewards unchanged, for any group size, before whitening over the batch (REINFORCE++)."""
     return _groups(rewards, smallest=1)
 
 
@@ -51,15 +51,15 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "reinforce_baseline": reinforce_baseline,
     "reinforce": reinforce,
 }
-"""The group estimators by name; ``gae`` needs a critic's values and stands apart."""
+"""The group estimators by name; ``gae`` is separate because it needs a critic's values."""
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438) from trainable token to next trainable token.
+    """Generalized advantage estimation (arXiv 1506.02438) from each trainable token to the next.
 
     ``rewards``, ``values``, ``mask`` are ``(B, T)``; returns ``(advantages, returns)`` of that shape. The value after a
-    row's last trainable token is 0. Observation tokens take no step in time, so neither their values nor their
-    rewards matter and gamma does not shrink across a tool result (verl does the same; OpenRLHF runs through them).
+    row's last trainable token is 0. Observation tokens are not time steps: their values and rewards are ignored, and a
+    tool result adds no discount (as in verl; OpenRLHF counts them as steps).
     """
     trainable = mask.bool()
     rewards, values = _masked(rewards, trainable), _masked(values, trainable)
@@ -78,7 +78,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> Tensor:
     """Shift and scale ``(B, T)`` to mean 0 and variance 1 over the mask: (A - mean) * rsqrt(max(biased var, 1e-8)).
 
-    ``over`` ``(P,)`` are the advantages that mean and variance are of, where these are part of them; None: the mask's.
+    ``over`` ``(P,)`` are the advantages to take mean and variance from (a superset of these); None: those in the mask.
     """
     trainable = mask.bool()
     advantages = _masked(advantages, trainable)
@@ -91,10 +91,10 @@ def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> T
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """Sum at each trainable token what comes from it on: G_t = r_t + gamma * G_t', t' the next trainable token.
+    """Return at each trainable token: G_t = r_t + gamma * G_t', where t' is the next trainable token.
 
     ``rewards`` and ``mask`` are ``(B, T)``, as is the result. REINFORCE++ (arXiv 2501.03262): r_t is -coef * kl_t, plus
-    what the trajectory is worth at its last trainable token.
+    the trajectory's reward at its last trainable token.
     """
     trainable = mask.bool()
     rewards = _masked(rewards, trainable)

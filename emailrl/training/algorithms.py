@@ -1,6 +1,6 @@
-"""Algorithms as data: which advantage, which ratio and clip, which KL and where, which aggregation.
+"""Algorithms as data: advantage, ratio and clipping, KL estimator and placement, aggregation.
 
-The update reads these fields and never asks for a name; a new algorithm is a new row of ``ALGORITHMS``.
+The update reads these fields, never the name; a new algorithm is a new row of ``ALGORITHMS``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One policy-gradient algorithm. ``docs/algorithms.md`` sets each field against its paper."""
+    """One policy-gradient algorithm. ``docs/algorithms.md`` compares each field with its paper."""
 
     name: str
     advantage: str
-    """A key of ``advantages.ESTIMATORS``, or ``gae``: of each token, by a critic."""
+    """A key of ``advantages.ESTIMATORS``, or ``gae`` (per token, from a critic)."""
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all trainable tokens of the step."""
     clip_low: float = 0.2
@@ -26,32 +26,32 @@ class Algorithm:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     value_clip: float | None = None
-    """How far a value may move from the old one before its error counts as clipped."""
+    """Maximum change of a value from its old estimate before its error is clipped."""
     dynamic_filtering: bool = False
-    """Train only on groups with a mean inside a range, and ask further questions in place of the others."""
+    """Train only on groups whose mean is inside a range, and replace the others with more questions."""
     importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] = "off"
-    """How tokens are weighed where the sampler is not quite the trainer's policy."""
+    """Importance weighting of tokens when the sampler differs from the trainer's policy."""
     overlong_share: float = 0.0
-    """Share of MAX_TOKENS before its end over which a long completion is charged more and more; 0 is off."""
+    """Final share of MAX_TOKENS over which the length penalty grows; 0 is off."""
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value head estimates what is to come."""
+        """Whether a value head estimates returns."""
         return self.advantage == "gae"
 
     @property
     def group_estimator(self) -> str:
-        """What makes one number a trajectory of a group's rewards; for a critic, the reward itself."""
+        """Estimator from a group's rewards to one number per trajectory; with a critic, the reward itself."""
         return "reinforce" if self.has_critic else self.advantage
 
     @property
     def compares_rollouts(self) -> bool:
-        """Whether a reward counts against the others of its group: then equal rewards teach nothing."""
+        """Whether rewards are compared within their group: if so, equal rewards teach nothing."""
         return self.advantage not in ("reinforce", "gae")
 
     @property
     def min_group_size(self) -> int:
-        """Fewest rollouts of one question that its advantage is defined for."""
+        """Fewest rollouts per question for which the advantage is defined."""
         return 2 if self.compares_rollouts else 1
 
 

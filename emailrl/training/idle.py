@@ -1,6 +1,6 @@
-"""Settings that were given and have no effect beside others, which the head of a run says.
+"""Settings that were given but have no effect, reported in a run's header.
 
-Those that contradict each other are errors (``mix``); these are not wrong, only idle.
+Contradictory settings are errors (``mix``); these are valid, but unused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ IN_PROCESS = (
     "vllm_max_loras",
     "vllm_max_lora_rank",
 )
-"""Settings of vLLM in this process, which servers have as their own flags."""
+"""Settings of in-process vLLM, for which servers have their own flags."""
 
 ONE_UPDATE = "with one update per step (NUM_MINI_BATCHES=1, UPDATE_EPOCHS=1): every ratio is 1"
 
 
 def updates_per_step(settings: Settings) -> int:
-    """Optimizer updates on the trajectories of one step, unless they are too few for as many mini-batches."""
+    """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
     return settings.training.num_mini_batches * settings.training.update_epochs
 
 
 def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:
-    """One line for each setting that was given and changes nothing, with the reason."""
+    """One line per setting that was given but has no effect, with the reason."""
     rows = [*_of_the_update(algorithm, settings), *_of_the_run(settings), *_of_the_model(settings)]
     rows += _of_vllm(settings)
     said = [
@@ -44,7 +44,7 @@ def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:
 
 
 Row = tuple[str, str, str]
-"""Section, setting, and beside what it is idle."""
+"""Section, setting, and the reason it is unused."""
 
 
 def _of_the_update(algorithm: Algorithm, settings: Settings) -> Iterator[Row]:

@@ -1,7 +1,7 @@
-"""The training loop, the same for every mode and every algorithm: both are data it never asks the name of.
+"""The training loop, the same for every mode and algorithm: both are data.
 
 A step's line in ``metrics.jsonl`` is written after its evaluation, so that one line holds both, and before its
-checkpoint, so that a checkpoint's step is always on record.
+checkpoint, so that a checkpoint's step is always recorded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from emailrl.training.step.shaping import terminal_rewards
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run came to."""
+    """The result of a run."""
 
     run_dir: Path
     best_accuracy: float
-    """Best accuracy of an evaluation, 0 to 1; its weights are in ``best_model``."""
+    """Best evaluation accuracy, 0 to 1; its weights are in ``best_model``."""
     best_step: int
     steps: int
-    """Steps done, those before a resume included."""
+    """Steps done, including those before a resume."""
 
 
 def train(
@@ -42,17 +42,17 @@ def train(
     results: Callable[[str], None] | None = None,
     display: Display = SILENT,
 ) -> TrainResult:
-    """Train as the settings say and return what came of it.
+    """Train with the given settings and return the outcome.
 
-    ``progress`` gets each line meant for the console; ``results``, if given, the last ones in its place, which say what
-    the run came to. ``display`` hears of rollouts, steps and evaluations as they end.
+    ``progress`` gets each line for the console; ``results``, if given, gets the final lines instead, which summarize
+    the run. ``display`` is notified of rollouts, steps and evaluations as they end.
 
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
-    directory, or with ``overwrite`` the place of the first. Going on from an earlier checkpoint than the latest takes
-    ``overwrite``, as it removes what the run did after it. A KeyboardInterrupt, or any error between two updates,
-    leaves the last whole step saved. Started by torchrun as one of several processes, this is rank 0; the others call
+    directory, or with ``overwrite`` replaces the first one. Resuming from a checkpoint before the latest needs
+    ``overwrite``, because it removes the run's later work. A KeyboardInterrupt, or any error between two updates,
+    leaves the last complete step saved. Under torchrun, this is rank 0; the other ranks call
     ``training.run.follower.follow``. Raises UsageError for what the user must change, EmailRLError for a run that
-    cannot go on.
+    cannot continue.
     """
     with (
         joined(settings) as ranks,
@@ -64,7 +64,7 @@ def train(
             ranks.on_stop = run.interrupts.request
         try:
             loop(run)
-            run.interrupts.check()  # one noted in the last step: what follows the run must not go on
+            run.interrupts.check()  # an interrupt during the last step also stops what follows the run
         except (Exception, KeyboardInterrupt):
             run.rescue()
             raise
@@ -79,7 +79,7 @@ def train(
 
 
 def loop(run: Run) -> None:
-    """Refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint; and again."""
+    """Repeat: refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint."""
     settings, state, droppable = run.settings, run.state, run.interrupts.droppable
     with droppable():
         evaluated = run.evaluate_if_due()

@@ -1,10 +1,10 @@
 """The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimize plus metrics.
 
 ``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks
-may be bool, int or float; arithmetic is in float32, or float64 when given float64. What stands outside the mask, NaN
-and infinity included, reaches neither a value nor a gradient. Targets (old log-probs, advantages, returns, weights) are
-detached here. A ``denominator`` replaces the local count by the update's global one, so that the losses of
-micro-batches, or of ranks, add up to the loss of the whole.
+may be bool, int or float; arithmetic is in float32, or float64 when given float64. Values outside the mask, even NaN
+and infinity, affect neither the loss nor its gradient. Targets (old log-probs, advantages, returns, weights) are
+detached here. A ``denominator`` replaces the local count with the update's global one, so that the losses of
+micro-batches, or of ranks, add up to the total loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are cut here before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
+"""Log-ratios are clamped to this before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 AGGREGATIONS = get_args(Aggregation)
@@ -42,7 +42,7 @@ def policy_loss(
 
     PPO (arXiv 1707.06347); separate clips: DAPO (2503.14476). ``dual_clip`` c > 1 bounds the loss where A < 0 by
     -max(min(...), cA) (1912.09729). ``ratio_level="sequence"`` takes r = exp(masked mean of the log-ratio) for every
-    token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one a sequence; ``weights``
+    token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one per sequence; ``weights``
     multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest.
     """
     trainable = _trainable(loss_mask, logprobs, old_logprobs)
@@ -78,11 +78,11 @@ def importance_weights(
     low: float = 0.5,
     high: float = 5.0,
 ) -> Tensor:
-    """Weigh tokens ``(B, T)`` by w = exp(old - sampler), for a sampler not quite the trainer's policy; detached.
+    """Weight tokens ``(B, T)`` by w = exp(old - sampler), for a sampler that differs from the policy; detached.
 
     ``tis`` clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the
     row's geometric mean exp(mean log w) lies inside, else zeroes the row. OpenRLHF's three corrections. A token that
-    no sampler drew (NaN, as for tool results) weighs 1 and counts in no mean; a zeroed row takes it along.
+    was not sampled (NaN, as for tool results) has weight 1 and is excluded from means, but is zeroed with its row.
     """
     trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
     sampled = trainable & ~sampler_logprobs.isnan()
@@ -101,7 +101,7 @@ def importance_weights(
 
 
 def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return old - sampler ``(B, T)``, detached, clamped to ±20; 0 outside the mask and where no sampler drew (NaN)."""
+    """Return old - sampler ``(B, T)``, detached, clamped to ±20; 0 outside the mask and for unsampled tokens (NaN)."""
     sampled = _trainable(loss_mask, old_logprobs, sampler_logprobs) & ~sampler_logprobs.isnan()
     gap = _masked(old_logprobs.detach(), sampled) - _masked(sampler_logprobs.detach(), sampled)
     return gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -117,7 +117,7 @@ def correction_weights(
     high: float,
     ratio_level: RatioLevel = "token",
 ) -> tuple[Tensor, dict[str, float]]:
-    """Weigh tokens as ``importance_weights`` does, at the level of the policy's ratio, and say what became of them.
+    """Weight tokens as ``importance_weights`` does, at the level of the policy's ratio, and return metrics.
 
     ``ratio_level="sequence"`` (GSPO) gives all tokens of a row the geometric mean of the row's weights, bounded as one.
     Metrics, over sampled tokens: ``correction_mean`` of the weights, ``correction_min`` and ``correction_max`` of those
@@ -149,9 +149,9 @@ def value_loss(
     clip: float | None = None,
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Half the squared error of the critic, token mean: ½ max((V - R)², (clip(V, V_old ± clip) - R)²).
+    """Half the critic's squared error, averaged over tokens: ½ max((V - R)², (clip(V, V_old ± clip) - R)²).
 
-    All ``(B, T)``; ``clip`` None leaves the second term out. PPO's value clipping as in OpenRLHF and verl.
+    All ``(B, T)``; ``clip`` None omits the second term. PPO's value clipping as in OpenRLHF and verl.
     """
     trainable = _trainable(loss_mask, values, old_values, returns)
     values, returns = _masked(values, trainable), _masked(returns.detach(), trainable)
@@ -174,12 +174,12 @@ def aggregate(
     constant_length: float | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Reduce ``(B, T)`` over the mask to a scalar; 0 where nothing is trainable.
+    """Reduce ``(B, T)`` over the mask to a scalar; 0 if nothing is trainable.
 
     ``token_mean`` sum / tokens (DAPO); ``sequence_mean`` mean over sequences of their token means (GRPO);
-    ``constant`` sum / (sequences * ``constant_length``) (Dr. GRPO). ``denominator`` replaces the count divided by:
+    ``constant`` sum / (sequences * ``constant_length``) (Dr. GRPO). ``denominator`` replaces the divisor:
     tokens, sequences, or sequences * constant_length. A row without a trainable token is not a sequence. Raises
-    ValueError for one not above 0, unless nothing is trainable.
+    ValueError if it is not above 0, unless nothing is trainable.
     """
     trainable = loss_mask.bool()
     per_token = _masked(per_token, trainable)
@@ -189,14 +189,14 @@ def aggregate(
     total = (_row_mean(per_token, trainable) if aggregation == "sequence_mean" else per_token).sum()
     if denominator is not None and not denominator > 0 and trainable.any():
         raise ValueError(f"denominator must be above 0 where tokens are trainable, got {float(denominator)}")
-    # An empty batch has sum and count 0; dividing by 1 keeps its loss, and its gradient, at 0.
+    # An empty batch has sum and count 0; dividing by 1 keeps its loss and gradient at 0.
     return total / torch.as_tensor(count, dtype=total.dtype, device=total.device).where(trainable.any(), 1)
 
 
 def count_for(
     loss_mask: Tensor, aggregation: Aggregation, constant_length: float | None = None, *, share: Tensor | None = None
 ) -> Tensor:
-    """Count what ``aggregation`` divides by in these rows ``(B, T)``; over micro-batches the counts add up.
+    """Count what ``aggregation`` divides by in these rows ``(B, T)``; counts of micro-batches add up.
 
     A row counts as ``share`` ``(B,)`` of a sequence, by default 1.
     """
@@ -209,11 +209,11 @@ def count_for(
         return num_sequences
     if constant_length is None or constant_length <= 0:
         raise ValueError("aggregation 'constant' needs a constant_length above 0")
-    return num_sequences.double() * constant_length  # a length need not be whole
+    return num_sequences.double() * constant_length  # the length may be fractional
 
 
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:
-    """Means and extremes over trainable tokens; ``approx_kl`` is k3 of old policy against new."""
+    """Means and extremes over trainable tokens; ``approx_kl`` is k3 between old and new policy."""
     if not trainable.any():
         return {"clip_fraction": 0.0, "ratio_mean": 1.0, "ratio_min": 1.0, "ratio_max": 1.0, "approx_kl": 0.0}
     kept, kept_log = ratio[trainable], log_ratio[trainable]
@@ -236,5 +236,5 @@ def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:
 
 
 def _row_mean(per_token: Tensor, trainable: Tensor) -> Tensor:
-    """Mean over each row's trainable tokens, ``(B, 1)``; 0 for a row without any. Zeros outside the mask are given."""
+    """Mean over each row's trainable tokens, ``(B, 1)``; 0 for a row without any. Expects zeros outside the mask."""
     return per_token.sum(1, keepdim=True) / trainable.sum(1, keepdim=True).clamp(min=1)

@@ -1,6 +1,6 @@
-"""The algorithm that settings ask for, which of them cannot work together, and which seldom do what they seem to.
+"""Resolve the algorithm from settings; reject combinations that conflict and flag those that rarely work as meant.
 
-A setting that another one makes idle is an error as well: a run must not look as if it had an effect.
+A setting that another one disables is also an error, so that a run never appears to use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.idle import updates_per_step
 
 Problem = tuple[str, str]
-"""What does not go together, naming both settings; and what to change."""
+"""The conflict, naming both settings, and what to change."""
 
 CRITIC_SETTINGS = ("value_clip", "value_coef", "critic_learning_rate", "critic_warmup_steps", "gae_lambda")
 FILTER_SETTINGS = ("filter_on", "filter_low", "filter_high", "max_refill_rounds")
@@ -24,9 +24,9 @@ _DEFAULTS = AlgorithmSettings()
 
 
 def resolve(settings: Settings) -> Algorithm:
-    """Take the algorithm that ``settings.training.algorithm`` names, with the overrides of ``settings.algorithm``.
+    """Return the algorithm named by ``settings.training.algorithm``, with the overrides of ``settings.algorithm``.
 
-    Raises UsageError for an unknown name, with the nearest known one, and for settings that cannot work together.
+    Raises UsageError for an unknown name, suggesting the nearest, and for conflicting settings.
     """
     name = settings.training.algorithm
     if name not in ALGORITHMS:
@@ -46,7 +46,7 @@ def resolve(settings: Settings) -> Algorithm:
         "kl_in": wanted.kl_in,
         "value_clip": wanted.value_clip,
         "dynamic_filtering": wanted.dynamic_filtering,
-        # vLLM's kernels give other log-probabilities than the trainer's: all peers correct for it.
+        # vLLM's kernels compute slightly different log-probabilities from the trainer's; other trainers correct too.
         "importance_correction": wanted.importance_correction or ("tis" if settings.agent.engine == "vllm" else "off"),
     }
     algorithm = replace(ALGORITHMS[name], **{key: value for key, value in overrides.items() if value is not None})
@@ -59,7 +59,7 @@ def resolve(settings: Settings) -> Algorithm:
 
 
 def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
-    """What to say of settings that work together, but seldom as meant; for the head of a run."""
+    """Notes on valid combinations that rarely work as meant; for the run's header."""
     notes, wanted = [], settings.algorithm
     if wanted.beta and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
         notes.append("KL_ESTIMATOR=k1 with KL_IN=loss has zero gradient in expectation: use k2 or k3")
@@ -146,7 +146,7 @@ def _filters(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 
 
 def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
-    """One ratio a sequence needs one advantage a sequence."""
+    """One ratio per sequence needs one advantage per sequence."""
     if algorithm.ratio_level != "sequence":
         return
     wanted, fix = settings.algorithm, "or RATIO_LEVEL=token."
@@ -205,7 +205,7 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 
 
 def has_servers(settings: Settings) -> bool:
-    """Whether vLLM servers sample, not an engine on the trainer's own card."""
+    """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
     return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
 
 
@@ -234,6 +234,6 @@ def _given(wanted: AlgorithmSettings, name: str) -> str:
 
 
 def _estimator(algorithm: Algorithm, settings: Settings) -> str:
-    """The advantage estimator under its setting's name, and where it came from if not from the setting."""
+    """The advantage estimator as ``SETTING=value``, and its source if it was not set."""
     source = "" if settings.algorithm.advantage_estimator else f" (--algorithm {algorithm.name})"
     return f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}"

@@ -1,4 +1,4 @@
-"""Which passes without gradients a step makes before its first update: for the updater and for ``emailrl plan``."""
+"""Gradient-free passes of a step before its first update, shared by the updater and ``emailrl plan``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def needs_reference(kl_coef: float) -> bool:
 
 
 def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) -> bool:
-    """Whether the policy scores the samples beforehand; else the first pass of the only update says as much.
+    """Whether the policy scores the samples beforehand; otherwise the only update's own pass gives the same numbers.
 
-    ``updates`` are those of the step. A critic's values and a KL in the reward are needed for the advantages.
+    ``updates`` is the number per step. Advantages need a critic's values and a KL in the reward beforehand.
     """
     return algorithm.has_critic or (algorithm.kl_in == "reward" and kl_coef > 0) or updates > 1

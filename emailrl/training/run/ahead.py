@@ -1,9 +1,9 @@
-"""Asynchronous rollouts: while a step is trained, those of the next MAX_STALENESS steps are played.
+"""Asynchronous rollouts: while a step trains, the next MAX_STALENESS steps are sampled.
 
-The rollouts of step t are sampled by the policy as it was after step max(0, t - 1 - MAX_STALENESS). They begin as soon
-as that policy is loaded and wait for nothing else, so staleness is bounded by what is begun, never by dropping what
-comes late, which would favor short conversations. Which policy plays a step depends on no clock: a resumed run plays
-the rest as the uninterrupted one would have.
+The rollouts of step t are sampled by the policy as it was after step max(0, t - 1 - MAX_STALENESS). They start as soon
+as that policy is loaded. Staleness is bounded by what is started, never by dropping late rollouts, which would favor
+short conversations. Which policy samples a step does not depend on timing, so a resumed run continues exactly as the
+uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.trajectory import Trajectory
 
 IN_FLIGHT = "in_flight.jsonl"
-"""In a checkpoint: the rollouts that had ended, of steps not yet trained; without rewards."""
+"""In a checkpoint: finished rollouts of steps not yet trained, without rewards."""
 STOP_SECONDS = 5.0
-"""What ending a step's rollouts may take; a custom environment that hangs is left behind."""
+"""Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned."""
 
 Result = tuple[Collected, StepQuestions]
 
 
 class Ended(NoDisplay):
-    """Copies of the rollouts that have ended (scoring changes the originals); they are shown once they are trained."""
+    """Copies of finished rollouts (scoring changes the originals); they are shown once trained."""
 
     def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
         self.trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
@@ -48,7 +48,7 @@ class Ended(NoDisplay):
 
 @dataclass
 class Batch:
-    """The rollouts of one step, under way in a thread of their own."""
+    """The rollouts of one step, running in their own thread."""
 
     step: int
     engine: PinnedEngine
@@ -59,9 +59,9 @@ class Batch:
 
 
 class Ahead:
-    """Plays the steps after the one in training; all methods are for the trainer's thread.
+    """Samples the steps after the one in training; call all methods from the trainer's thread.
 
-    ``load(n)`` lets the engine sample from the policy after step ``n``, or from the present one if that is no longer
+    ``load(n)`` makes the engine sample from the policy after step ``n``, or from the current one if that is no longer
     kept. ``played`` are rollouts of an interrupted run, by id.
     """
 
@@ -80,16 +80,16 @@ class Ahead:
         self._rollouts, self._collector, self._engine, self._state = rollouts, collector, engine, state
         self._staleness, self._last_step, self._load, self._played = staleness, last_step, load, played
         self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
-        """Where the questions of the next step to be begun start."""
+        """Where the questions of the next step to start begin."""
         self._batches: dict[int, Batch] = {}
         self._begun = state.step
         self.seconds: dict[str, float] = {}
-        """How long the trainer waited for the last step's rollouts, and before it no rollouts were under way."""
+        """How long the trainer waited for the last step's rollouts, and how long no rollouts ran before it."""
 
     def take(self) -> Result:
-        """The rollouts of the next step, once they have ended; begins those that may be played meanwhile.
+        """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
-        Raises what ended them early.
+        Raises the error that ended them early, if any.
         """
         step = self._state.step + 1
         for done in [number for number in self._batches if number < step]:
@@ -101,14 +101,14 @@ class Ahead:
         return result
 
     def save(self, directory: Path, step: int) -> None:
-        """Keep in a checkpoint of ``step`` what has ended of later steps."""
+        """Save finished rollouts of later steps in the checkpoint of ``step``."""
         batches = [batch for number, batch in sorted(self._batches.items()) if number > step]
         later = [trajectory for batch in batches for trajectory in batch.ended.trajectories]
         if later:
             write_trajectories(directory / IN_FLIGHT, later)
 
     def close(self) -> None:
-        """End everything under way."""
+        """Stop everything that is running."""
         for batch in self._batches.values():
             batch.engine.cancel()
         until = time.monotonic() + STOP_SECONDS
@@ -119,7 +119,7 @@ class Ahead:
         self._batches.clear()
 
     def _begin_until(self, last: int) -> float:
-        """Begin the steps up to ``last``; returns for how long no rollouts were under way before them, in seconds."""
+        """Start the steps up to ``last``; return the seconds for which no rollouts ran before them."""
         ends = [batch.ended_at for batch in self._batches.values()]
         idle = 0.0
         for step in range(self._begun + 1, last + 1):
@@ -138,7 +138,7 @@ class Ahead:
         batch.thread.start()
 
     def _foreseen(self) -> StepQuestions:
-        """The questions of the next step where no outcome decides which they are; moves the place behind them."""
+        """The next step's questions, if they do not depend on earlier outcomes; advances the cursor past them."""
         questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
         same.take(self._rollouts.per_step)
         self._place.cursor = same.cursor
@@ -149,7 +149,7 @@ class Ahead:
             result = self._play(batch, before, questions)
         except Exception as error:
             batch.result.set_exception(error)
-        except BaseException as error:  # what would end the thread unseen
+        except BaseException as error:  # would otherwise end the thread silently
             what = str(error) or type(error).__name__
             failure = EmailRLError(f"The rollouts of step {batch.step} were ended: {what}.", "Use --resume latest.")
             batch.result.set_exception(failure)
@@ -177,7 +177,7 @@ class Ahead:
 
 
 def rollouts_in_flight(checkpoint: Path) -> dict[str, Trajectory]:
-    """The rollouts that a checkpoint keeps of steps it had not trained, by id; those that raised are played again."""
+    """A checkpoint's rollouts of steps not yet trained, by id; those that raised are played again."""
     path = checkpoint / IN_FLIGHT
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""A run put together: everything that can be wrong is found before anything is written."""
+"""Assemble a run: everything that can be wrong is found before anything is written."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def open_run(
     settings: Settings, *,
     resume: str | None, overwrite: bool, say: Say, display: Display = SILENT, ranks: Ranks = ALONE,
 ) -> Iterator[Run]:  # fmt: skip
-    """Check settings, checkpoint, rewards, data, model and engine, in this order; then take the directory and begin.
+    """Check settings, checkpoint, rewards, data, model and engine, in this order; then claim the directory and start.
 
-    A run to go on with is held before its checkpoint is chosen: another process might move on with it meanwhile.
+    A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     _check(settings, mode)
@@ -103,7 +103,7 @@ def open_run(
 
 
 def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint | None, notes: list[str]) -> RunData:
-    """The questions, with what is to be said of this run before it begins."""
+    """The questions, with the notes to print before this run starts."""
     data = load_data(settings)
     data.notes += notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
     if checkpoint:
@@ -119,7 +119,7 @@ def _sampler(
     collector: Collector,
     evaluator: Collector,
 ) -> Sampler:
-    """What both collectors play with: this engine, or those of all ranks."""
+    """The player of both collectors: this engine, or those of all ranks."""
     if not plays_on_all(settings, ranks):
         return engine
     team = Team(ranks, engine, interrupts, per_engine=ranks_per_engine(settings))
@@ -129,7 +129,7 @@ def _sampler(
 
 @contextmanager
 def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
-    """Let rollouts be played while steps are trained, where MAX_STALENESS allows it."""
+    """Run rollouts while steps train, if MAX_STALENESS allows it."""
     if not (lag := staleness(run.settings)):
         yield
         return
@@ -147,7 +147,7 @@ def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
 def _directory(
     settings: Settings, before: Resumed | None, state: RunState, notes: list[str], *, overwrite: bool
 ) -> Iterator[Path]:
-    """The run's directory, with nothing in it of steps beyond the state's; what went is added to the notes."""
+    """The run's directory without records beyond the state's step; what was removed is added to the notes."""
     if before is None:
         with new_directory(settings, overwrite=overwrite) as directory:
             yield directory
@@ -160,7 +160,7 @@ def _directory(
 
 
 def _changes(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[str]:
-    """What is no longer as it was when the checkpoint was written; UsageError where a run cannot go on so."""
+    """What has changed since the checkpoint was written; UsageError if the run cannot continue with it."""
     changes = check_agrees(checkpoint, settings, data.database_fingerprint, data.questions_fingerprint)
     return [f"changed since the checkpoint: {change}" for change in changes]
 
@@ -169,7 +169,7 @@ def _changes(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[
 def _loaded(
     settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None, total: int, ranks: Ranks
 ) -> Iterator[tuple[OpenPolicy, Updater, RunState]]:
-    """The policy and its engine, the updater and the state, as at the checkpoint, once every rank has the same."""
+    """The policy and its engine, the updater and the state, as in the checkpoint and equal on every rank."""
 
     def load() -> tuple[OpenPolicy, Updater, RunState]:
         opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
@@ -196,7 +196,7 @@ def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
 
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
-    """The mode's reward, less what overlong completions cost; evaluations are scored without that charge."""
+    """The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty."""
     scorer = build_scorer(settings, reward=mode.reward)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
@@ -210,7 +210,7 @@ def _epochs(settings: Settings, mode: Mode) -> int | None:
 
 
 def _check(settings: Settings, mode: Mode) -> None:
-    """What can be wrong before anything is loaded."""
+    """Check what can be wrong before anything is loaded."""
     check_services(settings)
     check_engine(settings, trainable=True)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
@@ -225,7 +225,7 @@ def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunDa
 
 
 def _check_environment(settings: Settings, mode: Mode) -> None:
-    """Load the user's environment before a model is; refuse it where the mode plays a prompt of its own."""
+    """Load the user's environment before the model; reject it if the mode uses its own prompt."""
     environment = settings.agent.environment
     load_task(environment)
     if environment != MAIL and mode.make_environment is not None:

@@ -1,4 +1,4 @@
-"""The last whole step of a run, and its way to disk."""
+"""Save the last complete step of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emailrl.training.step.update import Updater
 
 @dataclass
 class CheckpointWriter:
-    """Writes the last whole step of one run: its snapshot, with the weights as they are."""
+    """Writes the last complete step of a run: its snapshot and the current weights."""
 
     directory: Path
     settings: Settings
@@ -28,23 +28,23 @@ class CheckpointWriter:
     updater: Updater
     run_id: str
     parent: str | None
-    """Where the weights began."""
+    """The checkpoint or adapter the weights started from."""
     snapshot: Snapshot
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
     resumed_from: str | None = None
-    """The checkpoint that this process went on from."""
+    """The checkpoint this process resumed from."""
     keep_ahead: Callable[[Path, int], None] = lambda folder, step: None
-    """Puts what was played of later steps into the checkpoint's folder."""
+    """Saves rollouts of later steps in the checkpoint's folder."""
 
     @property
     def step(self) -> int:
-        """The last whole step."""
+        """The last complete step."""
         step: int = self.snapshot.state["step"]
         return step
 
     def take(self, state: RunState) -> None:
-        """Take the run as it is for a whole step."""
+        """Record the run's current state as a complete step."""
         self.snapshot = take_snapshot(state)
 
     def write(self, kind: str) -> Checkpoint:

@@ -1,7 +1,7 @@
-"""Signs that a policy collapses: each warned of once, with what to do and the way back, until it has passed.
+"""Signs of policy collapse: each is reported once, with a remedy and the way back, until it has passed.
 
-Every sign is a severity, an alarm from 1 on and passed below ``PASSED``, so that a value that wavers about its
-threshold warns once. The thresholds and why they are what they are: ``docs/rewards.md``.
+Every sign has a severity: an alarm from 1, over below ``PASSED``, so that a value that hovers around its threshold
+warns once. ``docs/rewards.md`` explains the thresholds.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from emailrl.evaluation import mean
 from emailrl.training.run.state import RunState
 
 WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")
-"""What of a step's metrics the signs are read from."""
+"""The metrics of a step that the signs are computed from."""
 
 WINDOW = 5
-"""Steps that a level is averaged over."""
+"""Steps over which a level is averaged."""
 UNANSWERED_SHARE = 0.9
 """Share of rollouts that end without an answer."""
 LOWEST_ENTROPY = 0.002
-"""Nats a trained token: two rollouts of 50 tokens are then alike with probability e^-0.1 = 90 % or more."""
+"""Nats per trained token: two rollouts of 50 tokens are then identical with probability e^-0.1 = 90 % or more."""
 HIGHEST_KL = 1.0
-"""Nats a trained token."""
+"""Nats per trained token."""
 TIMES_KL_TARGET = 5
-"""With KL_TARGET, so many times that is the highest KL."""
+"""With KL_TARGET, the highest KL as a multiple of it."""
 
 GROWTH_WINDOW = 10
-"""Steps at either end of ``HISTORY`` that growth is told from."""
+"""Steps at each end of ``HISTORY`` that are compared to measure growth."""
 HISTORY = 40
 GROWTH = 1.5
 LEAST_GROWTH = {"answer_words": 5.0, "answer_candidates": 0.5}
-"""What must be added too: from one word to two is no sign."""
+"""Minimum absolute growth: from one word to two is no sign."""
 ACCURACY_ROSE = 0.02
-"""Answers may grow where accuracy rises by more."""
+"""Answers may grow if accuracy rises by more than this."""
 
 PASSED = 0.75
 
 Steps = Sequence[Mapping[str, float | None]]
-"""The watched metrics of the last steps, the oldest first; None where a step has no such number."""
+"""The watched metrics of the last steps, oldest first; None if a step lacks the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """How far one sign has gone."""
+    """The severity of one sign."""
 
     cause: str
     severity: float
@@ -56,15 +56,15 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A sign that has just become one."""
+    """A sign that has just reached its threshold."""
 
     warning: str
     good_step: int | None
-    """A step from before it began; None where none of those remembered is."""
+    """A step from before it began; None if none is remembered."""
 
 
 def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float | None) -> list[Alarm]:
-    """Note the metrics of the step just done in ``state``; returns what there is to warn of."""
+    """Record the last step's metrics in ``state``; return new alarms."""
     state.watched = [*state.watched, {name: metrics.get(name) for name in WATCHED}][-HISTORY:]
     alarms = []
     for sign in signs(state.watched, kl_target):
@@ -78,12 +78,12 @@ def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float
 
 
 def signs(steps: Steps, kl_target: float | None) -> list[Sign]:
-    """Every sign that the last steps can tell of."""
+    """Every sign that the last steps allow to compute."""
     return [*_levels(steps, kl_target), *_growth(steps)]
 
 
 def way_back(run_dir: Path, good_step: int | None) -> str:
-    """The command that goes on from the last checkpoint of ``good_step`` or before; without one, from the best."""
+    """The command that resumes from the last checkpoint up to ``good_step``, or else from the best."""
     checkpoints = list_checkpoints(run_dir)
     kept = [item for item in checkpoints if good_step is not None and item.metadata.step <= good_step]
     best = [item for item in checkpoints if item.metadata.kind == "best"]
@@ -123,13 +123,13 @@ def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
 
 
 def _level(steps: Steps, name: str) -> float | None:
-    """Mean of the last ``WINDOW`` steps that have the number; None where there are fewer."""
+    """Mean of the last ``WINDOW`` steps that have the number; None if there are fewer."""
     values = [value for step in steps if (value := step[name]) is not None]
     return mean(values[-WINDOW:]) if len(values) >= WINDOW else None
 
 
 def _growth(steps: Steps) -> list[Sign]:
-    """Answers that grow, or offer more, while accuracy does not rise; 0 where there are too few steps to tell."""
+    """Answers that get longer or offer more while accuracy does not rise; 0 if there are too few steps to tell."""
     early, late = steps[:GROWTH_WINDOW], steps[-GROWTH_WINDOW:]
     accuracy = [_average(part, "accuracy") for part in (early, late)]
     found = []
@@ -152,7 +152,7 @@ def _average(steps: Steps, name: str) -> float:
 
 
 def _good_step(alarm: Sign, state: RunState, kl_target: float | None) -> int | None:
-    """The step before the whole window in which the sign was last below ``PASSED``: a mean tells a change late."""
+    """The step before the whole window in which the sign was last below ``PASSED``: a mean lags behind a change."""
     for back in range(1, len(state.watched)):
         earlier = signs(state.watched[:-back], kl_target)
         if all(sign.severity < PASSED for sign in earlier if sign.cause == alarm.cause):

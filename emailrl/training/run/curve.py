@@ -1,4 +1,4 @@
-"""A run as a picture: accuracy and reward over its steps."""
+"""Plot a run's accuracy and reward over its steps."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A run's directory: which one it takes, held against other processes, and what ``--overwrite`` replaces in it.
+"""A run's directory: which one it takes, how it is locked, and what ``--overwrite`` replaces in it.
 
-Overwriting loses nothing before there is something in its place. The old run is moved into a hidden folder beside the
-new one and removed once the new run has its first checkpoint; a run that ends before puts it back:
+Overwriting deletes nothing until it is replaced. The old run is moved into a hidden folder next to the new one and
+removed once the new run has its first checkpoint; if the new run ends earlier, the old one is restored:
 
-    .replacing  the old run on its way out, or back; whole together with what still stands in the directory
-    .replaced   the old run, whole
+    .replacing  the old run being moved out or back; complete together with what is still in the directory
+    .replaced   the old run, complete
 
-What a dead process left of this is settled by the next run that begins or goes on under the same OUTPUT_DIR.
+The next run started or resumed under the same OUTPUT_DIR cleans up after a process that died.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ LOCK = ".lock"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
-"""Of these only what a run records in them is its own."""
+"""In these, only the files a run records belong to it."""
 RECORD = re.compile(
     r"(?P<hidden>\.?)(?:v|(?P<file>step|eval|confirm))-(?P<step>\d+)"
     r"(?(file)(?:\.jsonl(?:\.index)?(?:\.\d+)?|-\d+\.(?:json|safetensors))|(?:\.trash)?)"
 )
-"""What a run records there, of which step; hidden is what was being written or removed."""
+"""What a run records there, with its step; hidden names were being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
     r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
 )
-"""What else a run puts into its directory."""
+"""Everything else a run writes to its directory."""
 
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold a run's directory against other processes, and settle what a dead one left of an overwriting in it.
+    """Lock a run's directory against other processes, and clean up an overwrite that a dead one left unfinished.
 
-    Raises EmailRLError where another process trains there, UsageError for a place that cannot be written.
+    Raises EmailRLError if another process is training there, UsageError if the place cannot be written.
     """
     with _held(directory) as is_held:
         if not is_held:
@@ -68,9 +68,9 @@ def held(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
-    """The directory of a new run, held against other processes.
+    """The directory of a new run, locked against other processes.
 
-    It is ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` gives it the first, whose old run comes back if
+    It is ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` takes the first, whose old run is restored if
     the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
     """
     base = run_root(settings.output.output_dir, settings.training.mode)
@@ -90,7 +90,7 @@ def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
 
 
 def begun_in_vain(settings: Settings) -> Path | None:
-    """The run begun last under this name, where it has no checkpoint, damaged or whole: it died before its first."""
+    """The newest run under this name if it has no checkpoint, damaged or intact: it died before its first."""
     base = run_root(settings.output.output_dir, settings.training.mode)
     last = next((run for run in reversed(run_folders(base, settings.training.mode)) if (run / LOCK).exists()), None)
     if last is None or list_checkpoints(last):
@@ -100,9 +100,9 @@ def begun_in_vain(settings: Settings) -> Path | None:
 
 
 def run_to_resume(settings: Settings, resume: str) -> Path | None:
-    """The directory of the run that ``resume`` means (`resume.resumed`); None where ``auto`` finds none.
+    """The directory of the run that ``resume`` means (`resume.resumed`); None if ``auto`` finds none.
 
-    Where no mode was named, ``latest`` and ``best`` are of the newest run of all modes.
+    If no mode was named, ``latest`` and ``best`` refer to the newest run of any mode.
     """
     output_dir, mode = settings.output.output_dir, settings.training.mode
     if resume == "auto":
@@ -117,7 +117,7 @@ def run_to_resume(settings: Settings, resume: str) -> Path | None:
 
 
 def checkpoint_to_resume(directory: Path, settings: Settings, resume: str) -> Checkpoint | None:
-    """The run's checkpoint that ``resume`` means, its hashes unchecked; None where it died before its first."""
+    """The run's checkpoint that ``resume`` means, hashes unchecked; None if the run died before its first."""
     if resume == "auto" and directory == begun_in_vain(settings):
         return None
     path = Path(resume)
@@ -127,7 +127,7 @@ def checkpoint_to_resume(directory: Path, settings: Settings, resume: str) -> Ch
 
 
 def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
-    """What going on from this checkpoint removes; None where it is of the step that ``latest`` would go on from."""
+    """What resuming from this checkpoint removes; None if ``latest`` would resume from the same step."""
     step, checkpoints = checkpoint.metadata.step, list_checkpoints(directory)
     later = [item for item in checkpoints if item.metadata.step > step]
     if not later:
@@ -140,13 +140,13 @@ def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
 
 
 def clear_run(directory: Path) -> None:
-    """Remove what a run put into its directory, and nothing else."""
+    """Remove what a run wrote to its directory, and nothing else."""
     for path in list(_own(directory)):
         _remove(path)
 
 
 def remove_records(directory: Path, *, after: int) -> None:
-    """Remove what a run recorded of steps after this one, and what it left half-written."""
+    """Remove a run's records of steps after this one, and half-written files."""
     for path in (path for name in RECORD_FOLDERS for path in directory.glob(f"{name}/*")):
         found = RECORD.fullmatch(path.name)
         if found and (found["hidden"] or int(found["step"]) > after):
@@ -154,7 +154,7 @@ def remove_records(directory: Path, *, after: int) -> None:
 
 
 def check_replaceable(directory: Path) -> None:
-    """Raise UsageError for a folder that holds something, but no sign that a run made it."""
+    """Raise UsageError for a non-empty folder without any sign that a run made it."""
     if not directory.is_dir():
         return
     entries = {entry.name for entry in directory.iterdir()}
@@ -168,15 +168,15 @@ def check_replaceable(directory: Path) -> None:
 
 
 def discard_replaced(directory: Path) -> None:
-    """Remove the run that the present one replaces; for when this one has a checkpoint."""
+    """Remove the run being replaced; call once the new one has a checkpoint."""
     if (directory / REPLACED).exists():
         shutil.rmtree(directory / REPLACED)
 
 
 def give_back_replaced(settings: Settings) -> list[str]:
-    """Finish or undo the overwriting of a process that died in it, and say so where the old run is back.
+    """Finish or undo the overwrite of a process that died, and return a note if the old run is restored.
 
-    Nothing happens while another process trains there. Raises UsageError for a place that cannot be written.
+    Does nothing while another process trains there. Raises UsageError for a place that cannot be written.
     """
     base = run_root(settings.output.output_dir, settings.training.mode)
     if not any((base / name).exists() for name in (REPLACED, REPLACING)):
@@ -193,14 +193,14 @@ def give_back_replaced(settings: Settings) -> list[str]:
 
 @contextmanager
 def _held(directory: Path) -> Iterator[bool]:
-    """Hold a directory, made where it is missing, against other processes; False where one of them holds it."""
+    """Lock a directory, created if missing, against other processes; False if another one holds it."""
     try:
         str(directory.absolute()).encode()
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise _unwritable(directory, error) from None
-    except UnicodeEncodeError:  # tokenizers and safetensors take no such path
+    except UnicodeEncodeError:  # tokenizers and safetensors reject such paths
         raise UsageError(f"{directory} is not valid UTF-8.", "Choose another folder with --output-dir.") from None
     try:
         yield _takes(lock, directory)
@@ -223,7 +223,7 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def _settle(directory: Path) -> None:
-    """Finish or undo an overwriting: the old run goes where the new one has a checkpoint, else it comes back."""
+    """Finish or undo an overwrite: if the new run has a checkpoint, the old one is removed, else restored."""
     replaced, replacing = directory / REPLACED, directory / REPLACING
     if replaced.exists():
         if list_checkpoints(directory):
@@ -243,12 +243,12 @@ def _move(source: Path, target: Path) -> None:
         goal.parent.mkdir(exist_ok=True)
         path.rename(goal)
     for folder in (source / name for name in RECORD_FOLDERS):
-        with suppress(OSError):  # not there, or something of the user's is in it
+        with suppress(OSError):  # missing, or it holds a user's files
             folder.rmdir()
 
 
 def _own(directory: Path) -> Iterator[Path]:
-    """What a run put into the directory."""
+    """What a run wrote to the directory."""
     for entry in directory.iterdir():
         if entry.name in RECORD_FOLDERS and not entry.is_symlink():
             yield from (path for path in entry.iterdir() if RECORD.fullmatch(path.name))
@@ -263,11 +263,11 @@ def _remove(path: Path) -> None:
         else:
             remove_checkpoints([path])  # a half-removed adapter must not carry its name
     else:
-        path.unlink(missing_ok=True)  # what was left of a removal went with it
+        path.unlink(missing_ok=True)  # already removed with the leftovers
 
 
 def free_directory(base: Path) -> Path:
-    """``base``, else ``base-2``, ``base-3``: the first that is not there, or empty."""
+    """``base``, else ``base-2``, ``base-3``: the first that is missing or empty."""
     number = 1
     while True:
         directory = base if number == 1 else base.with_name(f"{base.name}-{number}")

@@ -1,4 +1,4 @@
-"""What a run reports to a display while it trains, besides the lines it prints."""
+"""The interface through which a run reports progress to a display."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Display(Protocol):
     """Follows a run's progress; its methods must not raise."""
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
-        """The run begins, or resumes, after ``step`` of ``total`` steps; ``run_dir`` has what it recorded before."""
+        """The run starts or resumes after ``step`` of ``total`` steps; ``run_dir`` has its earlier records."""
 
     def phase(self, name: str, total: int = 0) -> None:
-        """A phase begins; ``total`` is its number of rollouts, 0 for a phase without any."""
+        """A phase starts; ``total`` is its number of rollouts, 0 if it has none."""
 
     def played(self, trajectory: Trajectory) -> None:
         """A rollout has ended; it is not scored yet."""

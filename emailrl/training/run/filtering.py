@@ -1,9 +1,9 @@
-"""Which groups a step learns from, and the further questions it asks in place of those it cannot learn from.
+"""Select the groups a step trains on, and replace dropped ones with more questions.
 
-A group is kept where its advantage means something: enough members, rewards that differ, and, under dynamic filtering
-(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Every drop is counted by its reason. A refill
-asks exactly as many questions as groups are missing, so none is ever left over: each group of a step was sampled from
-the policy that the step updates, and between steps there is nothing to keep (docs/decisions/0010).
+A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
+(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Drops are counted by reason. A refill asks
+exactly as many questions as groups are missing, so none is left over: each group of a step was sampled from the policy
+that the step updates, and nothing is carried over between steps (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_
 
 @dataclass(frozen=True)
 class Filter:
-    """What a group must be to be trained on."""
+    """Conditions for training on a group."""
 
     min_group_size: int
-    """Fewest members, those that raised not counted; at least 1."""
+    """Minimum number of members, excluding those that raised; at least 1."""
     min_group_std: float
     between: tuple[float, float] | None = None
-    """The mean must lie strictly inside; None takes every group whose rewards differ, and refills nothing."""
+    """The mean must be strictly inside; None keeps every group whose rewards differ, without refills."""
     mean_of: Literal["accuracy", "reward"] = "accuracy"
-    """What the mean is taken of: the verdict on the answer as 0 or 1, or the reward."""
+    """What to average: the answer's verdict as 0 or 1, or the reward."""
     max_refill_rounds: int = 0
 
     def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | Reason:
@@ -61,8 +61,8 @@ class Filter:
 def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: bool) -> Filter:
     """The filter of an algorithm with the settings' overrides.
 
-    ``answers`` says whether the rollouts answer their questions; where they do not (mode ``simple``), the mean is that
-    of the reward unless FILTER_ON says otherwise.
+    ``answers``: whether the rollouts answer their questions; if not (mode ``simple``), the mean is of the reward
+    unless FILTER_ON is set.
     """
     min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
     if not algorithm.dynamic_filtering:
@@ -81,15 +81,15 @@ class Collected:
     """The rollouts of one step."""
 
     groups: list[TrajectoryGroup] = field(default_factory=list)
-    """Every group that was played, in the order of the questions."""
+    """Every group played, in question order."""
     kept: list[TrajectoryGroup] = field(default_factory=list)
-    """Those to train on, without the members that raised."""
+    """Groups to train on, without the members that raised."""
     reasons: dict[str, Reason] = field(default_factory=dict)
-    """Why a group was dropped, by its id."""
+    """Reasons for dropped groups, by id."""
     refill_rounds: int = 0
 
     def add(self, groups: Sequence[TrajectoryGroup], wanted: Filter) -> None:
-        """Sift further groups."""
+        """Add groups, keeping or dropping each."""
         for group in groups:
             sifted = wanted.sift(group)
             if isinstance(sifted, str):
@@ -99,7 +99,7 @@ class Collected:
         self.groups += groups
 
     def dropped(self) -> dict[str, int]:
-        """How many were dropped, by reason; every reason stands there, if with 0."""
+        """Number dropped by reason; every reason is listed, even with 0."""
         counts = Counter(self.reasons.values())
         raised = sum(trajectory.exception is not None for group in self.groups for trajectory in group.trajectories)
         return {"trajectories_exception": raised} | {
@@ -114,10 +114,10 @@ def collect_groups(
     *,
     count: int,
 ) -> Collected:
-    """Play ``count`` questions; then, for as many rounds as the filter allows, others in place of what it drops.
+    """Play ``count`` questions, then replace dropped groups for as many rounds as the filter allows.
 
-    ``ask`` gives the next so many questions, fewer or none where there are no more; ``play`` takes them with the number
-    of the refill round, 0 being the first questions.
+    ``ask`` returns the next n questions, fewer or none at the end; ``play`` takes them with the refill round, 0 for the
+    first questions.
     """
     collected = Collected()
     for refill in range(wanted.max_refill_rounds + 1):

@@ -1,5 +1,4 @@
-"""The ranks besides the first: they load the model that rank 0 names, play and train what it deals out, and record
-nothing."""
+"""The other ranks: they load the model that rank 0 names, run the work it assigns, and record nothing."""
 
 from __future__ import annotations
 
@@ -28,25 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What rank 0 tells the others before they load the model."""
+    """What rank 0 sends the others before they load the model."""
 
     settings: Settings
     """Without secrets."""
     total_steps: int
     adapter: dict[str, bytes] | None
-    """Files of the adapter to start from, whose folder other hosts may not see; None for a fresh one."""
+    """Files of the initial adapter, since other hosts may not see its folder; None for a new one."""
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int, adapter: Path | None) -> Task:
-        """The task of a run that starts from the adapter in this folder."""
+        """The task for a run that starts from the adapter in this folder."""
         return cls(settings.without_secrets(), total_steps, read_adapter(adapter))
 
 
 def follow(settings: Settings) -> None:
-    """Be one of the ranks that wait for rank 0's samples, until it ends.
+    """Run as a rank that works for rank 0, until rank 0 ends.
 
-    ``settings`` say how to meet; all others come from rank 0. SIGINT and SIGTERM are passed on to it: the first lets it
-    end the run in order, the second ends this process.
+    ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
+    lets it end the run cleanly, the second ends this process.
     """
     with joined(settings) as ranks:
         assert isinstance(ranks, RankGroup)
@@ -55,7 +54,7 @@ def follow(settings: Settings) -> None:
 
 
 class Follower:
-    """Does what rank 0 calls to: first to load the model, then to play and to train."""
+    """Carries out rank 0's calls: first load the model, then sample and train."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self.ranks = ranks
@@ -63,7 +62,7 @@ class Follower:
         self.member: Member | None = None
 
     def work(self) -> None:
-        """One call of rank 0."""
+        """Handle one call from rank 0."""
         if self.updater is None:
             self._load()
             return
@@ -102,11 +101,11 @@ class Follower:
 
 
 def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:
-    """The ranks of this host, if a base may be sharded over them; UsageError for SHARD=host where there is only one."""
+    """This host's ranks, if a base may be sharded over them; UsageError for SHARD=host with only one rank."""
     mesh = None if settings.model.shard == "off" else ranks.host_mesh()
     if mesh is None and settings.model.shard == "host":
         raise UsageError(
-            "SHARD=host needs at least two ranks on each host, and equally many on all.",
+            "SHARD=host needs at least two ranks per host, the same number on every host.",
             "Start them with emailrl train --nproc N, or unset SHARD.",
         )
     return mesh

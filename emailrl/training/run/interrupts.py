@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: the step is finished or dropped, never left half-done."""
+"""Handle Ctrl-C and SIGTERM during training: a step is finished or dropped, never left half done."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import FrameType
 
 
 class Interrupts:
-    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt at a moment when nothing is lost by it.
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt when nothing is lost by it.
 
-    Inside ``droppable()`` that is at once: what runs there can be done again. Elsewhere it waits for ``check()``. The
-    second signal raises wherever it comes. Works in the main thread alone; in others the signals are left as they are.
+    Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere it waits for ``check()``.
+    The second signal raises immediately. Works only in the main thread; in others the signals are left alone.
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
@@ -21,7 +21,7 @@ class Interrupts:
         self._requested = False
         self._droppable = False
         self.impatient = False
-        """A second signal came: nothing more is to be saved."""
+        """Whether a second signal came: save nothing more."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -38,7 +38,7 @@ class Interrupts:
 
     @contextmanager
     def droppable(self) -> Iterator[None]:
-        """Mark work that may be cut off anywhere."""
+        """Mark work that may be interrupted anywhere."""
         self.check()
         self._droppable = True
         try:
@@ -48,7 +48,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Mark work inside ``droppable()`` that is not to be cut off, as other ranks take part in it."""
+        """Mark work inside ``droppable()`` that must not be interrupted because other ranks take part."""
         before, self._droppable = self._droppable, False
         try:
             yield
@@ -58,13 +58,13 @@ class Interrupts:
             self.check()
 
     def request(self) -> None:
-        """Ask for the end from another thread, as by a first signal; after one, nothing more."""
+        """Request an interrupt from another thread, as a first signal would; no effect after one."""
         main = threading.main_thread().ident
         if not self._requested and main is not None:
             signal.pthread_kill(main, signal.SIGINT)
 
     def check(self) -> None:
-        """Raise the KeyboardInterrupt that was asked for meanwhile."""
+        """Raise a pending KeyboardInterrupt."""
         if self._requested:
             raise KeyboardInterrupt
 

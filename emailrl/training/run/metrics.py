@@ -1,4 +1,4 @@
-"""One step in numbers: the object that ``metrics.jsonl`` holds for it, and what training adds to its trajectories."""
+"""Metrics of one step: its object in ``metrics.jsonl``, and what training adds to its trajectories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UPDATE_METRICS = (
     "grad_norm",
     "learning_rate",
 )
-"""Null in a step without an update; ``kl_loss`` is what the KL adds to the loss, null where it is not in the loss."""
+"""Null in a step without an update; ``kl_loss`` is the KL term of the loss, null if the loss has none."""
 
 RUBRIC_METRICS = (
     "answer_correct",
@@ -41,10 +41,10 @@ RUBRIC_METRICS = (
     "answer_candidates",
     "answer_capitals",
 )
-"""Means of a step's rollouts; of the answers' looks, over those that attempted one (null where none did)."""
+"""Means over a step's rollouts; those about answers cover only attempts (null if there were none)."""
 
 UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED, StopReason.EXCEPTION}
-"""Ends without an answer, beside "I don't know"."""
+"""Ways to end without an answer, other than "I don't know"."""
 
 
 class Clock:
@@ -64,26 +64,26 @@ class Clock:
             self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begun
 
     def seconds(self) -> dict[str, float]:
-        """Each phase so far and ``total``."""
+        """Seconds of each phase so far, and ``total``."""
         return self._phases | {"total": time.perf_counter() - self._begun}
 
 
 class Pace:
-    """What the steps of this process have taken so far, evaluations and checkpoints included."""
+    """Time of this process's steps so far, including evaluations and checkpoints."""
 
     def __init__(self, step: int) -> None:
         self._begun = time.perf_counter()
         self._first = step
 
     def seconds_left(self, step: int, total: int) -> float:
-        """Seconds until ``total`` steps are done at the mean pace of those up to ``step``."""
+        """Seconds until ``total`` steps are done, at the mean pace up to ``step``."""
         return (time.perf_counter() - self._begun) / (step - self._first) * (total - step)
 
 
 def rollout_metrics(collected: Collected) -> dict[str, Any]:
-    """What the step's rollouts were worth; means are over those that did not raise, ``accuracy`` is over those judged.
+    """Metrics of the step's rollouts; means are over those that did not raise, ``accuracy`` over those judged.
 
-    Groups that were dropped count as the others do: what is kept says what was asked for, not how good the policy is.
+    Dropped groups count too: keeping only the others would measure the filter, not the policy.
     """
     trajectories = [trajectory for group in collected.groups for trajectory in group.trajectories]
     completed = [trajectory for trajectory in trajectories if trajectory.exception is None]
@@ -114,7 +114,7 @@ def is_unanswered(trajectory: Trajectory) -> bool:
 
 
 def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
-    """After which steps the policies stood that sampled the rollouts, and how far they lag behind that of ``step``."""
+    """The policy steps that the rollouts were sampled from, and their lag behind ``step``."""
     stamps = [each.policy_version for group in collected.groups for each in group.trajectories if each.policy_version]
     versions = [int(stamp.removeprefix("v-")) for stamp in stamps]
     return {
@@ -126,7 +126,7 @@ def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
 
 
 def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
-    """What the update did, the names of ``UPDATE_METRICS`` first; without an update nothing was trained."""
+    """Metrics of the update, ``UPDATE_METRICS`` first; without an update nothing was trained."""
     trainable, total = update.get("trainable_tokens", 0), update.get("total_tokens", 0)
     share = trainable / total if total else None
     named: dict[str, Any] = dict.fromkeys(UPDATE_METRICS)
@@ -134,7 +134,7 @@ def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
 
 
 def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
-    """An evaluation's numbers with ``eval_`` before their names; nothing in a step without one."""
+    """An evaluation's numbers, prefixed ``eval_``; empty for a step without one."""
     return {f"eval_{name}": value for name, value in evaluation.metrics().items()} if evaluation else {}
 
 
@@ -145,10 +145,10 @@ def training_records(
     *,
     mask_truncated: bool,
 ) -> Iterator[Record]:
-    """What training adds to each trajectory of a step, under the same ids: its tokens' numbers or why it was dropped.
+    """What training adds to each trajectory of a step, by id: its tokens' numbers, or why it was dropped.
 
-    ``tokens`` are those of ``samples``, one by one. ``advantage`` is that of all trained tokens; where theirs differ it
-    is null, and each sequence lists its own.
+    ``tokens`` correspond to ``samples``. ``advantage`` is shared by all trained tokens; if they differ it is null, and
+    each sequence lists its own.
     """
     trained: dict[str, list[Record]] = defaultdict(list)
     for sample, numbers in zip(samples, tokens, strict=True):
@@ -175,7 +175,7 @@ def training_records(
 
 
 def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
-    """One trained sequence: lists as long as its tokens, null where the mask of the mode is 0.
+    """One trained sequence: lists with one entry per token, null where the mode's mask is 0.
 
     ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
     update.
@@ -194,7 +194,7 @@ def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
 
 
 def first_exception(trajectories: Sequence[Trajectory]) -> str | None:
-    """The exception of the first trajectory where every one raised; None where any did not."""
+    """The first trajectory's exception if every one raised, else None."""
     if trajectories and all(trajectory.exception is not None for trajectory in trajectories):
         return trajectories[0].exception
     return None

@@ -1,4 +1,4 @@
-"""The three modes as data: where trajectories come from, which reward they get, which of their tokens are trained.
+"""The three modes as data: source of trajectories, reward, and which tokens are trained.
 
 =========  ==============================  ====================  ==============================  ==================
 mode       trajectories                    reward                trained tokens                  bounded by
@@ -10,8 +10,8 @@ simple     one completion on a static      ``rewards.heuristic`` sampled ones (t
            prompt with a few mails
 =========  ==============================  ====================  ==============================  ==================
 
-Whatever the mode, evaluations are agent rollouts with the settings' reward: the accuracy that chooses the best model
-is the one ``benchmark`` measures.
+In every mode, evaluations are agent rollouts with the settings' reward, so the accuracy that selects the best model is
+the one ``benchmark`` measures.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Mode:
 
     name: str
     summary: str
-    """What it is, for the header of a run."""
+    """Description for a run's header."""
     loss_mask: LossMask
     make_environment: MakeEnvironment | None = None
-    """What is played in place of the settings' environment; None plays theirs."""
+    """Replaces the settings' environment; None keeps it."""
     reward: str | None = None
-    """A reward's name in place of the settings'; None takes theirs."""
+    """Replaces the settings' reward, by name; None keeps it."""
     epochs_bound: bool = False
-    """NUM_TRAIN_EPOCHS ends the run; otherwise the questions are gone round until MAX_STEPS."""
+    """NUM_TRAIN_EPOCHS ends the run; otherwise the questions repeat until MAX_STEPS."""
 
 
 def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:

@@ -18,7 +18,7 @@ RULE = "=" * 60
 def header(
     settings: Settings, *, run_dir: Path, num_train: int, num_eval: int, start: int, total: int, num_ranks: int = 1
 ) -> str:
-    """The lines a run begins with."""
+    """The header of a run."""
     training = settings.training
     per_step = questions_per_step(training, num_ranks)
     epochs = num_epochs(total, per_step, num_train)
@@ -40,7 +40,7 @@ def header(
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 90 s, 12 min, 3.4 h, 5.1 days."""
+    """A human-readable duration: 90 s, 12 min, 3.4 h, 5.1 days."""
     for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
         if seconds < most:
             return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
@@ -48,9 +48,9 @@ def duration(seconds: float) -> str:
 
 
 def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0) -> str:
-    """One step on one line, with what is left of the run; a number that the step does not have is a dash.
+    """One step on one line, with the time left; missing numbers are dashes.
 
-    Loss is the sum of Policy and KL, the weighted KL, unless the algorithm adds an entropy bonus or a critic's loss.
+    Loss is the sum of Policy and the weighted KL, unless the algorithm adds an entropy bonus or a critic's loss.
     """
 
     def shown(name: str, form: str) -> str:
@@ -82,7 +82,7 @@ def percent(accuracy: float, interval: tuple[float, float]) -> str:
 
 
 def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) -> str:
-    """What an evaluation showed, and how it compares with the best so far, which ``state`` already knows."""
+    """An evaluation's results, compared with the best so far, which ``state`` already includes."""
     low, high = evaluation.interval
     reward = "-" if evaluation.reward is None else f"{evaluation.reward:.3f}"
     turns = evaluation.rubric.get("num_turns")

@@ -1,4 +1,4 @@
-"""Which code made a checkpoint: versions of the packages it stands on, and the commit of emailrl's own repository."""
+"""Which code made a checkpoint: versions of its dependencies, and the commit of emailrl's repository."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def git_commit() -> str | None:
-    """The checked-out commit, where emailrl runs from its own repository; None where it is installed."""
+    """The checked-out commit if emailrl runs from its repository; None if it is installed."""
     package = Path(emailrl.__file__).parent
     if not (package.parent / ".git").exists():
         return None

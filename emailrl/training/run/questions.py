@@ -1,4 +1,4 @@
-"""The questions of a run: those it learns from, those that choose its best model, and those that check the choice."""
+"""A run's questions: for training, for selecting the best model, and for checking that selection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emailrl.trajectory import Scenario
 
 @dataclass
 class RunData:
-    """The questions of a run and what identifies them."""
+    """A run's questions and their fingerprint."""
 
     train: list[Scenario]
     val: list[Scenario]
@@ -21,13 +21,13 @@ class RunData:
     database_fingerprint: str
     questions_fingerprint: str
     confirm: list[Scenario] = field(default_factory=list)
-    """Further validation questions, which choose nothing: they say what the best model's accuracy is worth."""
+    """Other validation questions, unused for selection: they measure the best model without selection bias."""
 
 
 def load_data(settings: Settings) -> RunData:
-    """The training and validation questions, and what identifies them and the database.
+    """The training and validation questions, and fingerprints of them and the database.
 
-    Raises UsageError for bad files, and where the database holds the source mails of no question.
+    Raises UsageError for bad files, and if the database holds no question's source emails.
     """
     data, seed = settings.data, settings.training.seed
     database = database_fingerprint(settings.store.db)

@@ -1,7 +1,7 @@
-"""Begin a run, or go on with one: what a checkpoint must agree with, and the run's state on disk.
+"""Start or resume a run: what a checkpoint must match, and the run's state on disk.
 
 A resumed run equals the uninterrupted one, bit for bit on the CPU: weights, optimizer, KL weight, random generators,
-place in the questions and counters come from the checkpoint, and all that was recorded beyond its step is removed.
+position in the questions and counters come from the checkpoint, and later records are removed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from emailrl.training.run.state import RunState
 STATE_FILE = "trainer_state.pt"
 
 
-# -- where to begin -------------------------------------------------------------------------------------------------
+# -- where to start -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run to go on with, its directory held; without a checkpoint it begins anew where it died before its first."""
+    """A run to resume, its directory locked; without a checkpoint it starts over, having died before its first."""
 
     directory: Path
     checkpoint: Checkpoint | None
@@ -60,12 +60,12 @@ class Resumed:
 
 @contextmanager
 def resumed(settings: Settings, resume: str | None, *, overwrite: bool) -> Iterator[Resumed | None]:
-    """Hold the run that ``resume`` means, and only then choose its checkpoint; None is a new run.
+    """Lock the run that ``resume`` means, and only then choose its checkpoint; None is a new run.
 
-    ``auto`` is the latest run if there is one, also one that died before its first checkpoint; ``latest``, ``best``;
-    or the path of a run (its latest) or of a checkpoint; ``overwrite`` agrees to lose what the run did after it.
-    Raises UsageError where there is none (but for ``auto``) and where work would be lost that nobody agreed to,
-    EmailRLError for a damaged one and where another process trains there.
+    ``auto`` is the latest run if there is one, even if it died before its first checkpoint; ``latest``, ``best``; or
+    the path of a run (its latest) or of a checkpoint; ``overwrite`` allows losing the run's later work. Raises
+    UsageError if there is none (except with ``auto``) or if later work would be lost without ``overwrite``,
+    EmailRLError for a damaged one or if another process trains there.
     """
     directory = None if resume is None else run_to_resume(settings, resume)
     if resume is None or directory is None:
@@ -87,9 +87,9 @@ def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
 
 
 def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
-    """What the checkpoint's settings differ in from the present ones, for the log.
+    """Differences between the checkpoint's settings and the current ones, for the log.
 
-    Raises UsageError where a run cannot go on: another base model, mode, LoRA shape, database or set of questions.
+    Raises UsageError if the run cannot continue: another base model, mode, LoRA shape, database or set of questions.
     """
     before, path = checkpoint.metadata, checkpoint.path
     if not same_base(before.base_model, settings.model.name):
@@ -125,7 +125,7 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, ques
 
 
 def new_run_id(mode: str) -> str:
-    """A name for a run that no other has."""
+    """A unique name for a run."""
     return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -134,7 +134,7 @@ def new_run_id(mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at the end of a step: what a checkpoint keeps beside weights and optimizer."""
+    """A run at the end of a step: what a checkpoint stores besides weights and optimizer."""
 
     state: dict[str, Any]
     """``RunState`` as plain values."""
@@ -142,7 +142,7 @@ class Snapshot:
 
 
 def take_snapshot(state: RunState) -> Snapshot:
-    """The run as it is now; later steps do not change it."""
+    """A snapshot of the run; later steps do not change it."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     generators: dict[str, Any] = {
         "python": random.getstate(),
@@ -155,7 +155,7 @@ def take_snapshot(state: RunState) -> Snapshot:
 
 
 def seed_generators(seed: int) -> None:
-    """Begin every global random generator from the run's seed: a custom reward or environment may draw from one."""
+    """Seed every global random generator: a custom reward or environment may use one."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -168,14 +168,14 @@ def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
-    """The state of a checkpoint and its updater's; the random generators are set as they were."""
+    """The states of a checkpoint's run and updater; restores the random generators."""
     try:
         saved = torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=True)
         state, generators = RunState.from_dict(saved["state"]), saved["generators"]
         random.setstate(generators["python"])
         np.random.set_state(generators["numpy"])
         torch.set_rng_state(generators["torch"])
-        # A machine with fewer GPUs than the run had takes the states it has a use for.
+        # A machine with fewer GPUs than the run had restores only the states it can use.
         for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(generator, device)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -187,10 +187,10 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
 
 
 def rewind(run_dir: Path, state: RunState) -> list[str]:
-    """Remove what the run recorded beyond the state's step, so that no step appears twice; says what went.
+    """Remove records beyond the state's step, so that no step appears twice; return notes on what was removed.
 
-    ``metrics.jsonl`` and ``evaluations.jsonl`` are cut by their writers. A ``best_model`` from beyond is replaced by
-    the checkpoint of the best step where that is still there; else it stays until a better one is found.
+    ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later ``best_model`` is replaced by
+    the checkpoint of the best step if that still exists; otherwise it stays until a better one is found.
     """
     recover(run_dir)
     said = []
@@ -210,7 +210,7 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
 
 
 def copy_checkpoint(checkpoint: Checkpoint, path: Path, *, kind: str) -> Checkpoint:
-    """Make the checkpoint at ``path`` the same as ``checkpoint``, but for its kind."""
+    """Make the checkpoint at ``path`` a copy of ``checkpoint``, except for its kind."""
 
     def fill(directory: Path) -> None:
         for name in checkpoint.metadata.files:

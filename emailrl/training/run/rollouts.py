@@ -1,4 +1,4 @@
-"""The rollouts of one step: questions asked, others in place of those dropped, all of it recorded."""
+"""The rollouts of one step: ask questions, replace dropped ones, and record everything."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Rollouts:
 
     @property
     def per_step(self) -> int:
-        """Questions of a step, those in place of dropped ones not counted."""
+        """Questions per step, not counting replacements for dropped ones."""
         return questions_per_step(self.settings.training, self.num_ranks)
 
     @property
     def choose_by_outcome(self) -> bool:
-        """Whether what came of earlier questions decides which ones are asked next."""
+        """Whether the outcomes of earlier questions decide which are asked next."""
         return self.filter.max_refill_rounds > 0 or self.settings.training.rest_epochs > 0
 
     def questions(self, place: RunState) -> StepQuestions:
@@ -63,9 +63,9 @@ class Rollouts:
         display: Display,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> Collected:
-        """Roll out the questions of ``step`` and record all that came.
+        """Roll out the questions of ``step`` and record the trajectories.
 
-        Those ``played`` before, by id, are not played again. Raises EmailRLError where every rollout raised.
+        Those already ``played``, by id, are not repeated. Raises EmailRLError if every rollout raised.
         """
         training = self.settings.training
         recorded: list[Trajectory] = []
@@ -87,15 +87,15 @@ class Rollouts:
         return collect_groups(questions.take, ask, self.filter, count=self.per_step)
 
     def file_of(self, name: str) -> Path:
-        """Where the trajectories of a step or an evaluation go."""
+        """The file for the trajectories of a step or an evaluation."""
         return self.directory / "trajectories" / name
 
     def record(
         self, name: str, trajectories: Sequence[Trajectory], display: Display, new: Sequence[Trajectory] | None = None
     ) -> None:
-        """Write trajectories to a file of the run, and show those that are ``new`` in it (None: all).
+        """Write trajectories to a file of the run, and show the ``new`` ones (None: all).
 
-        Raises EmailRLError where every one raised.
+        Raises EmailRLError if every one raised.
         """
         path = self.file_of(name)
         write_trajectories(path, trajectories)

@@ -1,4 +1,4 @@
-"""A run put together from settings: policy, engine, questions, updater, directory; and what the loop asks of it."""
+"""An assembled run (policy, engine, questions, updater, directory) and the operations the loop calls on it."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Run:
     filter: Filter
     total_steps: int
     epochs: int | None
-    """Passes over the questions that end the run; None where only ``total_steps`` does."""
+    """Passes over the questions that end the run; None if only ``total_steps`` does."""
     writer: CheckpointWriter
     ranks: Ranks = ALONE
     kept_versions: int = 2
-    """Directories of sampled-from adapters that stay: the one in use, the one before, and those of rollouts ahead."""
+    """Number of sampling adapters to keep: the one in use, the previous one, and those of rollouts ahead."""
     ahead: Ahead | None = field(default=None, init=False)
-    """Plays rollouts while steps are trained; None takes turns."""
+    """Runs rollouts while steps train; None alternates the two."""
     rollouts: Rollouts = field(init=False)
     _loaded_version: str = field(default="", init=False)
     _half_done: bool = field(default=False, init=False)
@@ -82,20 +82,20 @@ class Run:
 
     @property
     def mask_truncated(self) -> bool:
-        """Whether trajectories cut off at the token limit are left out of the loss."""
+        """Whether trajectories cut off at the token limit are excluded from the loss."""
         return self.settings.algorithm.truncated_trajectories == "mask"
 
     @property
     def waits(self) -> dict[str, float]:
-        """Seconds that trainer and sampler waited for each other in the last step; empty where they take turns."""
+        """Seconds that trainer and sampler waited for each other in the last step; empty if they alternate."""
         return self.ahead.seconds if self.ahead is not None else {}
 
     # -- rollouts and evaluation
 
     def refresh_engine(self, step: int | None = None) -> None:
-        """Let the engine sample from the policy as it is now, out of a directory that is never written again.
+        """Make the engine sample from the current policy, saved in a directory that is never written again.
 
-        With ``step``: as it was after that step, if that is still there.
+        With ``step``: from the policy after that step, if it is still kept.
         """
         self.engine.resume()
         versions, name = self.directory / "policy", f"v-{self.state.step:06d}"
@@ -110,13 +110,13 @@ class Run:
             beside.rename(directory)
         self.engine.load_adapter(directory, name)
         self._loaded_version = name
-        # As whole as checkpoints go: what a kill leaves must not pass for a version that a resumed run still needs.
+        # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks complete.
         remove_checkpoints(sorted(versions.glob("v-*"))[: -self.kept_versions])
 
     def collect(self) -> tuple[Collected, StepQuestions]:
-        """The rollouts of the next step, played now or ahead, with the questions that were asked.
+        """The rollouts of the next step, run now or ahead, with the questions asked.
 
-        Raises EmailRLError where every rollout raised.
+        Raises EmailRLError if every rollout raised.
         """
         step, display = self.state.step + 1, self.tracker.display
         if self.ahead is not None:
@@ -132,7 +132,7 @@ class Run:
         return collected, questions
 
     def evaluate_if_due(self) -> Evaluation | None:
-        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless that was done already."""
+        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless already done."""
         state, wanted = self.state, self.settings.evaluation
         due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.epochs)
         if not due or state.last_evaluated == state.step:
@@ -142,7 +142,7 @@ class Run:
         evaluation = self._evaluate(self.data.val, state.step, "val")
         self.rollouts.record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, self.tracker.display)
         is_best = False
-        if evaluation.is_void:  # an outage is no accuracy: it neither picks a model nor ends a run
+        if evaluation.is_void:  # an outage is not an accuracy: it must not select a model or end a run
             state.last_evaluated = state.step
         else:
             is_best = state.note_evaluation(evaluation, wanted.patience)
@@ -152,7 +152,7 @@ class Run:
         return evaluation
 
     def _evaluate(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
-        """Play the questions once with the weights that the engine holds, and let it rest."""
+        """Play the questions with the engine's current weights, then put the engine to sleep."""
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
         self.tracker.say(f"Evaluating on {len(questions)} queries...")
         display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
@@ -172,9 +172,9 @@ class Run:
     # -- state
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
-        """Make the updates of the step under way (``Updater.train``).
+        """Make the updates of the current step (``Updater.train``).
 
-        From here to ``end_step`` the weights belong to no step. Without samples it is said, counted, and nothing moves.
+        From here to ``end_step`` the weights belong to no step. Without samples, this is logged, counted and skipped.
         """
         self._half_done = True
         step = self.state.step + 1
@@ -195,14 +195,14 @@ class Run:
     def record_training(
         self, collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers]
     ) -> None:
-        """Write what training adds to the trajectories of the step under way."""
+        """Write what training adds to the current step's trajectories."""
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
         write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
 
     def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """Take the run as it is for done: keep what is due on disk, and warn of signs of collapse in ``metrics``.
+        """Complete the step: save what is due, and warn of signs of collapse in ``metrics``.
 
-        Raises EmailRLError at such a sign where ON_COLLAPSE is ``stop`` and the run would go on.
+        Raises EmailRLError at such a sign if ON_COLLAPSE is ``stop`` and the run would continue.
         """
         alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
         self.writer.take(self.state)
@@ -223,7 +223,7 @@ class Run:
         for alarm in alarms:
             self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
         if wanted.on_collapse == "stop" and not ends:
-            # A further checkpoint-N would push out the oldest, which may be the one to go back to.
+            # Another checkpoint-N would evict the oldest, which may be the one to return to.
             self._save("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             raise EmailRLError(
@@ -231,7 +231,7 @@ class Run:
             )
 
     def rescue(self) -> None:
-        """Save the last whole step of a run that ends before its end, where its weights are still there."""
+        """Save the last complete step of a run that ends early, if its weights are still available."""
         step, saved_step = self.writer.step, self.writer.saved_step
         if saved_step == step:
             self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest continues.")
@@ -245,7 +245,7 @@ class Run:
             self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest continues.")
 
     def finish(self, reason: str) -> None:
-        """Write ``final`` and the curves, say why the run ended, and measure the best model on other questions."""
+        """Write ``final`` and the curves, report why the run ended, and measure the best model on other questions."""
         if self.ahead is not None:
             self.ahead.close()
             remove_records(self.directory, after=self.state.step)
@@ -266,7 +266,7 @@ class Run:
             self._confirm()
 
     def _confirm(self) -> None:
-        """The best of many evaluations of the same questions is partly luck: other questions tell how much."""
+        """Measure the best model on other questions: the best of many evaluations is partly luck."""
         step = self.state.best_step
         with self.interrupts.droppable():
             self.engine.resume()

@@ -1,7 +1,7 @@
-"""Where the weights of a new run begin: a fresh adapter, or one that another run, or any program, has trained.
+"""Initial weights of a new run: a new adapter, or one trained by another run or any program.
 
-Of the adapter's folder nothing but its weights goes on: no optimizer, no counters. Its rank, alpha, dropout and target
-modules are the run's.
+Only the weights are taken from the adapter's folder, no optimizer or counters. The run adopts its rank, alpha, dropout
+and target modules.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from emailrl.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run begins from, or goes on from."""
+    """What a run starts or resumes from."""
 
     settings: Settings
-    """With the base model of the adapter or checkpoint, where none was named."""
+    """With the base model of the adapter or checkpoint, if none was named."""
     adapter: Path | None = None
-    """None is a fresh one."""
+    """None is a new adapter."""
     parent: str | None = None
-    """``run_id:step`` of the checkpoint that the weights are of; of another folder, its path and sha256."""
+    """``run_id:step`` of the weights' checkpoint; for any other folder, its path and sha256."""
     notes: list[str] = field(default_factory=list)
 
 
 def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
-    """What ``checkpoint`` of the run goes on from, else ``settings.training.adapter``, its recorded hashes checked.
+    """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes.
 
-    Raises UsageError where that is no adapter, EmailRLError where it is damaged.
+    Raises UsageError if it is not an adapter, EmailRLError if it is damaged.
     """
     if checkpoint is not None:
         metadata = checkpoint.metadata
@@ -48,7 +48,7 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
 
 
 def _with_base(settings: Settings, name: str, why: str) -> tuple[Settings, list[str]]:
-    """The settings with this base model where none was named, and what to say of it."""
+    """The settings with this base model if none was named, and a note about it."""
     if "name" in settings.model.model_fields_set:
         return settings, []
     return settings.with_model(name), [f"no model given: using {name}, {why}"]
@@ -66,7 +66,7 @@ def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
 
 
 def check_resumed(settings: Settings, recorded: dict[str, dict[str, Any]]) -> None:
-    """Raise UsageError where a run that goes on is told to begin from another adapter than it was begun from."""
+    """Raise UsageError if a resumed run is given a different adapter from the one it started from."""
     before, now = recorded.get("training", {}).get("adapter"), settings.training.adapter
     if now is not None and str(now) != before:
         raise UsageError(

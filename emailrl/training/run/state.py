@@ -1,4 +1,4 @@
-"""How far a run has come: the step, the place in its questions, and the counters of early stopping."""
+"""A run's progress: the step, the position in its questions, and the early-stopping counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emailrl.training.run.stopping import no_longer_rising
 from emailrl.trajectory import Scenario, TrajectoryGroup
 
 MOVING_STEPS = 10
-"""Steps whose rollouts the moving accuracy is taken over."""
+"""Window of the moving accuracy, in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Cursor:
     epoch: int = 0
     position: int = 0
     last: tuple[str, ...] = ()
-    """Ids that come last in this epoch: the step that began it had met them already in the epoch before."""
+    """Ids that come last in this epoch: the step that started it had already asked them in the previous epoch."""
     resting: tuple[str, ...] = ()
-    """Ids that this epoch leaves out."""
+    """Ids that this epoch skips."""
 
 
 @dataclass(slots=True)
 class RunState:
-    """Everything that changes from step to step, save weights, optimizer and random generators."""
+    """Everything that changes from step to step, except weights, optimizer and random generators."""
 
     step: int = 0
     """Steps done."""
@@ -39,26 +39,26 @@ class RunState:
     best_accuracy: float | None = None
     best_step: int | None = None
     best_interval: tuple[float, float] | None = None
-    """The best accuracy's 95 % interval; of the best of many evaluations, it is too high."""
+    """The best accuracy's 95 % interval; biased upward, as the best of many evaluations."""
     last_evaluated: int | None = None
     evaluations_without_better: int = 0
     shares: list[dict[str, float]] = field(default_factory=list)
-    """The share of right answers by question, of the evaluations that patience looks back on."""
+    """Share of correct answers by question, for the evaluations within patience."""
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     watched: list[dict[str, float | None]] = field(default_factory=list)
-    """Numbers of the last steps that tell a collapse (``training.collapse``)."""
+    """Metrics of the last steps for detecting collapse (``training.collapse``)."""
     collapsing: list[str] = field(default_factory=list)
-    """Signs of collapse that were warned of and have not passed."""
+    """Signs of collapse already reported and not yet passed."""
     pass_rates: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By question id: the epoch it was last asked in, and the share of its rollouts that were right."""
+    """By question id: the epoch it was last asked in, and the share of its rollouts that were correct."""
     steps_without_update: int = 0
-    """Steps in which no group was left to learn from."""
+    """Steps without a group to train on."""
     last_metrics: dict[str, Any] = field(default_factory=dict)
     """``accuracy``, ``reward`` and the rest of the last evaluation, for the metadata of checkpoints."""
 
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
-        """Count an evaluation of the present step; True if it is the best so far (of equals, the earlier is)."""
+        """Record an evaluation of the current step; True if it is the best so far (ties keep the earlier one)."""
         self.last_evaluated = self.step
         shares = {name: float(share) for name, share in evaluation.shares.items()}
         self.shares = [*self.shares, shares][-2 * patience :]
@@ -70,8 +70,7 @@ class RunState:
         return False
 
     def resting(self, epoch: int, rest_epochs: int) -> set[str]:
-        """The questions that this epoch leaves out: asked last in one of the ``rest_epochs`` before, all right or all
-        wrong."""
+        """Questions this epoch skips: last asked within ``rest_epochs`` epochs, and all correct or all wrong."""
         return {
             name
             for name, (asked, rate) in self.pass_rates.items()
@@ -79,14 +78,14 @@ class RunState:
         }
 
     def note_pass_rates(self, asked: Mapping[str, int], groups: Sequence[TrajectoryGroup]) -> None:
-        """Keep how many of each question's rollouts were right; ``asked`` says in which epoch it was asked."""
+        """Record the share of correct rollouts per question; ``asked`` maps each to its epoch."""
         for group in groups:
             right = [is_correct(trajectory) for trajectory in group.trajectories if is_judged(trajectory)]
             if right:
                 self.pass_rates[group.scenario.id] = (asked[group.scenario.id], sum(right) / len(right))
 
     def end_step(self, cursor: Cursor, accuracy: float) -> None:
-        """Count a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
+        """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
         self.step += 1
         self.cursor = cursor
         self.recent_accuracies = [*self.recent_accuracies, accuracy][-MOVING_STEPS:]
@@ -97,11 +96,11 @@ class RunState:
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
     def is_last(self, total_steps: int, epochs: int | None) -> bool:
-        """Whether no step follows: all steps are done, or all the epochs (None: no bound) are passed."""
+        """Whether no step follows: all steps or all epochs (None: unlimited) are done."""
         return self.step >= total_steps or (epochs is not None and self.cursor.epoch >= epochs)
 
     def stop_reason(self, evaluation: EvaluationSettings, total_steps: int, epochs: int | None = None) -> str | None:
-        """Why training ends here, or None while it goes on."""
+        """Why training ends here, or None if it continues."""
         if self.best_accuracy is not None and self.best_accuracy >= evaluation.target_accuracy:
             return f"target accuracy {evaluation.target_accuracy:.1%} reached"
         patience = evaluation.patience
@@ -125,10 +124,10 @@ class RunState:
 def next_questions(
     scenarios: Sequence[Scenario], cursor: Cursor, count: int, seed: int
 ) -> tuple[list[Scenario], Cursor]:
-    """The next ``count`` questions in this seed's order of the epoch, and the cursor behind them.
+    """The next ``count`` questions in this seed's order of the epoch, and the cursor after them.
 
-    Each epoch goes through all questions once, in a permutation of its own; its last batch may be shorter, so that no
-    step meets a question twice.
+    Each epoch covers all questions once, in its own permutation; its last batch may be shorter, so that no step asks a
+    question twice.
     """
     order = list(scenarios)
     random.Random(f"{seed}/questions/{cursor.epoch}").shuffle(order)
@@ -139,10 +138,10 @@ def next_questions(
 
 
 class StepQuestions:
-    """The questions of one step, none of them twice; ``cursor`` stands behind those that were taken.
+    """The questions of one step, without repeats; ``cursor`` points after those taken.
 
-    A step that goes on asking beyond the end of an epoch finds those it has met at the end of the next: every epoch
-    still goes through all questions once.
+    If a step continues past the end of an epoch, questions it has already asked come last in the next epoch, so every
+    epoch still covers all questions once.
     """
 
     def __init__(
@@ -154,14 +153,14 @@ class StepQuestions:
         epochs: int | None,
         resting: Callable[[int], Container[str]] = lambda _: (),
     ) -> None:
-        """``epochs``: take nothing beyond so many; None goes on for ever. ``resting`` says whom an epoch leaves out."""
+        """``epochs``: the maximum, None for no limit. ``resting`` returns the questions an epoch skips."""
         self.cursor = cursor
         self.asked: dict[str, int] = {}
-        """The epoch in which each question of the step was taken, by its id."""
+        """The epoch of each question of the step, by id."""
         self._scenarios, self._seed, self._epochs, self._resting = scenarios, seed, epochs, resting
 
     def take(self, count: int) -> list[Scenario]:
-        """The next ``count`` questions; fewer at the end of an epoch, none where all were met or no epoch follows."""
+        """The next ``count`` questions; fewer at the end of an epoch, none if all were asked or no epoch follows."""
         if self._epochs is not None and self.cursor.epoch >= self._epochs:
             return []
         if self.cursor.position == 0:
@@ -174,7 +173,7 @@ class StepQuestions:
         return questions
 
     def _begin_epoch(self) -> None:
-        """Settle who rests in the epoch, nobody where all would, and that those met already come last."""
+        """Choose the questions the epoch skips (none, if it would skip all), and put those already asked last."""
         resting = self._resting(self.cursor.epoch)
         names = [scenario.id for scenario in self._scenarios if scenario.id in resting]
         if len(names) == len(self._scenarios):
@@ -183,18 +182,18 @@ class StepQuestions:
 
 
 def questions_per_step(training: TrainingSettings, num_ranks: int = 1) -> int:
-    """Questions whose rollouts make one step of so many ranks."""
+    """Questions per step with this many ranks."""
     return training.per_device_train_batch_size * training.gradient_accumulation_steps * num_ranks
 
 
 def num_epochs(steps: int, per_step: int, num_questions: int) -> float:
-    """Passes that ``steps`` steps make over the questions; the last step of each pass may be short."""
+    """Passes over the questions in ``steps`` steps; the last step of each pass may be short."""
     return steps / math.ceil(num_questions / per_step)
 
 
 def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
-    """Most steps of the run: MAX_STEPS, or fewer where the mode's epochs end before (``epochs`` None: no bound).
+    """Maximum steps of the run: MAX_STEPS, or fewer if the mode's epochs end first (``epochs`` None: no limit).
 
-    A refill passes through the questions faster; then the epochs end before these steps do.
+    Refills consume questions faster, so the epochs may end earlier still.
     """
     return max_steps if epochs is None else min(max_steps, epochs * math.ceil(num_questions / per_step))

@@ -1,4 +1,4 @@
-"""Whether a run has stopped getting better: evaluations compared question by question, so that noise ends no run."""
+"""Detect when a run stops improving: evaluations are compared per question, so that noise does not end a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from emailrl.evaluation.statistics import Z_95
 
 Shares = Mapping[str, float]
-"""The share of right answers of each question of an evaluation, by its id."""
+"""Share of correct answers per question of an evaluation, by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Change:
 
 
 def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
-    """Compare two runs of evaluations by the questions that stand in both, each with its mean over either.
+    """Compare two series of evaluations on their common questions, each averaged within its series.
 
-    The interval is mean ± 1.96 · s / √n over the n differences, s with n - 1: evaluations of one question are no
-    independent observations, so the questions are what is counted. None for fewer than two questions.
+    The interval is mean ± 1.96 · s / √n over the n differences, s with n - 1: evaluations of one question are not
+    independent, so n counts questions. None for fewer than two questions.
     """
     first, second = _means(before), _means(after)
     differences = [second[name] - first[name] for name in sorted(first.keys() & second.keys())]
@@ -41,7 +41,7 @@ def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
 
 
 def no_longer_rising(shares: Sequence[Shares], patience: int) -> Change | None:
-    """The change from the ``patience`` evaluations before to the last ``patience``, where its interval holds no rise.
+    """The change from the previous ``patience`` evaluations to the last ``patience``, if its interval excludes a rise.
 
     None while there are fewer evaluations, or the interval reaches above 0.
     """

@@ -1,8 +1,8 @@
-"""Rollouts by all ranks: each plays a part of the conversations with an engine on its own card.
+"""Rollouts on all ranks: each plays a part of the conversations with an engine on its own GPU.
 
-Rank 0 asks the questions, deals the trajectories out, gathers what came of them, rates and records. What a trajectory
-samples depends on its id alone, so it does not matter which rank plays it. With tensor parallelism each engine is of
-several neighboring ranks, which all play the same part, in step; the first of them hands it in.
+Rank 0 asks the questions, distributes the trajectories, gathers, scores and records them. What a trajectory samples
+depends only on its id, so it does not matter which rank plays it. With tensor parallelism, several neighboring ranks
+share an engine and play the same part in lockstep; the first of them returns it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from emailrl.training.run.modes import MODES
 from emailrl.trajectory import Trajectory
 
 Role = Literal["train", "eval"]
-"""Trajectories to train on are played as the mode says, all others as the settings say."""
+"""Training trajectories follow the mode; all others follow the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sample from the adapter that is broadcast next; from the bare base where that is None."""
+    """Sample from the adapter that is broadcast next; from the bare base model if it is None."""
 
     version: str
 
@@ -50,7 +50,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the engine's memory back."""
+    """Release the engine's memory."""
 
 
 Order = Load | Play | Release
@@ -58,7 +58,7 @@ ORDERS: Final = (Load, Play, Release)
 
 
 def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
-    """Whether every rank has an engine: there are several ranks, and no servers that sample for them."""
+    """Whether every rank has an engine: there are several ranks and no vLLM servers."""
     return not ranks.is_alone and not has_servers(settings)
 
 
@@ -68,14 +68,14 @@ def ranks_per_engine(settings: Settings) -> int:
 
 
 def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
-    """End this rank's part: closing vLLM ends the process group too, and may wait forever for a rank that is lost."""
+    """Close this rank's engine; closing vLLM also ends the process group, and may wait forever for a lost rank."""
     ranks.leave()
     if ranks.lost is None:
         engine.close()
 
 
 def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
-    """Which engines play, for the head of a run; nothing if it is one process or servers do."""
+    """Note on the engines for a run's header; none for a single process or vLLM servers."""
     if not plays_on_all(settings, ranks):
         return []
     each, several = ranks_per_engine(settings), ranks.world
@@ -83,25 +83,25 @@ def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
 
 
 def deal(trajectories: Sequence[Trajectory], num_engines: int) -> list[Sequence[Trajectory]]:
-    """Split into parts of nearly equal number in their order, so that most groups, which share a prompt, stay whole."""
+    """Split in order into parts of nearly equal size, so that most groups, which share a prompt, stay together."""
     bounds = [len(trajectories) * number // num_engines for number in range(num_engines + 1)]
     return [trajectories[begin:end] for begin, end in pairwise(bounds)]
 
 
 def read_adapter(path: Path | None) -> dict[str, bytes] | None:
-    """The files of an adapter, for ranks whose hosts may not see its folder; None for none."""
+    """Read an adapter's files for ranks on hosts that may not see its folder; None for no adapter."""
     return None if path is None else {name: (path / name).read_bytes() for name in (CONFIG, WEIGHTS)}
 
 
 def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
-    """The inverse of ``read_adapter``: the files in ``folder``."""
+    """The inverse of ``read_adapter``: write the files to ``folder``."""
     for name, content in (files or {}).items():
         (folder / name).write_bytes(content)
     return folder if files else None
 
 
 class Team:
-    """Rank 0's side; its own engine is one of those it leads."""
+    """Rank 0's side; its own engine is one of those it directs."""
 
     def __init__(self, ranks: Ranks, engine: PolicyEngine, interrupts: Interrupts, *, per_engine: int) -> None:
         self.ranks, self.engine, self.interrupts, self.per_engine = ranks, engine, interrupts, per_engine
@@ -123,7 +123,7 @@ class Team:
 
     @contextmanager
     def ordered(self, orders: Sequence[Order]) -> Iterator[None]:
-        """Give each rank its order, and do with them what it says; it is not cut off by the first Ctrl-C."""
+        """Send each rank its order and carry out rank 0's own; the first Ctrl-C does not interrupt it."""
         with self.interrupts.held(), self.ranks.at_work():
             self.ranks.scatter(orders)
             yield
@@ -145,7 +145,7 @@ class TeamPlayer:
         seed: int,
         progress: Callable[[Trajectory], None] | None = None,
     ) -> Sequence[Trajectory]:
-        """See ``Plays.play``. ``progress`` hears of other ranks' trajectories once all have ended."""
+        """See ``Plays.play``. ``progress`` receives other ranks' trajectories once all have ended."""
         ranks, per_engine = self.team.ranks, self.team.per_engine
         parts = deal(trajectories, ranks.world // per_engine)
 
@@ -165,7 +165,7 @@ class TeamPlayer:
 
 
 class Member:
-    """Another rank's side: it does what rank 0 orders."""
+    """Another rank's side: carries out rank 0's orders."""
 
     def __init__(self, ranks: Ranks, settings: Settings, opened: OpenPolicy) -> None:
         if not settings.store.db.is_file():
@@ -191,7 +191,7 @@ class Member:
                 self.ranks.agree(self.engine.release)
 
     def close(self) -> None:
-        """Free what the engine holds, and its adapter's files."""
+        """Release the engine and its adapter's files."""
         leave_and_close(self.ranks, self.engine)
         self._folder.close()
 

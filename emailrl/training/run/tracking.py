@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 class Sink(Protocol):
-    """A tracking service: takes flat numbers a step."""
+    """A tracking service that receives flat numbers per step."""
 
     def log(self, numbers: Mapping[str, float], step: int) -> None: ...
 
@@ -27,10 +27,10 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """Writes every line and every number of one run to all the places that want them.
+    """Writes every line and number of one run to all its destinations.
 
-    ``metrics.jsonl`` has one object a step, ``evaluations.jsonl`` one an evaluation (step 0 included); what they say
-    of steps beyond ``step`` is removed, for those are done again.
+    ``metrics.jsonl`` has one object per step, ``evaluations.jsonl`` one per evaluation (including step 0); entries
+    beyond ``step`` are removed, because those steps are repeated.
     """
 
     def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
@@ -47,16 +47,16 @@ class Tracker:
             self._sinks.append(TensorBoard(folder / run_id if folder else run_dir / "tensorboard", step))
         if (wandb := start_wandb(settings, run_dir, run_id, self.say)) is not None:
             self._sinks.append(wandb)
-        # Last, for opening them removes lines, and a service may refuse to begin.
+        # Last, because opening them removes lines, and a service may fail to start.
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
         self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=step)
 
     def say(self, text: str) -> None:
-        """Print lines to the console and the log; what cannot be printed, as mail may hold it, becomes a space."""
+        """Print lines to the console and the log; unprintable characters, as from email text, become spaces."""
         self._print(text, self._console)
 
     def conclude(self, text: str) -> None:
-        """``say`` what the run came to, which a command prints as its result."""
+        """``say`` the outcome of the run, which a command prints as its result."""
         self._print(text, self.results)
 
     def _print(self, text: str, console: Say) -> None:
@@ -72,7 +72,7 @@ class Tracker:
         self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
 
     def step(self, metrics: Mapping[str, Any], line: str, seconds_left: float = 0.0) -> None:
-        """Record one step's numbers, and tell of every LOGGING_STEPS-th step: ``line`` on the console."""
+        """Record one step's numbers, and print ``line`` every LOGGING_STEPS steps."""
         self._metrics.write(dict(metrics))
         self.display.step(metrics, seconds_left)
         if metrics["step"] % self._logging_steps:
@@ -96,7 +96,7 @@ class Tracker:
 
 
 def open_log(path: Path, *, verbose: bool) -> logging.Handler:
-    """Append what ``emailrl`` logs, from INFO up (``verbose``: from DEBUG), to a file, each line with its time."""
+    """Append ``emailrl``'s log from INFO up (``verbose``: from DEBUG) to a file, with timestamps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -107,7 +107,7 @@ def open_log(path: Path, *, verbose: bool) -> logging.Handler:
 
 
 def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite numbers of a nested mapping, its levels joined by ``/``."""
+    """The finite numbers of a nested mapping, keys joined by ``/``."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -131,14 +131,14 @@ class WandB:
         self.run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Finish the run, waiting for what is still to be sent."""
+        """Finish the run, waiting for pending uploads."""
         self.run.finish()
 
 
 def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> WandB | None:
-    """Begin, or on a resume go on with, the W&B run of this id; None where WANDB_MODE is ``disabled``.
+    """Start or resume the W&B run with this id; None if WANDB_MODE is ``disabled``.
 
-    ``online`` without login or network goes on offline and says so once.
+    ``online`` without login or network continues offline and says so once.
     """
     tracking = settings.tracking
     if tracking.wandb_mode == "disabled":
@@ -171,7 +171,7 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
 
 
 def check_services(settings: Settings) -> None:
-    """Raise UsageError where a service's package is missing, or a folder's file that is not trusted steers W&B."""
+    """Raise UsageError if a service's package is missing, or an untrusted file of the folder configures W&B."""
     if settings.tracking.wandb_mode != "disabled":
         check_wandb(Path.cwd())
     if settings.tracking.tensorboard and find_spec("tensorboard") is None:
@@ -181,7 +181,7 @@ def check_services(settings: Settings) -> None:
 
 
 class TensorBoard:
-    """A TensorBoard event file; events of steps beyond ``step``, left by a run cut short, are hidden."""
+    """A TensorBoard event file; events beyond ``step``, left by an interrupted run, are hidden."""
 
     def __init__(self, directory: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

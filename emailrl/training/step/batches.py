@@ -1,4 +1,4 @@
-"""From samples to padded tensors, packed in the forward pass alone: bounded micro-batches, seeded mini-batches."""
+"""From samples to padded tensors (packed only in the forward pass): bounded micro-batches, seeded mini-batches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class MicroBatch:
     loss_mask: Tensor
     """bool"""
     sampler_logprobs: Tensor
-    """NaN where the sampler gave none."""
+    """NaN for unsampled tokens."""
     share: Tensor
-    """Which part of its trajectory's trainable tokens a row holds: 1, but of a trajectory in several samples."""
+    """Share of its trajectory's trainable tokens in a row: 1 unless the trajectory has several samples."""
     shared: Tensor
-    """How many first tokens of a row are computed with the row before it; 0 where prefixes are not shared."""
+    """Number of leading tokens a row shares with the previous row; 0 if prefixes are not shared."""
     indices: tuple[int, ...]
-    """Where each row stands in the list of the step's samples."""
+    """Each row's index in the step's list of samples."""
     num_tokens: int
-    """Tokens to compute: no padding, shared ones once."""
+    """Tokens to compute: without padding, shared ones once."""
 
     @property
     def num_trainable(self) -> int:
-        """Tokens that the loss sees."""
+        """Tokens in the loss."""
         return int(self.loss_mask.sum())
 
 
@@ -51,10 +51,10 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Split ``samples``, or those at the indices ``chosen``, into batches of at most ``max_tokens`` and ``max_rows``.
 
-    Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing`` padding counts
-    for nothing: first-fit decreasing says how few batches do, and their tokens are then evened out. With
-    ``share_prefixes`` (packed, too) what rows of a batch begin with alike counts once, and such rows come together. A
-    sample longer than ``max_tokens`` gets a batch of its own. ``samples`` are all of each trajectory. The same samples
+    Padded, a batch counts as rows x longest; sorting by length leaves little padding. With ``packing``, padding is
+    free: first-fit decreasing finds the number of batches, then their tokens are balanced. With ``share_prefixes``
+    (also packed), common prefixes within a batch count once, and rows that share them are grouped. A sample longer
+    than ``max_tokens`` gets its own batch. ``samples`` must include all samples of each trajectory. The same samples
     always give the same batches.
     """
     chosen = range(len(samples)) if chosen is None else chosen
@@ -76,7 +76,7 @@ def micro_batches(
 
 
 def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Cut the samples, longest first, wherever one more row would not fit."""
+    """Split the samples, longest first, wherever one more row would not fit."""
     rows: list[list[int]] = []
     for i in lengths:
         if rows and len(rows[-1]) < max_rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
@@ -87,7 +87,7 @@ def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
 
 
 def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Deal the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
+    """Assign the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
     fitted: list[list[int]] = []
     room: list[int] = []
     for i, length in lengths.items():
@@ -98,7 +98,7 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
             room.append(max_tokens)
         fitted[place].append(i)
         room[place] -= length
-    # One that is over the cap stays alone; the rest is dealt again, to even it out.
+    # A sample over the cap stays alone; the rest is reassigned for balance.
     alone = [[i] for i, length in lengths.items() if length > max_tokens]
     num = len(fitted) - len(alone)
     even: list[list[int]] = [[] for _ in range(num)]
@@ -108,13 +108,13 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
             place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
             even[place].append(i)
             filled[place] += length
-    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than dealing does
+    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than balancing
         return fitted
     return alone + even
 
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
-    """Deal the samples of one step into ``num`` lists of nearly equal size, by trajectory, in the order of ``seed``.
+    """Split the samples of one step into ``num`` lists of nearly equal size, by trajectory, shuffled with ``seed``.
 
     Yields their indices. A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never
     an empty one.

@@ -1,7 +1,7 @@
 """Gradients of one mini-batch: micro-batch by micro-batch, summed over the ranks, clipped.
 
-Denominators are those of all ranks, so each rank adds its share of one loss, however the samples are split. Ranks may
-have any number of micro-batches, none included: they meet once per mini-batch, when each has its sum.
+Denominators are global over the ranks, so each rank adds its share of one loss, however the samples are split. Ranks
+may have any number of micro-batches, even none: they synchronize once per mini-batch, on the sums.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from emailrl.training.step.scoring import LogprobScorer
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass over a mini-batch found, besides the gradients that it leaves behind."""
+    """Result of a pass over a mini-batch, besides the gradients left in the parameters."""
 
     losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     meter: Meter = field(default_factory=Meter)
     tokens: dict[int, Tensor] = field(default_factory=dict)
-    """By the sample's index on this rank: old and present log-probabilities and advantages, ``(3, T)``."""
+    """By the sample's index on this rank: old and current log-probabilities and advantages, ``(3, T)``."""
 
     def not_finite(self) -> dict[str, float]:
-        """The losses, and norms of gradients, that are no finite numbers."""
+        """Losses and gradient norms that are not finite."""
         return {name: value for name, value in self.losses.items() if not math.isfinite(value)}
 
 
 class Gradients:
-    """Leaves the gradients of a mini-batch in the parameters, the same on every rank."""
+    """Computes the gradients of a mini-batch in the parameters, the same on every rank."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Gradients:
         first_pass: bool,
         critic_only: bool,
     ) -> Pass:
-        """Clipped gradients of a mini-batch; computed anew at half the scale where the scaled loss overflowed.
+        """Clipped gradients of a mini-batch; recomputed at half the loss scale after an overflow.
 
-        What it returns is of all ranks, but for the tokens. Halved micro-batches are counted in ``meter``.
+        The result covers all ranks, except for the tokens. Halved micro-batches are counted in ``meter``.
         """
         limit = self.settings.training.max_grad_norm or math.inf
         while True:
@@ -91,7 +91,7 @@ class Gradients:
         first_pass: bool,
         critic_only: bool,
     ) -> Pass:
-        """The mini-batch's gradients and losses, this rank's added to the others'."""
+        """The mini-batch's gradients and losses, summed over the ranks."""
         counts = self.ranks.gather(self.objective.count(prepared))
         whole = Denominators(sum(each.policy for each in counts), sum(each.tokens for each in counts))
         idle = self.scorer.idle_batches(len(prepared))
@@ -113,7 +113,7 @@ class Gradients:
         return found
 
     def _sum(self, wanted: Sequence[bool]) -> None:
-        """Add up the ranks' gradients of the parameters that have one on any rank, as one flat float32 tensor."""
+        """Sum over ranks the gradients of parameters that have one on any rank, as one flat float32 tensor."""
         if self.ranks.is_alone:
             return
         parameters = [p for p, has in zip((*self.parameters, *self.critic), wanted, strict=True) if has]
@@ -135,12 +135,12 @@ class Gradients:
         first_pass: bool,
         critic_only: bool,
     ) -> tuple[Pass, int]:
-        """This rank's gradients, begun anew with smaller micro-batches where memory runs out; how often it did.
+        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and the number of restarts.
 
-        Anew, since a backward pass that stopped half-way leaves half a gradient behind.
+        It restarts because an interrupted backward pass leaves partial gradients.
         """
         halved = 0
-        if not prepared:  # a scaler that has never scaled has no scale to divide by
+        if not prepared:  # an unused scaler has no scale to divide by
             self.loss_scale.scale(torch.zeros((), device=self.parameters[0].device))
         while True:
             optimizer.zero_grad(set_to_none=True)
@@ -160,7 +160,7 @@ class Gradients:
             prepared[:] = [part for other in prepared for part in other.halves_like(failed, self.scorer.size)]
 
     def _idle(self, batch: MicroBatch, *, critic_only: bool) -> None:
-        """Pass a blank micro-batch forward and backward; it adds nothing to the gradients."""
+        """Run a blank micro-batch forward and backward; it adds nothing to the gradients."""
         scored = self.scorer.forward(batch, critic_only=critic_only)
         wanted = scored.values if critic_only else scored.logprobs
         assert wanted is not None
@@ -185,7 +185,7 @@ class Gradients:
 
 @contextmanager
 def enough_memory(doing: str) -> Iterator[None]:
-    """Turn running out of memory in a block that no smaller micro-batch would help into EmailRLError."""
+    """Turn an out-of-memory error that smaller micro-batches cannot avoid into EmailRLError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

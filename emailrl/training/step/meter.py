@@ -1,4 +1,4 @@
-"""What the updates of a step came to: metrics, gathered over its micro-batches, and the numbers of its tokens."""
+"""Results of a step's updates: metrics over its micro-batches, and numbers per token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TokenNumbers:
-    """What one sample's tokens were in the last pass over it; lists as long as its ids, of no meaning off its mask."""
+    """One sample's token numbers in its last pass; lists as long as its ids, meaningless outside its mask."""
 
     old_logprobs: list[float]
     logprobs: list[float]
@@ -17,11 +17,11 @@ class TokenNumbers:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What the updates of a step came to."""
+    """Results of a step's updates."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: list[TokenNumbers] = field(default_factory=list)
-    """Of each sample, in their order."""
+    """Per sample, in order."""
 
 
 class Meter:

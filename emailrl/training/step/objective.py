@@ -1,4 +1,4 @@
-"""What one micro-batch adds to the loss of an optimizer update: surrogate, KL, entropy, critic."""
+"""One micro-batch's share of an optimizer update's loss: surrogate, KL, entropy, critic."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from emailrl.training.step.prepared import Prepared
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What sums over a whole mini-batch are divided by, so that its micro-batches' losses add up."""
+    """Denominators over a whole mini-batch, so that the losses of its micro-batches add up."""
 
     policy: float
-    """As the policy's aggregation counts; a trajectory in several samples is one sequence."""
+    """As counted by the policy's aggregation; a trajectory in several samples is one sequence."""
     tokens: float
     """Trainable tokens."""
 
 
 class Objective:
-    """The loss of an algorithm; reads the weight of the KL, which another moves."""
+    """The loss of an algorithm; reads the KL weight, which is adapted elsewhere."""
 
     def __init__(self, algorithm: Algorithm, settings: Settings, kl: AdaptiveKL) -> None:
         self.algorithm, self.wanted, self.kl = algorithm, settings.algorithm, kl
@@ -55,8 +55,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float], Tensor]:
         """Return a micro-batch's share of the loss, of its parts by name, and the old log-probabilities ``(B, T)``.
 
-        Without old log-probabilities those of ``scored`` are the old ones. With ``critic_only`` the critic's loss alone
-        counts; the others are still measured.
+        Without old log-probabilities, those of ``scored`` are used. With ``critic_only`` only the critic's loss counts;
+        the others are still measured.
         """
         old = scored.logprobs.detach() if item.old_logprobs is None else item.old_logprobs
         weight = item.batch.num_trainable
@@ -85,7 +85,7 @@ class Objective:
     def _surrogate(
         self, item: Prepared, logprobs: Tensor, old: Tensor, denominator: float, meter: Meter, *, first_pass: bool
     ) -> Tensor:
-        """The clipped policy loss, each token weighed by the correction for the sampler where one is wanted."""
+        """The clipped policy loss, each token weighted by the importance correction, if enabled."""
         assert item.advantages is not None
         algorithm, batch = self.algorithm, item.batch
         loss, ratios = policy_loss(
@@ -111,11 +111,11 @@ class Objective:
         return share if correction is None else correction if share is None else correction * share
 
     def _share(self, batch: MicroBatch) -> Tensor | None:
-        """What a row's token mean counts for ``(B, 1)``: a trajectory in several samples weighs as one."""
+        """Weight of a row's token mean, ``(B, 1)``: a trajectory in several samples counts as one."""
         return batch.share[:, None] if self.algorithm.aggregation == "sequence_mean" else None
 
     def _correction(self, old: Tensor, batch: MicroBatch, meter: Meter, *, first_pass: bool) -> Tensor | None:
-        """Weights of the tokens; a function of old and sampler log-probabilities, so the same in every pass."""
+        """Token weights, from old and sampler log-probabilities, so the same in every pass."""
         kind = self.algorithm.importance_correction
         if kind == "off":
             return None
@@ -157,7 +157,7 @@ class Objective:
 
 
 def _compare(old_logprobs: Tensor, batch: MicroBatch, meter: Meter) -> None:
-    """Record how far the trainer's log-probabilities are from the sampler's, over sampled tokens."""
+    """Record the difference between the trainer's and the sampler's log-probabilities over sampled tokens."""
     known = batch.loss_mask & ~batch.sampler_logprobs.isnan()
     gap = (old_logprobs - batch.sampler_logprobs)[known].abs()
     if gap.numel():

@@ -1,8 +1,8 @@
-"""Which samples begin alike, and how to split them so that what they share is computed as few times as can be.
+"""Find common prefixes of samples, and split the samples so that shared tokens are computed as rarely as possible.
 
-Sorted by their tokens, samples stand as in a walk through the tree of their prefixes (a trie): whatever a sample shares
-with any before it, it shares with the last. So a batch of neighbors has the tokens of each, less what it shares with
-the one before. Members of a group share their prompt, and go on sharing for as long as they act alike.
+Sorted by tokens, samples are in the order of a walk through their prefix tree (a trie): whatever a sample shares with
+any earlier one, it shares with the previous one. A batch of neighbors therefore costs each sample's tokens minus those
+shared with its predecessor. Members of a group share their prompt, and more while they act the same.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from itertools import accumulate, pairwise
 Row = Sequence[int]
 """Token ids."""
 Way = tuple[tuple[int, int, int], int]
-"""A way to cut the first so many rows: its batches, tokens and sum of squares, and where its last batch starts."""
+"""A way to split the first n rows: its batches, tokens and sum of squares, and where its last batch starts."""
 
 
 def shared_with_last(rows: Sequence[Row]) -> list[int]:
-    """How many first tokens each row has in common with the one before it; 0 for the first."""
+    """Number of leading tokens each row shares with the previous one; 0 for the first."""
     return [_common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
 
 
 def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Cut ``rows``, in the order of their tokens, into batches of at most ``max_tokens``, shared ones counted once.
+    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once.
 
-    Of all ways to cut, one with the fewest batches; of these, one with the fewest tokens; of these, the evenest. A row
-    longer than ``max_tokens`` stands alone. Returns the rows' indices.
+    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than ``max_tokens`` gets its own
+    batch. Returns the rows' indices.
     """
     order = sorted(range(len(rows)), key=lambda i: (rows[i], i))
     ordered = [rows[i] for i in order]

@@ -1,4 +1,4 @@
-"""A micro-batch with all that is fixed before a step's first update, and its halves where it is too large."""
+"""A micro-batch with everything fixed before a step's first update; can be halved if too large."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Prepared:
     samples: list[TrainingSample]
     """The rows."""
     old_logprobs: Tensor | None = None
-    """None where the first pass itself gives them: one update a step."""
+    """None with one update per step, whose own pass provides them."""
     ref_logprobs: Tensor | None = None
-    """None where nothing is charged for leaving the reference."""
+    """None without a KL penalty."""
     old_values: Tensor | None = None
     """None without a critic."""
     advantages: Tensor | None = None
     """None until the whole step is scored (``shaping``)."""
     returns: Tensor | None = None
-    """What the critic learns to foresee; None without one."""
+    """The critic's targets; None without a critic."""
 
     def on_cpu(self) -> Prepared:
-        """The same in the host's memory."""
+        """A copy in host memory."""
         return replace(_on_cpu(self), batch=_on_cpu(self.batch))
 
     def halves_like(self, failed: MicroBatch, size: Callable[[MicroBatch], int]) -> list[Prepared]:
-        """Two micro-batches of half as many rows, where this is no smaller than one that did not fit; else itself."""
+        """Two micro-batches of half the rows if this is as large as one that did not fit; otherwise itself."""
         if size(self.batch) < size(failed) or len(self.samples) == 1:
             return [self]
         return [self._rows(part, batch) for part, batch in _halves(self.batch)]
@@ -61,7 +61,7 @@ def _on_cpu(part: Part) -> Part:
 
 
 def halves_of(batch: MicroBatch) -> list[MicroBatch]:
-    """Two micro-batches of half as many rows, each as wide as its longest row."""
+    """Two micro-batches of half the rows, each as wide as its longest row."""
     return [half for _, half in _halves(batch)]
 
 
@@ -71,7 +71,7 @@ def _halves(batch: MicroBatch) -> list[tuple[slice, MicroBatch]]:
 
 
 def _rows_of(batch: MicroBatch, rows: slice) -> MicroBatch:
-    # A row ends at its last trained token (training.samples): the mask tells how long it is.
+    # A row ends at its last trained token (training.samples), so the mask gives its length.
     steps = torch.arange(1, batch.loss_mask.shape[1] + 1, device=batch.loss_mask.device)
     lengths = (batch.loss_mask[rows] * steps).amax(dim=1)
     width = int(lengths.max())

@@ -1,4 +1,4 @@
-"""From the groups a step keeps to training samples: which tokens are trained."""
+"""Turn a step's groups into training samples: which tokens are trained."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from emailrl.errors import EmailRLError
 from emailrl.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 LossMask = Literal["sampled", "after_prompt", "completion"]
-"""Which tokens a mode trains: the sampled ones (masked), every one after the prompt, tool results included
-(rollout), or the completion's (simple: sampled ones, of a trajectory that is a single completion)."""
+"""Tokens that a mode trains: the sampled ones (masked), all after the prompt including tool results (rollout), or
+those of the completion (simple: the sampled ones of a single-completion trajectory)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One sequence to train on. The three lists are equally long, and end at the last trained token."""
+    """One sequence to train on. The three lists have equal lengths and end at the last trained token."""
 
     trajectory_id: str
     group_id: str
     token_ids: list[int]
     loss_mask: list[int]
     sampler_logprobs: list[float | None]
-    """None where the sampler gave no log-probability, as for tool results."""
+    """None for unsampled tokens, such as tool results."""
 
     @property
     def num_trainable(self) -> int:
-        """Tokens that the loss sees."""
+        """Tokens in the loss."""
         return sum(self.loss_mask)
 
 
 def make_samples(
     groups: Sequence[TrajectoryGroup], loss_mask: LossMask, *, mask_truncated: bool = False
 ) -> tuple[list[TrainingSample], dict[str, int]]:
-    """Turn kept groups into samples; a trajectory that its chat template broke gives several.
+    """Turn kept groups into samples; a trajectory whose chat template rewrote earlier turns gives several.
 
-    Each sample is cut after its last trained token: under causal attention what follows changes nothing. With
-    ``mask_truncated`` a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its
-    group's statistics, and in no denominator. Returns the samples and how many were left out: the counts
+    Each sample ends at its last trained token: under causal attention later tokens change nothing. With
+    ``mask_truncated``, a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its
+    group's statistics, but in no denominator. Returns the samples and the numbers left out:
     ``trajectories_truncated`` and ``samples_nothing_trainable``.
     Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
     """
@@ -61,7 +61,7 @@ def make_samples(
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    """Whether the token limit, not the policy, ended it; running out of turns is an end the policy was told of."""
+    """Whether the token limit, not the policy, ended it; the policy knows its turn limit, so that does not count."""
     return trajectory.stop_reason is StopReason.TRUNCATED
 
 
@@ -85,7 +85,7 @@ def _training_sample(trajectory: Trajectory, tokens: TokenSample, loss_mask: Los
 
 
 def _check_tokens(trajectory: Trajectory) -> None:
-    """Refuse what no honest gradient can be taken of."""
+    """Reject trajectories that cannot give a correct gradient."""
 
     def refuse(problem: str) -> None:
         hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."

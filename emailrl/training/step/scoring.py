@@ -1,4 +1,4 @@
-"""The policy's forward passes: log-probabilities, entropy and values of micro-batches, by it and by its reference."""
+"""Forward passes of the policy and its reference: log-probabilities, entropy and values of micro-batches."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class LogprobScorer:
-    """Scores micro-batches under a cap of tokens, which falls where memory runs out."""
+    """Scores micro-batches under a token cap, which is lowered when memory runs out."""
 
     def __init__(self, policy: Policy, settings: Settings, ranks: Ranks = ALONE) -> None:
         self.policy, self.settings, self.ranks = policy, settings, ranks
         self.lock = Lock()
-        """Held while the policy is trained: servers that come back are proven by rollouts in another thread."""
+        """Held during training passes: another thread may use the policy to verify vLLM servers that return."""
         self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda")
 
     def micro_batches(self, samples: Sequence[TrainingSample], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
-        """Split the samples, or those at the indices ``chosen``, under the present cap."""
+        """Split the samples, or those at the indices ``chosen``, under the current cap."""
         policy = self.policy
         return micro_batches(
             samples,
@@ -50,19 +50,19 @@ class LogprobScorer:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether tokens that samples of a micro-batch begin with alike are computed once."""
+        """Whether common prefixes in a micro-batch are computed once."""
         return self.settings.training.prefix_sharing and shares_prefixes(self.policy.model)
 
     def forward(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
-        """Score by the policy as it is, with entropy; with its critic's values where it has one.
+        """Score with the current policy, with entropy, and values if it has a critic.
 
-        ``critic_only`` cuts the values' gradient at the hidden states: nothing but the critic's head then gets one.
+        ``critic_only`` stops the values' gradient at the hidden states: only the critic's head gets one.
         """
         return self._score(batch, entropy=True, entropy_grad=entropy_grad, critic_only=critic_only)
 
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> TokenLogprobs:
-        """Score by the policy as it is, without gradients."""
+        """Score with the current policy, without gradients."""
         return self._score(batch)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class LogprobScorer:
             return self._score(batch, critic=False).logprobs
 
     def idle_batches(self, count: int) -> list[MicroBatch]:
-        """Blank micro-batches that this rank with ``count`` of its own passes so that all ranks pass equally many.
+        """Blank micro-batches for a rank with ``count`` of its own, so that all ranks run equally many passes.
 
         Only a sharded base needs them: every rank takes part in every pass.
         """
@@ -85,9 +85,9 @@ class LogprobScorer:
         return [blank] * (max(self.ranks.gather(count)) - count)
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on all ranks, and let an error of one be everyone's.
+        """Do ``work`` on all ranks; an error on one is raised on all.
 
-        With a sharded base none could hear of it: the others wait for this rank's part of a layer, and end with it.
+        Not with a sharded base: the other ranks wait for this rank's part of a layer and end when it does.
         """
         return work() if self.policy.sharded else self.ranks.agree(work)
 
@@ -98,7 +98,7 @@ class LogprobScorer:
 
     @contextmanager
     def accompanied(self) -> Iterator[None]:
-        """Keep the one forward pass of the block apart from training; a sharded base has the other ranks pass along."""
+        """Isolate the block's one forward pass from training; with a sharded base the other ranks run it too."""
         with self.lock:
             if not self.policy.sharded:
                 yield
@@ -108,11 +108,11 @@ class LogprobScorer:
                 yield
 
     def size(self, batch: MicroBatch) -> int:
-        """Tokens of a micro-batch that take memory: those to compute where it is packed, padding too where not."""
+        """Tokens of a micro-batch that take memory: including padding unless it is packed."""
         return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
 
     def ran_out(self, batch: MicroBatch) -> None:
-        """Note that a micro-batch did not fit: later ones are no larger than its halves.
+        """Record that a micro-batch did not fit: later ones are no larger than its halves.
 
         Raises EmailRLError for a single sample.
         """
@@ -129,14 +129,14 @@ class LogprobScorer:
                 f"Out of memory on a single sample of {batch.num_tokens} tokens.",
                 "Set GRADIENT_CHECKPOINTING=on, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
             )
-        # Where prefixes are shared a half is more than half: a lower cap would tear apart what would have fitted.
+        # With shared prefixes a half is more than half: a lower cap would split batches that fit.
         halves = max(map(self.size, halves_of(batch)))
         self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
 
     def score_all(self, share: Share, *, old: bool, reference: bool) -> tuple[list[list[Prepared]], int]:
-        """Score the micro-batches of each mini-batch, by the policy (``old``) and by its ``reference`` where wanted.
+        """Score the micro-batches of each mini-batch with the policy (``old``) and its ``reference``, as requested.
 
-        Returns them and how often one was halved to fit into memory.
+        Returns them and the number of times one was halved to fit into memory.
         """
         rounds, halved = [], 0
         for mini in share.mini_batches:

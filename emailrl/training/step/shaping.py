@@ -1,8 +1,8 @@
-"""From the reward of a trajectory to an advantage a token: its group, KL, discount, critic, whitening.
+"""From a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening.
 
-A trajectory that its chat template broke into several samples is one row here: its trained tokens follow each other as
-they were sampled, so that reward and value flow back from the last sample into the first (docs/decisions/0003).
-Arithmetic is on the CPU: GAE is a loop over tokens, which a GPU would only wait for.
+A trajectory that its chat template split into several samples is one row here: its trained tokens are in sampling
+order, so that reward and value flow back from the last sample to the first (docs/decisions/0003). Arithmetic is on the
+CPU: GAE is a loop over tokens, which would be slow on a GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from emailrl.trajectory import TrajectoryGroup
 
 
 def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
-    """What each trajectory is paid at its last trainable token, by its id; groups may differ in size.
+    """The reward of each trajectory at its last trainable token, by id; groups may differ in size.
 
-    That is its reward as the algorithm's group estimator sees it: compared with the group's, or as it is. Raises
-    EmailRLError where a reward is not a finite number, ValueError for a group too small to compare.
+    This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
+    a reward is not finite, ValueError for a group too small to compare.
     """
     estimator = ESTIMATORS[algorithm.group_estimator]
     paid: dict[str, float] = {}
@@ -51,10 +51,10 @@ def shape_advantages(
     kl_coef: float,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Fill in ``advantages``, and with a critic ``returns``, of a step's micro-batches; returns the critic's metrics.
+    """Set ``advantages``, and with a critic ``returns``, on a step's micro-batches; return the critic's metrics.
 
-    ``items`` hold each of the rank's samples once; whitening and metrics are over the samples of all ranks. What a
-    trajectory is ``paid``, by its id, is cut to the range of REWARD_CLIP_LOW and REWARD_CLIP_HIGH.
+    ``items`` hold each of the rank's samples once; whitening and metrics are over all ranks. ``paid``, the reward of
+    each trajectory by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH].
     """
     rows = _Trajectories(items)
     rewards = rows.pay_at_the_end([_clipped(paid[trajectory_id], wanted) for trajectory_id in rows.ids])
@@ -78,7 +78,7 @@ def shape_advantages(
 
 
 class _Trajectories:
-    """The trained tokens of a step, a row a trajectory ``(N, L)``, and the way back to its micro-batches."""
+    """A step's trained tokens, one row per trajectory ``(N, L)``, and the mapping back to its micro-batches."""
 
     def __init__(self, items: Sequence[Prepared]) -> None:
         self._items = items
@@ -91,7 +91,7 @@ class _Trajectories:
         self.mask = self.gather([mask.float() for mask in self._masks]).bool()
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 behind a row's end."""
+        """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 after a row's end."""
         host = [tensor.cpu() for tensor in tensors]
         rows = [torch.cat([host[n][row][self._masks[n][row]] for n, row in pieces]) for pieces in self._pieces.values()]
         return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0)
@@ -137,7 +137,7 @@ def _known(tensor: Tensor | None) -> Tensor:
 
 
 def _critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How well the critic foresaw the step; explained variance 1 is perfect, 0 no better than a constant."""
+    """How well the critic predicted the returns; explained variance 1 is perfect, 0 no better than a constant."""
     variance = float(returns.var(correction=0))
     explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
     return {

@@ -1,4 +1,4 @@
-"""Batches whose loss or gradient was not finite, kept for inspection: tensors, and JSON that says what they are."""
+"""Save batches with a non-finite loss or gradient for inspection: tensors, described in JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from emailrl.training.step.prepared import Prepared
 
 
 def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: int, broken: Mapping[str, float]) -> Path:
-    """Write ``NAME.safetensors`` and, once it is whole, ``NAME.json`` into ``folder``; returns the latter's path.
+    """Write ``NAME.safetensors``, then ``NAME.json``, into ``folder``; returns the latter's path.
 
-    Tensors are named ``<micro-batch>.<field>``, as in ``Prepared`` and ``MicroBatch``. The JSON has the step, what was
-    not finite, and for each row its trajectory.
+    Tensors are named ``<micro-batch>.<field>``, as in ``Prepared`` and ``MicroBatch``. The JSON has the step, the
+    non-finite values, and each row's trajectory.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}

@@ -1,7 +1,7 @@
-"""Dealing a step's samples to ranks so that each has as many tokens to compute as the others.
+"""Distribute a step's samples over the ranks so that each computes about as many tokens.
 
-Tokens count as a rank computes them: a prefix that several of its trajectories share counts once. At each update all
-ranks wait for the slowest, so every mini-batch is balanced on its own.
+A prefix that several of a rank's trajectories share counts once. At each update all ranks wait for the slowest, so
+every mini-batch is balanced separately.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from emailrl.training.step.samples import TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank trains of a step."""
+    """One rank's part of a step."""
 
     step: int
     samples: list[TrainingSample]
     paid: dict[str, float]
-    """What each of its trajectories earns, by id."""
+    """The reward of each of its trajectories, by id."""
     places: list[int]
-    """Where each of its samples stands among all of the step."""
+    """Index of each of its samples in the step's list."""
     mini_batches: list[list[int]]
-    """Indices of its samples by mini-batch; an empty list where it has none of one."""
+    """Indices of its samples by mini-batch; a list may be empty."""
     num_trajectories: int
     """Of all ranks."""
 
@@ -39,7 +39,7 @@ def make_shares(
     step: int,
     share_prefixes: bool,
 ) -> list[Share]:
-    """Deal whole trajectories to ranks, one share each; a single rank gets the samples as they are."""
+    """Distribute whole trajectories over the ranks, one share each; a single rank gets the samples unchanged."""
     num_trajectories = len({sample.trajectory_id for sample in samples})
     if num_ranks == 1:
         minis = [list(mini) for mini in mini_batches]
@@ -58,10 +58,10 @@ def make_shares(
 def deal(
     samples: Sequence[TrainingSample], chosen: Sequence[int], num_ranks: int, *, share_prefixes: bool
 ) -> list[list[int]]:
-    """Split the samples at ``chosen`` into one list of indices a rank; trajectories stay whole, groups if it pays.
+    """Split the samples at ``chosen`` into one index list per rank; trajectories stay whole, groups if it pays off.
 
-    Longest first, each piece to the rank that has the fewest tokens with it (Graham's LPT rule): once by trajectory
-    and once by group. The way whose fullest rank has fewer tokens is taken, of equals the one with fewer in all.
+    Longest first, each piece goes to the rank with the fewest tokens including it (Graham's LPT rule), once by
+    trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total.
     """
     cost = _Cost([samples[i].token_ids for i in chosen], share_prefixes=share_prefixes)
     ways = []
@@ -79,12 +79,12 @@ def deal(
 class _Rank:
     rows: list[int] = field(default_factory=list)
     ordered: list[int] = field(default_factory=list)
-    """Places of its rows in the order of their tokens."""
+    """Positions of its rows in token order."""
     tokens: int = 0
 
 
 class _Cost:
-    """Tokens that rows add to those a rank has already."""
+    """Tokens that rows add to those a rank already has."""
 
     def __init__(self, rows: Sequence[Sequence[int]], *, share_prefixes: bool) -> None:
         self.lengths = [len(row) for row in rows]
@@ -95,14 +95,14 @@ class _Cost:
             self._shared = shared_with_last([rows[row] for row in order])
 
     def add(self, piece: Sequence[int], rank: _Rank) -> _Rank:
-        """The rank with these rows as well."""
+        """The rank with these rows added."""
         ordered, tokens = list(rank.ordered), rank.tokens
         for row in piece:
             tokens += self.lengths[row]
             if self._share_prefixes:
                 place = self._place[row]
                 at = bisect(ordered, place)
-                # Rows in the order of their tokens: the one with the longest common prefix is a neighbor.
+                # In token order, the row with the longest common prefix is a neighbor.
                 before = self._common(ordered[at - 1], place) if at else 0
                 after = self._common(place, ordered[at]) if at < len(ordered) else 0
                 tokens -= max(before, after)
@@ -110,7 +110,7 @@ class _Cost:
         return _Rank([*rank.rows, *piece], ordered, tokens)
 
     def _common(self, first: int, second: int) -> int:
-        """Length of the common prefix of the rows at two places in the order."""
+        """Length of the common prefix of the rows at two positions."""
         return min(self._shared[first + 1 : second + 1])
 
 

@@ -1,8 +1,8 @@
-"""The updates of a step: samples and rewards in, a moved adapter and the step's numbers out.
+"""The updates of a step: samples and rewards in, an updated adapter and the step's metrics out.
 
-A step is one turn of the loop; an update is one step of the optimizer. ``Updater.train`` makes all of a step's updates:
-old and reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one
-update each, whose micro-batches share one global denominator.
+A step is one iteration of the loop; an update is one step of the optimizer. ``Updater.train`` makes all of a step's
+updates: old and reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches``
+mini-batches, one update each, whose micro-batches share one global denominator.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from emailrl.training.step.skipped import save_skipped
 from emailrl.training.step.spread import Share, make_shares
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""So many updates whose loss or gradient is not finite end the run."""
+"""This many consecutive updates with a non-finite loss or gradient end the run."""
 
 
 class Updater:
-    """Holds the optimizer and the KL weight of a trainable policy; the algorithm is data it follows."""
+    """Holds the optimizer and the KL weight of a trainable policy; follows an algorithm given as data."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Updater:
             betas=(settings.training.adam_beta1, settings.training.adam_beta2),
             weight_decay=settings.training.weight_decay,
         )
-        # A gradient through 16-bit floats vanishes where it is divided by many tokens, so the loss is scaled up to it.
+        # Gradients divided by many tokens underflow in 16-bit floats, so the loss is scaled up.
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         wanted = settings.algorithm
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
@@ -85,15 +85,15 @@ class Updater:
         policy.accompanied = self.scorer.accompanied
         self.skipped_in_a_row = 0
         self.skipped_dir: Path | None = None
-        """Where batches go whose loss is not finite; None keeps none."""
+        """Folder for batches with a non-finite loss; None keeps none."""
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
-        """Make the updates of step ``step`` (from 1), and return its metrics and what its tokens were.
+        """Make the updates of step ``step`` (from 1), and return its metrics and token numbers.
 
-        ``paid`` is what each trajectory earns, by its id (``shaping.terminal_rewards``). The order of mini-batches, and
-        dropout, follow from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped, and
-        counted in ``updates_skipped``; EmailRLError ends the run after ``MAX_SKIPPED_IN_A_ROW``. Raises ValueError
-        without samples.
+        ``paid`` is the reward of each trajectory by id (``shaping.terminal_rewards``). Mini-batch order and dropout
+        depend only on (seed, ``step``). An update with a non-finite loss or gradient is skipped and counted in
+        ``updates_skipped``; EmailRLError ends the run after ``MAX_SKIPPED_IN_A_ROW``. Raises ValueError without
+        samples.
         """
         if not samples:
             raise ValueError("a step without samples: skip it")
@@ -116,18 +116,18 @@ class Updater:
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows])
 
     def follow(self) -> None:
-        """On another rank than the first: take what rank 0 deals out next."""
+        """On ranks other than 0: receive the next share from rank 0."""
         self.take(self.ranks.scatter(None))
 
     def take(self, share: Share | None) -> None:
-        """On another rank than the first: train what rank 0 dealt out in its ``train``, or pass along with it."""
+        """On ranks other than 0: train the share from rank 0's ``train``, or join its forward passes."""
         if share is None:
             self.scorer.pass_along()
         else:
             self._train(share)
 
     def _train(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor]]:
-        """Make the step's updates; returns its metrics, the same on all ranks, and on rank 0 the tokens by sample."""
+        """Make the step's updates; return its metrics, equal on all ranks, and on rank 0 the tokens by sample."""
         training, step, meter = self.settings.training, share.step, Meter()
         tokens: dict[int, Tensor] = {}
         rate = self._set_rates(step)
@@ -155,7 +155,7 @@ class Updater:
         return metrics, {i: columns for each in every for i, columns in each.items()}
 
     def synchronize(self) -> None:
-        """Give all ranks the weights and the state of rank 0; raises EmailRLError where one differs afterwards."""
+        """Copy rank 0's weights and state to all ranks; raises EmailRLError if one differs afterwards."""
         if self.ranks.is_alone:
             return
         parameters = [*self.parameters, *self.critic]
@@ -174,7 +174,7 @@ class Updater:
         self.ranks.check_same("The adapter", checksum(parameters))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on, beside adapter and critic, as ``torch.save`` can write it."""
+        """Return everything the next step depends on besides adapter and critic, ready for ``torch.save``."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "kl_coef": self.kl.coef,
@@ -185,7 +185,7 @@ class Updater:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken, bit for bit; raises EmailRLError for another adapter's state."""
+        """Continue bit for bit from ``state``; raises EmailRLError for another adapter's state."""
         if state["parameters"] != self.names:
             if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
                 raise EmailRLError(
@@ -234,9 +234,9 @@ class Updater:
         return rounds, metrics
 
     def _update(self, prepared: list[Prepared], meter: Meter, step: int, *, first_pass: bool) -> dict[int, Tensor]:
-        """Make one update from the micro-batches of a mini-batch, or none where it would not be finite.
+        """Make one update from the micro-batches of a mini-batch, or skip it if it would not be finite.
 
-        Returns what the tokens were.
+        Returns the token numbers.
         """
         found = self.gradients.compute(
             prepared, self.optimizer, meter, first_pass=first_pass, critic_only=self._critic_only(step)
@@ -258,7 +258,7 @@ class Updater:
             self.loss_scale.step(self.optimizer)
 
     def _skip(self, prepared: list[Prepared], meter: Meter, step: int, broken: dict[str, float]) -> None:
-        """Leave the weights as they are and keep the batch for inspection; too many in a row end the run."""
+        """Leave the weights unchanged and keep the batch for inspection; too many in a row end the run."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped_in_a_row += 1
         meter.counts["updates_skipped"] += 1
