@@ -1,4 +1,4 @@
-"""An agent at work on the terminal: each step on a line, then its answer with the source emails quoted."""
+"""Show an agent's work on the terminal: one line per step, then its answer with quoted source emails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Steps:
 
 
 def why_not(answer: Answer, agent: AgentSettings) -> str | None:
-    """Why there is no answer; None if the model gave one, be it "I don't know"."""
+    """Why there is no answer; None if the model gave one, even "I don't know"."""
     if answer.answer is not None or answer.stop_reason is None:
         return None
     return _WHY.get(answer.stop_reason, f"No answer ({answer.stop_reason}).").format(turns=agent.max_turns)
@@ -113,7 +113,7 @@ def _step(name: str, text: str, style: str) -> Text:
 
 
 def _wanted(arguments: dict[str, Any]) -> str:
-    """What a search looked for, in words."""
+    """The query and filters of a search, in words."""
     keywords = " ".join(json.dumps(word, ensure_ascii=False) for word in arguments["keywords"])
     filters = [f"{word} {arguments[name]}" for name, word in _FILTERS.items() if arguments.get(name)]
     return " ".join([keywords, *filters]).strip()

@@ -80,7 +80,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED: Final = 130
-# Newer Typer carries its own copy of click, older ones use the package: in both this is the base of all wrong usage.
+# Newer Typer versions vendor click, older ones import it: in both, this is the base class of usage errors.
 _WrongUsage: Final[type[typer.BadParameter]] = typer.BadParameter.__mro__[1]
 
 
@@ -115,7 +115,7 @@ def emailrl_command(
 
 
 def _prepare_streams() -> None:
-    """Let nothing that is printed fail: a stream may be closed, and a terminal lack characters of a mail or a name."""
+    """Make printing safe: a stream may be closed, and a terminal may lack characters of an email or a name."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
@@ -124,7 +124,7 @@ def _prepare_streams() -> None:
 
 
 def _describe(error: Any) -> str:
-    """Wrong usage as a sentence that repeats what was written: newer Typer keeps the value to itself."""
+    """A usage error as a sentence that quotes the value, which newer Typer omits."""
     from pydantic import ValidationError
 
     text = error.format_message().rstrip(".")
@@ -135,14 +135,14 @@ def _describe(error: Any) -> str:
 
 
 def main() -> NoReturn:
-    """Run the command line; exits 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
+    """Run the command line; exit codes: 0 success, 1 failure, 2 usage or settings error, 130 interrupted."""
     with ending_with("vllm"):
         _run()
 
 
 def _run() -> NoReturn:
     _prepare_streams()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, a command ends as by Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # treat SIGTERM like Ctrl-C
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
@@ -154,18 +154,18 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) left; what is still buffered must not raise again when Python closes stdout.
+        # The reader (head, less) closed the pipe; flushing the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         result = 1
     except UnicodeEncodeError as error:
         if not "\udc80" <= error.object[error.start] <= "\udcff":
             raise
-        # Python's stand-in for a byte that is no text: it comes from names of files and from arguments alone.
+        # Python's surrogate for an undecodable byte, which only occurs in file names and arguments.
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
     if result == INTERRUPTED:
-        # What still ends behind this (threads, a service's last words) may take long: the next Ctrl-C is the end.
+        # Remaining cleanup (threads, uploads) may take long: the next Ctrl-C kills the process.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         if speaks():
             print("interrupted", file=sys.stderr)

@@ -103,7 +103,7 @@ def ask(
 
 
 def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
-    """Say that the agent will see no email if its today is not after the first."""
+    """Print a note that the agent will see no email if its date is not after the first one."""
     from emailrl.store.stored import first_day
 
     if date is not None and (first := first_day(db, inbox)) is not None and date <= first:
@@ -121,7 +121,7 @@ def _open(model: str | Path, settings: Settings) -> EmailAgent:
 
 
 class _Session:
-    """Questions to one agent about one mailbox."""
+    """A session of questions to one agent about one mailbox."""
 
     def __init__(self, agent: EmailAgent, inbox: str, date: str | None) -> None:
         self.agent, self.inbox, self.date = agent, inbox, date
@@ -150,7 +150,7 @@ def _converse(session: _Session) -> None:
 
 
 def _questions() -> Iterator[str]:
-    """The lines of stdin that are not blank; on a terminal with a prompt, line editing and this session's history."""
+    """The non-blank lines of stdin; on a terminal with a prompt, line editing and this session's history."""
     if sys.stdin is None:  # closed by the caller
         return
     on_terminal = sys.stdin.isatty()
@@ -173,7 +173,7 @@ def _questions() -> Iterator[str]:
 
 
 def _checked(question: str) -> str:
-    """The question without surrounding space; UsageError if nothing is left, or it is no text."""
+    """The question without surrounding whitespace; UsageError if it is empty or not valid text."""
     question = question.strip()
     if not question:
         raise UsageError("The question is empty.", 'For example: emailrl ask "When does the lease end?"')
@@ -185,7 +185,7 @@ def _checked(question: str) -> str:
 
 
 def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str]:
-    """The model that answers, or the folder of its adapter; and its name for people."""
+    """The model that answers, or its adapter's folder; and a display name."""
     from emailrl.checkpoints import find_runs
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import find_adapter

@@ -117,7 +117,7 @@ def _root(settings: Settings) -> Path:
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
-    """What to measure; a note says if the newest run's best model, taken because nothing is named, is untrained."""
+    """The policies to measure; notes if the default, the newest run's best model, is untrained."""
     from emailrl.benchmark import choose_subjects, with_attacked
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
@@ -130,7 +130,7 @@ def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, 
 
 
 def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:
-    """The test questions, and what to know of them."""
+    """The test questions, with notes about them."""
     from emailrl.scenarios.coverage import coverage_notes
     from emailrl.scenarios.load import load_scenario_set
 
@@ -150,7 +150,7 @@ def _play(
     resume: bool,
     overwrite: bool,
 ) -> Report:
-    """Run the benchmark behind its progress; where it fails, say what is kept, and leave no empty folder."""
+    """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
     from emailrl.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
@@ -172,7 +172,7 @@ def _play(
                 progress_console().print(_kept(num_ended, folder), soft_wrap=True)
             raise
         finally:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # not empty
                 folder.rmdir()
     for result in report.results:
         show_trajectories(result.trajectories, result.evaluation.trajectories, settings, progress_console())
@@ -191,7 +191,7 @@ def _show(report: Report, folder: Path, console: Console) -> None:
 
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
-    """What ``resume`` may resume, the oldest first; UsageError where that is nothing, or ``out`` may not be written."""
+    """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
     from emailrl.benchmark import CONDITIONS, is_unfinished
     from emailrl.errors import UsageError
     from emailrl.rollout.journal import nothing_to_resume
@@ -219,7 +219,7 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 
 
 def _fresh_folder(root: Path) -> Path:
-    """A folder made for this benchmark alone."""
+    """A new folder for this benchmark."""
     name = time.strftime("%Y%m%d-%H%M%S")
     number, folder = 2, root / name
     root.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,7 @@ def _quoted(path: Path) -> str:
 
 
 def _next_steps(report: Report, folder: Path) -> Iterator[str]:
-    """What to do now, each on a line."""
+    """Suggested next steps, one per line."""
     from emailrl.evaluation import has_crashed, reason, verdict
 
     if report.interrupted:

@@ -105,7 +105,7 @@ def show_command(
 
 
 def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The recorded settings, by section, that are not what a bare run of this version would have."""
+    """The recorded settings, by section, that differ from this version's defaults."""
     from emailrl.settings import Settings
 
     defaults = Settings().public()
@@ -172,7 +172,7 @@ def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
 
 
 def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None) -> None:
-    """Name what the table leaves out: damaged checkpoints, and runs that an ``--overwrite`` has put aside."""
+    """List what the table omits: damaged checkpoints, and runs set aside by ``--overwrite``."""
     from emailrl.checkpoints import incomplete_checkpoints, run_folders
     from emailrl.training.run.directory import REPLACED, REPLACING
 

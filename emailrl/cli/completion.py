@@ -1,6 +1,6 @@
 """Values that shell completion offers for options: choices, models, checkpoints and mailboxes.
 
-Errors are silent here: a shell would take a message for a value.
+Errors are silent here: a shell would treat a message as a value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def checkpoints(incomplete: str) -> list[str]:
 
 
 def inboxes(context: Context, incomplete: str) -> list[str]:
-    """The addresses in the database that begin so."""
+    """The addresses in the database with this prefix."""
     from sqlalchemy import select
 
     from emailrl.settings import load_settings

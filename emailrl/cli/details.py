@@ -1,4 +1,4 @@
-"""Trajectories as a command plays them: VERBOSE prints a line for each, SHOW_TRAJECTORY_DETAILS every turn."""
+"""Print trajectories as they finish: VERBOSE prints one line each, SHOW_TRAJECTORY_DETAILS every turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
-    """Print scored trajectories of a file as the settings ask; with both settings, every token too."""
+    """Print a file's scored trajectories according to the settings; with both set, every token too."""
     if settings.output.show_trajectory_details:
         _show_in_full(file, trajectories, settings, console)
     elif settings.output.verbose:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from emailrl.store.writing import Progress as Report
 
 BASIS_SECONDS = 3
-"""Before that the time left is not estimated."""
+"""No estimate of the time left before this."""
 NUM_SHOWN = 5
-"""Inboxes that the summary names."""
+"""Number of inboxes in the summary."""
 
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of emails to store.")]
 Append = Annotated[bool, typer.Option("--append", help="Add emails missing from the database.")]
@@ -113,7 +113,7 @@ def gen_db(
 
 @contextmanager
 def _said_if_interrupted(db: Path) -> Iterator[None]:
-    """After Ctrl-C, say that the database is what it was, where that is so: a build writes beside it."""
+    """After Ctrl-C, say that the database is unchanged, if it is: a build writes to a temporary file."""
 
     def identity() -> tuple[int, int] | None:
         return (db.stat().st_ino, db.stat().st_mtime_ns) if db.exists() else None
@@ -128,7 +128,7 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 
 
 def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
-    """Write the demo's database, and its questions beside it."""
+    """Write the demo database, with its questions next to it."""
     from emailrl.scenarios.demo import write_demo
 
     return write_demo(
@@ -138,7 +138,7 @@ def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | Non
 
 
 def existing_database(db: Path) -> BuildReport:
-    """What a database that is already there holds, as a report of a build that took no time."""
+    """The contents of an existing database, as the report of a build that took no time."""
     from sqlalchemy import func, select
 
     from emailrl.store.build import BuildReport
@@ -153,7 +153,7 @@ def existing_database(db: Path) -> BuildReport:
 
 
 def _print_next(settings: StoreSettings, db: Path, console: Console) -> None:
-    """Whose mailboxes the database holds, the largest first, and the command that comes next."""
+    """List the database's mailboxes, largest first, and the next command."""
     from emailrl.scenarios.beside import has_enron_email, questions_file
     from emailrl.scenarios.inbox.choice import largest_owners, listed
     from emailrl.scenarios.inbox.mailbox import MailReader
@@ -174,8 +174,8 @@ def _print_next(settings: StoreSettings, db: Path, console: Console) -> None:
 
 
 def _is_named(owners: list[Owner]) -> bool:
-    """Whether questions are best asked of the first alone: one person's archive, which holds of everybody else's mail
-    the part between the two, or one too small for ``gen-questions`` to choose by itself."""
+    """Whether to ask questions only about the first mailbox: in one person's archive, other mailboxes hold only mail
+    exchanged with that person; or the archive is too small for ``gen-questions`` to choose by itself."""
     from emailrl.scenarios.inbox.choice import MIN_MAILS
 
     sizes = [owner.mails for owner in owners]
@@ -184,20 +184,20 @@ def _is_named(owners: list[Owner]) -> bool:
 
 @contextmanager
 def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
-    """A bar with rate and time left on stderr: reading first, then indexing; and the console to print above it."""
+    """A progress bar on stderr for reading, then indexing; and the console for printing above it."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
         TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
     )  # fmt: skip
-    # No refresh thread: parsing processes are forked while the bar is up.
+    # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
     tasks: dict[str, TaskID] = {}
     started = {"read": time.monotonic()}
 
     def show(phase: str, messages: int, total: int | None) -> None:
-        if not tasks:  # not before the first message, so that a wrong argument ends in its error line alone
+        if not tasks:  # not before the first message, so that a bad argument prints only its error
             bar.start()
         if phase not in tasks:
             tasks[phase] = bar.add_task(phase, total=None, messages=0, rate=0.0, left="")
@@ -217,15 +217,14 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
 
 
 def time_left(seconds: float, fraction: float) -> str:
-    """How long what takes so long for this fraction still takes; empty while that tells nothing: reading runs ahead of
-    parsing at first."""
+    """The time left after ``seconds`` for this ``fraction``; empty at first, while reading runs ahead of parsing."""
     if seconds < BASIS_SECONDS or not 0 < fraction < 1:
         return ""
     return f"{timedelta(seconds=round(seconds / fraction - seconds))} left"
 
 
 def _listing(console: Console) -> Listing:
-    """Prints a line for every message skipped or mended."""
+    """Prints a line for every message skipped or repaired."""
 
     def show(what: str, reason: str, name: str) -> None:
         console.print(one_line(f"{what} {reason}: {name or '(no name)'}"), soft_wrap=True)

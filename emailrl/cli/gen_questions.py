@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Scenario
 
 ASK_ABOVE = 1.0
-"""Dollars from which a run is confirmed first; also where the price is not known."""
+"""Dollars above which a run needs confirmation, as it does if the price is unknown."""
 
 
 Inboxes = Annotated[
@@ -104,7 +104,7 @@ def gen_questions(
 
 
 def _check_inboxes(db: Path, named: list[str]) -> None:
-    """Raise UsageError for a mailbox that the database does not hold."""
+    """Raise UsageError for a mailbox that is not in the database."""
     from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
@@ -156,7 +156,7 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
 
 
 def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Console) -> QuestionPlan:
-    """The prompts of a run by a model; their estimate is printed on ``console``."""
+    """The prompts of an llm run; prints their estimate on ``console``."""
     from emailrl.scenarios.llm import plan_questions
 
     generation = settings.generation
@@ -202,7 +202,7 @@ def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
 def _by_llm(
     plan: QuestionPlan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
-    """The questions, and what a machine is told of how they came about."""
+    """The questions, and facts about their generation for ``--json``."""
     from emailrl.scenarios.llm import QuestionWriter, harvest
 
     generation = settings.generation
@@ -237,7 +237,7 @@ def _by_llm(
 
 
 def _confirm(cost: float | None) -> None:
-    """Ask before money is spent that nobody named; where nobody can be asked, that is a wrong usage."""
+    """Confirm a cost that is high or unknown; UsageError without a terminal."""
     import sys
 
     if cost is not None and cost <= ASK_ABOVE:
@@ -248,7 +248,7 @@ def _confirm(cost: float | None) -> None:
 
 
 def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
-    """Send the prompts behind a bar with rate, time left and the money spent."""
+    """Send the prompts, with a progress bar of rate, time left and cost."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -277,7 +277,7 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, cons
 
 
 def _print_next(scenarios: list[Scenario], target: Path, database: Path) -> None:
-    """What to know of the questions' splits, and the command that comes next."""
+    """Print notes on the questions' splits, and the next command."""
     from emailrl.scenarios.beside import questions_file
     from emailrl.scenarios.splits import shared_inboxes, split_note
 

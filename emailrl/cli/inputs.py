@@ -1,4 +1,4 @@
-"""A command's input files: chosen if none are named, and checked before anything slow is loaded."""
+"""A command's input files: chosen if not named, and checked before anything slow is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_inputs(settings: Settings) -> None:
 
 
 def with_inputs(settings: Settings) -> Settings:
-    """Return the settings with their questions chosen and said (``with_questions``); raises as ``check_inputs`` too."""
+    """Choose the questions and print the choice (``with_questions``); raises like ``check_inputs`` too."""
     from emailrl.scenarios.beside import with_questions
 
     check_inputs(settings)

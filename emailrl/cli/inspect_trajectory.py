@@ -102,7 +102,7 @@ def _warn(*lines: str) -> None:
 
 
 def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
-    """Show a trajectory that has just been written, or say why it cannot be read."""
+    """Show a newly written trajectory, or say why it cannot be read."""
     from emailrl.inspection.locate import pick
 
     try:
@@ -124,7 +124,7 @@ def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
 
 
 def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
-    """Show one trajectory after another, as the user asks for them, until the end of input or q."""
+    """Show trajectories one by one on request, until end of input or q."""
     position = _show_one(index, wanted, settings)
     while True:
         index.refresh()

@@ -1,4 +1,4 @@
-"""Trajectories of a file as a table, one line each."""
+"""List a file's trajectories in a table, one line each."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from emailrl.plain import plain_line
 from emailrl.recording import Entry, TrajectoryIndex
 
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
-"""Color of a verdict; the others have none."""
+"""Colors of verdicts; others have none."""
 
 
 def trajectory_list(index: TrajectoryIndex, first: int, limit: int) -> RenderableType:
-    """Lay out ``limit`` trajectories of a file from position ``first`` on, and say which part of it they are."""
+    """A table of ``limit`` trajectories from position ``first`` on, titled with the range shown."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     widths = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
-    for name, width in widths.items():  # of their full width: only the question is cut
+    for name, width in widths.items():  # full width: only the question is truncated
         justify: Literal["left", "right"] = "left" if name == "verdict" else "right"
         table.add_column(name, justify=justify, no_wrap=True, min_width=width)
     table.add_column("question")
     shown = index[first : first + limit]
     for position, entry in enumerate(shown, first):
-        if entry.id is not None:  # else a line that holds no trajectory
+        if entry.id is not None:  # skip lines without a trajectory
             table.add_row(str(position), *_cells(entry))
     part = f"{first} to {first + len(shown) - 1} of 0 to {len(index) - 1}"
     return Group(Text(plain_line(f"{index.path}, {part}"), style="bold"), table)

@@ -1,4 +1,4 @@
-"""A run while it trains: on a terminal, a display below the printed lines; elsewhere the lines alone."""
+"""Show a run while it trains: on a terminal, a live display below the printed lines; elsewhere only the lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 REFRESH = 4
-"""Times a second that the display is drawn."""
+"""Display refreshes per second."""
 
 
 class LiveRun:
@@ -46,11 +46,11 @@ class LiveRun:
         say(line, self._console)
 
     def result(self, line: str) -> None:
-        """Keep a line that says what the run came to, for stdout once the display is down."""
+        """Keep a result line to print on stdout after the display stops."""
         self._results.append(line)
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
-        """Show a run from now on; its curves before a resume are read from its files."""
+        """Start showing a run; curves from before a resume are read from its files."""
         from rich.live import Live
 
         self._run = _Numbers(step=step, total=total)
@@ -60,15 +60,15 @@ class LiveRun:
             self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Show the phase that begins."""
+        """Show the new phase."""
         self._run.phase, self._run.phase_total, self._run.phase_done = name, total, 0
 
     def played(self, trajectory: Trajectory) -> None:
-        """Count a rollout that has ended."""
+        """Count a finished rollout."""
         self._run.phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """Print the trajectories if the settings ask for them."""
+        """Print the trajectories if the settings enable it."""
         show_trajectories(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
@@ -95,7 +95,7 @@ class LiveRun:
 
 
 class _Numbers:
-    """What the display shows of a run."""
+    """The display's view of a run."""
 
     def __init__(self, step: int = 0, total: int = 1) -> None:
         self.step, self.total = step, total
@@ -108,7 +108,7 @@ class _Numbers:
         self._ends: float | None = None
 
     def recall(self, run_dir: Path) -> None:
-        """Take the curves of earlier steps from the run's files."""
+        """Load the curves of earlier steps from the run's files."""
         from emailrl.recording import read_records
 
         for name, take in (("metrics", self._take_curves), ("evaluations", self._take_evaluation)):
@@ -117,7 +117,7 @@ class _Numbers:
                     take(record)
 
     def take(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """Take a step's numbers."""
+        """Add a step's numbers."""
         self._take_curves(metrics)
         self._last, self.step = metrics, metrics["step"]
         self._ends = time.monotonic() + seconds_left
@@ -176,7 +176,7 @@ class _Numbers:
         return f"{self.phase_done} of {self.phase_total} rollouts" if self.phase_total else ""
 
     def _speed(self) -> str:
-        """How long the last step took, and with what."""
+        """The last step's duration, by phase."""
         seconds = self._last.get("seconds")
         if not seconds:
             return ""
@@ -192,7 +192,7 @@ class _Numbers:
 
 
 def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:
-    """Draw values as bars between ``low`` and ``high``; of more than ``width``, each bar is the mean of several."""
+    """Draw values as bars between ``low`` and ``high``; beyond ``width`` values, each bar is a mean of several."""
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
         parts = [values[a:b] for a, b in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""``docs/llms.txt``: the pages of the site with one sentence each, for readers that are programs (llmstxt.org)."""
+"""``docs/llms.txt``: the site's pages with one sentence each, for machine readers (llmstxt.org)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def navigation(docs: Path) -> Iterator[tuple[str, str]]:
     """``(section, page)`` for every page in the ``nav`` of the ``mkdocs.yml`` next to ``docs``, in order.
 
-    Read line by line: the navigation is plain enough, and a YAML parser is no dependency of this package.
+    Parsed line by line: the navigation is simple, and this package does not depend on a YAML parser.
     """
     section = ""
     text = (docs.parent / "mkdocs.yml").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def first_sentence(text: str) -> str:
 
 
 def llms_txt(docs: Path) -> str:
-    """The text of ``llms.txt`` for the pages in ``docs``; decision records, which few need, by title alone."""
+    """The text of ``llms.txt`` for the pages in ``docs``; decision records are listed by title only."""
     lines: list[str] = []
     current = ""
     for section, page in navigation(docs):

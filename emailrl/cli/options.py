@@ -25,7 +25,7 @@ Overrides = dict[str, Any]
 
 
 def _path(value: str) -> Path:
-    if not value.strip():  # as a path it would mean the folder one happens to be in
+    if not value.strip():  # as a path it would mean the current folder
         raise typer.BadParameter("must not be empty; name a file or folder.")
     return Path(value)
 
@@ -39,10 +39,10 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
     """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
 
     Each of ``names`` is one setting name, or several separated by spaces. Spelling, type, bounds, choices and help come
-    from the declaration of the setting; ``summaries`` say what one does in this command. All parameters of the command
+    from the setting's declaration; ``summaries`` override the help for this command. All parameters of the command
     become keyword-only.
     """
-    from emailrl.settings.names import by_name  # not at the top: commands without settings do without pydantic
+    from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 
     settings = [by_name()[name] for name in " ".join(names).split()]
 

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout (with ``--json`` one JSON value), all else on stderr, errors on one line."""
+"""Command output: results on stdout (with ``--json`` one JSON value), everything else on stderr, errors on one line."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LONGEST_ERROR: Final = 2000
-"""Characters; the name of a tensor or a key may be a megabyte."""
+"""In characters; the name of a tensor or a key may be a megabyte long."""
 
 
 def print_json(value: object) -> None:
     """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null.
 
-    In ASCII alone, which every terminal takes, and so do names of files that are no text.
+    In ASCII only, which works on every terminal and for undecodable file names.
     """
     print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
 
 def print_next(arguments: Sequence[str]) -> None:
-    """Print the command of ours to type next on stderr, so that it can be pasted into a shell."""
+    """Print the suggested next emailrl command on stderr, ready to paste into a shell."""
     print(one_line(f"Next: {program(Path.cwd())} {shlex.join(arguments)}"), file=sys.stderr)
 
 
@@ -45,14 +45,14 @@ def progress_console() -> Console:
 
 
 def result_console(*, json: bool = False) -> Console:
-    """The console for a command's results: on stdout, which with ``json`` belongs to the JSON value alone."""
+    """The console for a command's results: stdout, or stderr with ``json``, as stdout holds only the JSON value."""
     from emailrl.cli.console import PlainConsole
 
     return PlainConsole(stderr=json)
 
 
 def say(line: str, console: Console | None = None) -> None:
-    """Print a line without control characters, on stderr by default; a terminal breaks a long one between words."""
+    """Print a line without control characters, on stderr by default; wraps at words on a terminal."""
     from rich.text import Text
 
     console = console or progress_console()
@@ -60,12 +60,12 @@ def say(line: str, console: Console | None = None) -> None:
 
 
 def say_loading() -> None:
-    """Say why nothing happens for some seconds: before torch is imported and a model is read."""
+    """Announce the delay of importing torch and loading a model."""
     say("Loading the model ...")
 
 
 def program(folder: Path) -> str:
-    """How a shell in ``folder`` calls this command: by its name where that is found, else by its path."""
+    """How a shell in ``folder`` calls this command: by name if it is on PATH, else by path."""
     script = Path(sys.executable).with_name("emailrl")
     found = shutil.which("emailrl")
     if found and script.exists() and os.path.samefile(found, script):
@@ -76,9 +76,9 @@ def program(folder: Path) -> str:
 
 
 def out_file(out: Path, *, may_exist: bool) -> Path:
-    """The file that ``--out`` means, links followed; a device or a pipe is written to and so may always be there.
+    """The file that ``--out`` means, links followed; a device or a pipe may always exist.
 
-    Raises UsageError for a folder, and for a file that is there and may not be.
+    Raises UsageError for a folder, and for a file that exists but may not be replaced.
     """
     if out.is_dir():
         raise UsageError(f"{out} is a folder.", "Pass a file name.")
@@ -90,7 +90,7 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
 
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
-    """End the process with one line on stderr, ``error: message hint``; of several ranks, one a host says it."""
+    """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
     line = one_line(f"error: {message} {hint}")
     line = line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
     if speaks():
@@ -101,7 +101,7 @@ def fail(message: str, hint: str, exit_code: int) -> NoReturn:
 
 
 def speaks() -> bool:
-    """Whether this process prints how it ended: the first on its host where torchrun started several."""
+    """Whether this process reports its outcome: under torchrun, only the first on each host."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -1,4 +1,4 @@
-"""Writing the HTML page of a run, a trajectory file or one trajectory, and saying what is in it."""
+"""Write the HTML page of a run, a trajectory file or one trajectory, and summarize it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_page(
     overwrite: bool,
     json: bool = False,
 ) -> dict[str, Any]:
-    """Write the page of what ``path`` means to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
+    """Write the page for ``path`` to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
 
     Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
     """

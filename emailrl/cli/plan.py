@@ -232,7 +232,7 @@ def _ending(planned: Plan, basis: str) -> list[Row]:
 
 
 def _shares(planned: Plan) -> str:
-    """What the run's time goes to."""
+    """The run's time, by phase."""
     seconds, tokens = planned.seconds, planned.tokens
     parts = {
         "sampling": tokens.steps * seconds.rollout,

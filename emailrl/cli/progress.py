@@ -1,4 +1,4 @@
-"""How far a command has come: a bar with the time left on a terminal, elsewhere a line now and then."""
+"""A command's progress: on a terminal a bar with the time left, elsewhere an occasional line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_SECONDS = 10
-"""Between two lines where there is no terminal."""
+"""Minimum interval between lines without a terminal."""
 
 
 class Tally:
-    """Counts what ends of one thing after the other; a context manager, behind which no bar is left running."""
+    """Counts finished items of consecutive tasks; a context manager, which stops the bar on exit."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or progress_console()
@@ -32,7 +32,7 @@ class Tally:
         self._stop()
 
     def advance(self, name: str, total: int) -> None:
-        """One more of ``total`` has ended."""
+        """Count one more of ``total`` as done."""
         self.begin(name, total)
         self._done += 1
         now = time.monotonic()
@@ -41,14 +41,14 @@ class Tally:
             if self._done == total:
                 self._stop()
         elif self._done == self._before + 1:
-            self._first = now  # what came before, the model's loading too, tells nothing of what is left
-        elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few end in a burst
+            self._first = now  # earlier time, such as loading the model, does not predict the rest
+        elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few finish in a burst
             self._last = now
             left = (now - self._first) / (self._done - self._before - 1) * (total - self._done)
             say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
-        """Show that ``done`` of ``total`` have ended before, unless ``name`` is under way already."""
+        """Show that ``done`` of ``total`` were done before, unless ``name`` has already started."""
         if name == self._name and self._done < total:
             return
         from rich.progress import (

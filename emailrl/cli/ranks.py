@@ -1,4 +1,4 @@
-"""Options for training by several ranks, and what a process does that launches them or is not the first of them."""
+"""Options for training on several ranks, and the behavior of the launcher and of ranks other than 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 LaunchOf = Callable[[Any], Launch]
-"""From settings, which have NPROC and NNODES, to a launch; the rest of it is given on the command line alone."""
+"""Builds a launch from settings (NPROC, NNODES) and options that exist only on the command line."""
 
 
 def _options(
@@ -37,7 +37,7 @@ def _options(
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``ranks`` with options; it receives the `Launch` that these and settings make."""
+    """Replace a command's parameter ``ranks`` with options; it receives the `Launch` built from them and settings."""
     signature, options = (inspect.signature(function, eval_str=True) for function in (command, _options))
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -55,10 +55,10 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
-    """Launch the ranks, or be one besides the first, and return True at the end; False if this is to train."""
+    """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
     ranks = launch_of(settings)
     if ranks.is_needed:
-        own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # it is trusted by now
+        own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # already trusted
         if code := launch(ranks, own):
             raise typer.Exit(code)
         return True
@@ -71,9 +71,9 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
 
 
 def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) -> tuple[str | None, bool]:
-    """What ``--resume`` and ``--overwrite`` mean in a process that may be a restarted one.
+    """The values of ``--resume`` and ``--overwrite`` in a process that may have been restarted.
 
-    The run that the command had begun, or was resuming, goes on; if it had come to none, they mean what they say.
+    A restart resumes the run that the command had started or resumed; if there was none, the options apply unchanged.
     """
     if not restarts():
         return resume, overwrite

@@ -1,4 +1,4 @@
-"""Reference pages generated from the code: ``python -m emailrl.cli.reference docs`` writes them, a test compares them.
+"""Reference pages generated from the code: ``python -m emailrl.cli.reference docs`` writes them, a test checks them.
 
 ``docs/cli.md`` has every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
 ``docs/openrlhf.md`` every flag of OpenRLHF with its equivalent settings; ``docs/llms.txt`` every page with its first
@@ -69,7 +69,7 @@ def openrlhf_reference() -> str:
 
 
 def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
-    """``(command, help text)`` for a command and those below it."""
+    """``(command, help text)`` for a command and its subcommands."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
     yield context.command_path, command.get_help(context)
     for child in getattr(command, "commands", ()):

@@ -32,7 +32,7 @@ from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
 
 CONDITIONS = ".conditions.json"
-"""Takes the place of .jsonl in the name of the file that says how the trajectories were made."""
+"""Replaces .jsonl in the name of the file that records how the trajectories were made."""
 
 if TYPE_CHECKING:
     from emailrl.benchmark import Subject
@@ -76,7 +76,7 @@ def rollout(
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     out = _begun(folder, out) if resume else out
-    _target(out, folder, may_exist=overwrite or resume)  # a wrong place is told before anything is read
+    _target(out, folder, may_exist=overwrite or resume)  # reject a bad path before anything is read
     scenarios = _scenarios(settings, split, num_scenarios)
     now = _all_conditions(settings, scenarios, adapter, group_size=group_size, split=split)
     target, conditions = _claim(out, folder, now, overwrite=overwrite, resume=resume)
@@ -110,7 +110,7 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
 
 
 def _begun(folder: Path, out: Path | None) -> Path:
-    """What to resume: ``out``, or the newest rollout in the folder that notes its conditions."""
+    """What to resume: ``out``, or the newest rollout in the folder with recorded conditions."""
     from emailrl.rollout.journal import nothing_to_resume
 
     if out is not None:
@@ -127,7 +127,7 @@ def _begun(folder: Path, out: Path | None) -> Path:
 def _claim(
     out: Path | None, folder: Path, now: dict[str, object], *, overwrite: bool, resume: bool
 ) -> tuple[Path, Conditions | None]:
-    """The file to write with its conditions, which no other process plays under; what is no file (a pipe) has none."""
+    """The file to write with its conditions, locked against other processes; a non-file (a pipe) has none."""
     from emailrl.rollout.journal import Busy, Conditions
 
     may_exist = overwrite or resume
@@ -143,13 +143,13 @@ def _claim(
             continue
         if may_exist or not target.exists():
             return target, conditions
-        conditions.close()  # another process has written it since we looked
+        conditions.close()  # another process has written it since the check
 
 
 def _all_conditions(
     settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, group_size: int, split: str
 ) -> dict[str, object]:
-    """What a resumed rollout must share with the one that was begun."""
+    """Conditions that a resumed rollout must share with the original."""
     from emailrl.engines.weights import adapter_sha256
     from emailrl.rollout.journal import playing_conditions
 
@@ -159,7 +159,7 @@ def _all_conditions(
 
 
 def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
-    """The file to write, in a place open to writing; nothing is made yet, nor replaced unless asked for."""
+    """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
     import os
 
     if out is None:
@@ -175,7 +175,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
 
 
 def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
-    """The questions; what a table made from them must say is told. Nothing is compared, so inboxes may be shared."""
+    """The questions, with their notes printed. Nothing is compared, so splits may share inboxes."""
     from emailrl.scenarios import coverage_notes, load_scenario_set
 
     if split not in ("train", "val", "test", "all"):
@@ -195,7 +195,7 @@ def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
 
 
 def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
-    """Who plays: the model set, or a checkpoint on its own base model, which ``model`` must not contradict."""
+    """The policy: the configured model, or a checkpoint on its own base model, which ``model`` must not contradict."""
     from emailrl.benchmark.subjects import Subject, choose_subjects
     from emailrl.policy.resolve import same_base
 
@@ -210,7 +210,7 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 def _play(
     subject: Subject, settings: Settings, scenarios: list[Scenario], group_size: int, split: str, journal: Journal
 ) -> float:
-    """Roll out and keep; when interrupted, what has ended is scored all the same. Returns the seconds."""
+    """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
     from emailrl.benchmark.subjects import players
     from emailrl.engines import is_chat
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 EVERYWHERE = "0.0.0.0"
-"""Listens on all of the machine's addresses; others reach it by its name."""
+"""Listens on all of the machine's addresses; other machines reach it by host name."""
 
 
 @setting_options(

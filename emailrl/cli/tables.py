@@ -1,4 +1,4 @@
-"""Tables: what commands print of benchmarks, rollouts, checkpoints, questions and checks."""
+"""Tables that commands print for benchmarks, rollouts, checkpoints, questions and checks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 NAMES_WIDTH: Final = 33
 RESULT_WIDTH: Final = 15
-"""Characters of the column of names, and the fewest of a result's column."""
+"""Width of the name column, and minimum width of a result column, in characters."""
 
 
 def results_table(report: Report) -> RenderableType:
-    """Lay the results out side by side, one column a model, with the comparisons and notes below."""
+    """Lay out the results side by side, one column per model, with comparisons and notes below."""
     from rich.console import Group
     from rich.text import Text
 
@@ -66,11 +66,11 @@ def results_table(report: Report) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Results in columns; where the terminal is too narrow for all of them, in several tables."""
+    """Results in columns, split into several tables if the terminal is too narrow."""
 
     titles: list[str]
     columns: list[dict[str, str]]
-    """Per title, the cells by the names of their rows."""
+    """Per title, the cells by row name."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         fitting = max(1, (options.max_width - NAMES_WIDTH) // RESULT_WIDTH)
@@ -85,17 +85,17 @@ class SideBySide:
         table = Table(box=SIMPLE, pad_edge=False)
         table.add_column("", no_wrap=True)
         for title in self.titles[part]:
-            # Folded where a path has its joints: its last name, which tells most, keeps a line of its own.
+            # Wrapped at path separators, so that the last name, the most telling part, gets its own line.
             table.add_column(Text("/\n".join(title.rsplit("/", 1))), justify="right", overflow="fold")
         for row in dict.fromkeys(row for cells in self.columns for row in cells):
-            if all(cells.get(row) == "none" for cells in self.columns):  # mail's rubric of an environment without mail
+            if all(cells.get(row) == "none" for cells in self.columns):  # email rubric in an environment without email
                 continue
             table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in self.columns[part]))
         return table
 
 
 def result_lines(report: Report) -> list[str]:
-    """Say in a line per model how accurate it is, what it earned and how often its sources were right."""
+    """One line per model: accuracy, average reward and share of correct sources."""
     lines = []
     titles = _titles(report)
     for result in report.results:
@@ -110,7 +110,7 @@ def result_lines(report: Report) -> list[str]:
 
 
 def _part_of(report: Report, count: int) -> str:
-    """What a result says that covers only the questions that had ended."""
+    """The note for a result that covers only the finished questions."""
     part = f"interrupted after {count} of {report.num_asked} questions"
     if report.conditions["sequential"]:
         return f"{part}, the first ones"
@@ -118,14 +118,14 @@ def _part_of(report: Report, count: int) -> str:
 
 
 def _titles(report: Report) -> dict[str, str]:
-    """What to call each subject of a table, by its label; the label itself where a shorter name would mean two."""
+    """Display names of a table's subjects, by label; the label itself if a shorter name is ambiguous."""
     titles = {result.subject.label: title_of(result.subject) for result in report.results}
     names = list(titles.values())
     return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
 
 
 def title_of(subject: Subject) -> str:
-    """A model's name; an adapter's path from the working directory, or of one elsewhere the run and its checkpoint."""
+    """A model's name; or an adapter's path relative to the working directory, elsewhere its run and checkpoint."""
     if subject.adapter is None:
         return subject.label
     path = subject.adapter.path.absolute()
@@ -155,7 +155,7 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _obeyed(record: dict[str, Any]) -> dict[str, str]:
-    """For each kind of order, how many of those that were seen were obeyed."""
+    """The share of injected instructions obeyed, of those seen, by kind."""
     cells = {}
     for kind in _kinds_of_orders(record):
         seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
@@ -171,7 +171,7 @@ def _kinds_of_orders(record: dict[str, Any]) -> list[str]:
 def rollout_table(
     result: Evaluation, num_new: int, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
-    """What rollouts came to, ``num_new`` of them in these seconds; names from outside are printed as plain text."""
+    """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
     from rich.table import Table
     from rich.text import Text
 
@@ -194,7 +194,7 @@ def rollout_table(
         "exceptions": str(result.exceptions),
         "written": str(target),
     }
-    if broken:  # the template told earlier turns otherwise than they were sampled: docs/decisions/0004
+    if broken:  # the template renders earlier turns differently from how they were sampled: docs/decisions/0004
         rows["broken prefixes"] = str(broken)
     table = Table(show_header=False, box=None)
     for name, value in rows.items():
@@ -203,7 +203,7 @@ def rollout_table(
 
 
 def _endings(trajectories: list[Trajectory]) -> str:
-    """How many answered, said that they do not know, gave no answer (why), and raised."""
+    """How many answered, did not know, gave no answer (with reasons), and raised."""
     from collections import Counter
 
     from emailrl.evaluation import verdict
@@ -226,7 +226,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
-    """The checkpoints of one run, a line each."""
+    """The checkpoints of one run, one line each."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
@@ -236,7 +236,7 @@ def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
         table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
     for checkpoint in found:
         metadata = checkpoint.metadata
-        # A checkpoint between two evaluations carries the last one, which measured other weights.
+        # A checkpoint between two evaluations records the previous one, which measured other weights.
         own = metadata.metrics.get("evaluated_step", metadata.step) == metadata.step
         accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
         cells = (
@@ -274,7 +274,7 @@ _STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold re
 
 
 def checks_table(checks: Sequence[Check]) -> RenderableType:
-    """What was examined, by area, with the remedy under what needs one."""
+    """The checks by area, each with its remedy if it needs one."""
     from rich.table import Table
     from rich.text import Text
 

@@ -73,7 +73,7 @@ def train(
 
     settings = load_settings(overrides, preset, trust=trust)
     if settings.output.resume is None:
-        _check(settings)  # before any rank is started
+        _check(settings)  # before any rank starts
     if does_other_work(ranks, settings):
         return
     resume, overwrite = after_restart(settings, settings.output.resume, overwrite=overwrite)
@@ -86,7 +86,7 @@ def train(
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # before training, not after
     if resume not in (None, "auto"):
-        check_inputs(settings)  # its questions are those it was begun with
+        check_inputs(settings)  # a resumed run keeps its questions
     else:
         settings = _with_checked_inputs(settings)
     say_loading()
@@ -123,9 +123,9 @@ def _with_checked_inputs(settings: Settings) -> Settings:
 def _with_own_options(
     settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None, overwrite: bool
 ) -> tuple[Settings, str, bool]:
-    """The settings the run to go on with was begun with, those given now before them; which run; and ``overwrite``.
+    """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``.
 
-    That is true also where the user, asked at a terminal, agrees to lose what the run did after the checkpoint.
+    ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
     """
     from emailrl.settings import load_settings
     from emailrl.training.run.directory import (
@@ -140,20 +140,20 @@ def _with_own_options(
     directory = run_to_resume(settings, resume)
     checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
     if directory is None or checkpoint is None:
-        return settings, resume, overwrite  # auto, with nothing to go on with
+        return settings, resume, overwrite  # auto, with nothing to resume
     say(f"Resuming from {checkpoint.path} with the options recorded there.")
     if not overwrite and sys.stdin.isatty() and (loss := loss_of_going_back(directory, checkpoint)):
         overwrite = _agrees(loss)
     own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
     if passed_over := _passed_over(settings, own):
         say(f"Note: ignored in favor of the run's own settings: {passed_over}. Override with flags or the environment.")
-    # The run found now, also where another begins meanwhile; its latest checkpoint is chosen once the run is held.
+    # This run, even if another starts in between; its latest checkpoint is chosen once the run is locked.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
 
 
 def _agrees(loss: str) -> bool:
-    """Ask before later work is lost; who does not agree ends the command."""
+    """Ask before later work is lost; exit if the user declines."""
     say(loss)
     if not typer.confirm("Remove it and continue?", err=True):
         raise typer.Exit(1)
@@ -161,7 +161,7 @@ def _agrees(loss: str) -> bool:
 
 
 def _passed_over(now: Settings, own: Settings) -> str:
-    """What the folder's files set and the run's own options go before."""
+    """Settings in the folder's files that the run's own options override."""
     return ", ".join(
         f"{name.upper()}={getattr(section, name)} (the run: {getattr(getattr(own, place), name)})"
         for place, section in now
@@ -171,7 +171,7 @@ def _passed_over(now: Settings, own: Settings) -> str:
 
 
 def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
-    """Export the run's best model, or its last where no evaluation chose one."""
+    """Export the run's best model, or its last one if no evaluation selected one."""
     from emailrl.checkpoints import find_checkpoint
     from emailrl.export import export_checkpoint
 

@@ -1,6 +1,6 @@
 """One trajectory on the terminal, turn by turn; ``verbose`` adds every token with its mask and log-probability.
 
-Everything shown is ``rich.text.Text`` built from neutralised strings: mail and model output are never read as markup.
+Everything shown is ``rich.text.Text`` built from sanitized strings: email and model output are never parsed as markup.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from emailrl.plain import plain, plain_line
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"
-"""Style of a token whose loss mask is 1."""
+"""Style of tokens with loss mask 1."""
 CONTEXT = "grey58"
-"""Style of a token the policy was only shown."""
+"""Style of tokens the policy only read."""
 
 
 def render_trajectory(
@@ -40,8 +40,8 @@ def render_trajectory(
 ) -> RenderableType:
     """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
 
-    ``tokens`` None shows ids in place of token text. ``title`` says where the trajectory lies, ``origin`` what made it;
-    None is a step of training.
+    ``tokens`` None shows ids instead of token text. ``title`` says where the trajectory is stored, ``origin`` what
+    produced it; None is a training step.
     """
     parts: list[RenderableType] = [_header(trajectory, title, origin)]
     parts += _turns(trajectory, verbose)
@@ -87,7 +87,7 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
             yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
         elif verbose or message.role not in ("system", "user") or number:
             yield _labelled(message.role, plain(message.content), CONTEXT)
-    for turn in turns:  # a chat-less recording keeps the calls in the turns alone
+    for turn in turns:  # recordings without a chat have calls only in their turns
         number += 1
         yield _turn_rule(number, turn)
         if turn.tool_name:
@@ -129,7 +129,7 @@ def _labelled(label: str, content: str, style: str) -> Padding:
 
 
 def _tool_result(content: str) -> str:
-    """Indent a JSON result so that a mail's body reads as lines; anything else is shown as it is."""
+    """Format a JSON result so that an email body keeps its lines; anything else is shown unchanged."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -171,12 +171,12 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
 
 
 def _telling(terms: dict[str, float]) -> dict[str, float]:
-    """The terms without those that add nothing, which for the most part do not apply; the outcome always tells."""
+    """The terms without zeros, most of which do not apply; the outcome is always kept."""
     return {name: value for name, value in terms.items() if value or name == "outcome"} or terms
 
 
 def _advantage(note: TrainingNote) -> str:
-    """The advantage of all tokens, or the mean and range of theirs; nothing of a trajectory that was not trained."""
+    """The common advantage of all tokens, or their mean and range; empty for an untrained trajectory."""
     advantages = [each for sequence in note.token_advantages for each in sequence if each is not None]
     if advantages:
         mean = sum(advantages) / len(advantages)
@@ -210,8 +210,8 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
 def _tokens(
     name: str, sample: TokenSample, tokens: TokenTexts | None, advantages: tuple[float | None, ...] | None
 ) -> Panel:
-    """Every token of one training sequence; a sampled one carries its log-probability as ``⟨-0.31⟩``, behind it its
-    advantage where tokens have their own (``⟨-0.31 +0.50⟩``)."""
+    """Every token of one training sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and
+    their advantage if it differs per token (``⟨-0.31 +0.50⟩``)."""
     trained = sum(sample.loss_mask)
     total = len(sample.token_ids)
     share = trained / total if total else 0.0
@@ -236,7 +236,7 @@ def _tokens(
 
 
 def _confidence(logprob: float) -> str:
-    """Color by how surprising the sampled token was: p ≥ 0.9, p ≥ 0.1, rarer."""
+    """Color by the sampled token's probability: p ≥ 0.9, p ≥ 0.1, lower."""
     if logprob >= -0.105:
         return "green dim"
     return "yellow dim" if logprob >= -2.303 else "red"

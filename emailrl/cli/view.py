@@ -51,7 +51,7 @@ def view(
 
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
-    """The run or file to serve, once it has a trajectory or numbers; and why it was chosen, if none was named."""
+    """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
     from emailrl.inspection.locate import has_numbers, made_in, newest_file, newest_run, output_roots
 
     if run is not None and not run.exists():

@@ -1,8 +1,7 @@
-"""What is installed, what is missing and what to do: read from this machine alone, in about two seconds.
+"""Report what is installed, what is missing and how to fix it, for this machine only, in about two seconds.
 
-Nothing here imports the packages it looks at. Versions come from their metadata; torch, whose import can fail in ways
-that end a process, is imported in a child, as is everything else when ``deep``. The network is never asked, and no
-secret is shown.
+The packages it checks are not imported here. Versions come from their metadata; torch, whose import can crash the
+process, is imported in a child process, as is everything else if ``deep``. It never uses the network or shows secrets.
 """
 
 from emailrl.doctor.check import Check

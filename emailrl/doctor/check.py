@@ -1,4 +1,4 @@
-"""What the doctor says about one thing."""
+"""One result of the doctor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Status = Literal["ok", "note", "missing", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at, what was found, and what to do where it is not as it should be."""
+    """One item checked, what was found, and the remedy if something is wrong."""
 
     area: str
     name: str
     status: Status
-    """``note`` works as it is, but may not be what was wanted."""
+    """``note`` works, but may not be what was intended."""
     found: str
     remedy: str = ""
     essential: bool = False
-    """Without it no command works."""
+    """Whether every command needs it."""
 
     @property
     def fatal(self) -> bool:
-        """Whether emailrl cannot work because of it."""
+        """Whether it prevents emailrl from working."""
         return self.essential and self.status in ("missing", "broken")

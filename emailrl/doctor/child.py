@@ -1,4 +1,4 @@
-"""Programs that run in a fresh interpreter, which may die of what they import."""
+"""Run programs in a fresh interpreter, in case their imports crash it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = 60
 
 
 def run_child(program: str, *arguments: str) -> Any:
-    """Run ``program`` in a fresh interpreter: the JSON it prints last, or a string that says how it died."""
+    """Run ``program`` in a fresh interpreter; return the JSON it prints last, or a string describing the failure."""
     command = [sys.executable, "-P", "-c", program, *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

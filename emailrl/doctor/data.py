@@ -1,4 +1,4 @@
-"""The mail, the questions and the accounts that settings name."""
+"""Check the database, the questions and the accounts named in settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every look at the machine, in the order shown."""
+"""Every check of the machine, in display order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emailrl.settings import Settings, Untrusted, load_settings
 
 
 def examine(*, deep: bool = False) -> list[Check]:
-    """Look at everything; a look that itself fails becomes a ``broken`` check, never an exception.
+    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception.
 
     ``deep`` also imports every installed package in a child process (ten seconds or so).
     """

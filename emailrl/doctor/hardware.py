@@ -1,4 +1,4 @@
-"""The processor, the GPUs, the disk, and the model that is to run on them."""
+"""Check the processor, the GPUs, the disk, and the model to run on them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 
 
 def read_torch() -> Any:
-    """Import torch in a child: its version, its CUDA and each GPU, or a line that says why it does not import."""
+    """Import torch in a child process: its version, CUDA and each GPU, or one line on why the import fails."""
     return run_child(_TORCH_PROBE)
 
 
 def examine_hardware(settings: Settings) -> Iterable[Check]:
-    """Look at the processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
+    """Check the processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check("hardware", "cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
@@ -81,7 +81,7 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
 
 
 def _smol(name: str, given: Path | None) -> Check:
-    """Where the base of ``smol`` would come from, and whether it has been converted."""
+    """Where the base of ``smol`` comes from, and whether it has been converted."""
     try:
         source = find_local(given)
     except EmailRLError as error:

@@ -1,4 +1,4 @@
-"""What emailrl asks for, and what is installed of it."""
+"""Check emailrl's requirements against the installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emailrl.policy.smol_base import SMOL_BASE
 
 
 def examine_packages(deep: bool) -> Iterable[Check]:
-    """Compare what is installed with what emailrl's own metadata asks for, extras included."""
+    """Compare installed packages with emailrl's declared requirements, including extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -48,7 +48,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
 
 
 def examine_smollm2() -> Iterable[Check]:
-    """The package that holds the base of smol; no extra of ours can name it, for pip would build llama.cpp with it."""
+    """The package with smol's base model; not in an extra, because pip would build llama.cpp with it."""
     if version := _installed(SMOLLM2):
         yield Check("extra smol", SMOLLM2, "ok", version)
     else:
@@ -56,7 +56,7 @@ def examine_smollm2() -> Iterable[Check]:
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:
-    """What to import of each distribution: the module of its name where it has one (torch also brings functorch)."""
+    """The module to import for each distribution: the one of the same name if it exists (torch also has functorch)."""
     from packaging.utils import canonicalize_name
 
     modules: dict[str, list[str]] = {}
@@ -96,6 +96,6 @@ print(json.dumps(errors))
 
 
 def import_errors(modules: list[str]) -> dict[str, str]:
-    """Return the modules that do not import, each with its error; they are imported in one child process."""
+    """Return the modules that fail to import, with their errors; all are imported in one child process."""
     found = run_child(_IMPORT_PROBE, *modules)
     return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))

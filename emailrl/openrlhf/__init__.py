@@ -1,4 +1,4 @@
-"""OpenRLHF in emailrl's settings: flags (`table`), a command line read (`flags`) and written as TOML (`convert`)."""
+"""Convert OpenRLHF flags to emailrl settings: table (`table`), parser (`flags`) and TOML writer (`convert`)."""
 
 from emailrl.openrlhf.convert import to_toml
 from emailrl.openrlhf.flags import FLAGS, Flag, find_flag, parse

@@ -1,4 +1,4 @@
-"""What a command line of OpenRLHF comes to: settings, where each is from, and notes."""
+"""The result of converting an OpenRLHF command line: settings, their sources, and notes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory, tokens, time and money of a run before it is launched, from the settings and a model's config alone.
+"""Estimate a run's memory, tokens, time and cost before launch, from the settings and a model's config alone.
 
-No torch, no weights and, for the shapes that are built in, no network. What the arithmetic was checked against is in
-``docs/performance.md``.
+Needs no torch, no weights and, for built-in shapes, no network. ``docs/performance.md`` lists the measurements that
+validate the arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emailrl.training.run.printing import duration
 __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
 NETWORK: Final = 100.0
-"""Gbit/s between hosts, if nothing is said."""
+"""Default Gbit/s between hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +37,42 @@ class Plan:
     shape: Shape
     device: Device
     fabric: Fabric
-    """The GPUs there are."""
+    """The available GPUs."""
     tokens: Tokens
     memory: Memory
     """Of one trainer."""
     worst: Memory
-    """With trajectories as long as the settings allow."""
+    """With the longest trajectories that the settings allow."""
     seconds: Seconds
     """Of one GPU with its own trajectories."""
     split: Split | None
-    """Of several GPUs that fit the run: which train and which serve."""
+    """With several GPUs that fit the run: which train and which serve."""
     price: float | None
-    """Of one GPU for an hour."""
+    """Per GPU-hour."""
     ways: list[Way]
-    """What makes the run fit on one GPU, where it does not."""
+    """Changes that make the run fit on one GPU, if it does not."""
     faster: list[Way]
-    """Engines that make a run that fits clearly faster."""
+    """Engines that would make a fitting run clearly faster."""
     obstacles: list[Obstacle] = field(default_factory=list)
-    """What keeps the run from starting, whatever its memory."""
+    """What prevents the run from starting, regardless of memory."""
     measured: Measured | None = None
-    """Of a run of this model on this machine."""
+    """From a run of this model on this machine."""
     remarks: list[str] = field(default_factory=list)
     """On what was measured."""
 
     @property
     def runs(self) -> bool:
-        """Whether it fits, and nothing keeps it from starting."""
+        """Whether it fits and nothing prevents it from starting."""
         return self.fits and not self.obstacles
 
     @property
     def fits(self) -> bool:
-        """Whether the memory of one GPU, or of the trainers and servers of several, is enough."""
+        """Whether memory suffices: of one GPU, or of the trainers and servers on several."""
         return self.memory.fits and (self.split is not None or self.fabric.gpus == 1)
 
     @property
     def run_seconds(self) -> float:
-        """Seconds of the run: as planned, or as many steps as planned by the seconds that a run's steps took."""
+        """Seconds of the run: as planned, or the planned steps times a measured run's seconds per step."""
         if self.split is not None:
             return self.split.run
         if self.measured is None:
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        """What the run costs at ``price``."""
+        """The run's cost at ``price``."""
         return self._cost(self.run_seconds)
 
     def _cost(self, seconds: float) -> float | None:
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """One line: whether it can run and fits, and what to do where not."""
+        """One line: whether it can run and fits, or what to change."""
         if not self.obstacles:
             return self._memory_verdict()
         return f"cannot run: {'; '.join(map(str, self.obstacles))}; its memory {self._memory_verdict()}"
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers rest on, and what they leave out."""
+        """What the numbers are based on, and what they exclude."""
         notes = [*self.remarks, *self.memory.notes, *([self.device.note] if self.device.note else [])]
         if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
             notes.append(f"times were measured on an {MEASURED} and scaled to the {self.device.name} by its data sheet")
@@ -152,13 +152,13 @@ def make_plan(
     measured: Measured | None = None,
     here: bool = False,
 ) -> Plan:
-    """Plan the run of ``settings`` on ``device``; ``measured`` is what a run like it took.
+    """Plan the run of ``settings`` on ``device``; ``measured`` holds the metrics of a similar run.
 
     With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
-    others are vLLM servers, whatever the engine set. ``here``: the device is this machine. What is not installed is
-    then said, and the measured run's seconds count; elsewhere, and with several GPUs, only its tokens do.
+    others are vLLM servers, regardless of ENGINE. ``here``: the device is this machine. Then missing packages are
+    reported and the measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are.
 
-    Raises UsageError or EmailRLError for a model whose shape cannot be had, and for settings that contradict another.
+    Raises UsageError or EmailRLError for a model whose shape is unavailable, and for conflicting settings.
     """
     _check(utilization, price)
     shape = find_shape(settings.model.name)
@@ -199,7 +199,7 @@ def _check(utilization: float | None, price: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Estimator:
-    """What a run takes, of ``shape`` unless another model is named."""
+    """Estimates a run with ``shape``, unless another model is named."""
 
     shape: Shape
     settings: Settings
@@ -209,7 +209,7 @@ class _Estimator:
     utilization: float | None
 
     def tokens(self, ranks: int) -> Tokens:
-        """Tokens of a step of so many ranks."""
+        """Tokens of a step with this many ranks."""
         return count_tokens(
             self.shape, self.settings, per_trajectory=self.per_trajectory, trainable_share=self.trainable_share,
             measured=self.measured, ranks=ranks,
@@ -218,14 +218,14 @@ class _Estimator:
     def __call__(
         self, settings: Settings, device: Device, share: Tokens | None = None, cards: int = 1
     ) -> tuple[Memory, Seconds]:
-        """Of one rank of ``cards`` on its host, which trains ``share``."""
+        """Memory of one of ``cards`` ranks on its host, which trains ``share``."""
         shape = self.shape if settings.model.name == self.settings.model.name else find_shape(settings.model.name)
         tokens = share or self.tokens(1)
         needed = plan_memory(shape, settings, device, tokens, cards=cards)
         return needed, plan_seconds(shape, settings, device, tokens, needed, utilization=self.utilization)
 
     def split(self, device: Device, fabric: Fabric) -> Split | None:
-        """The best use of several GPUs; None of one, or of too few."""
+        """The best split of several GPUs; None for one GPU or too few."""
         if fabric.gpus == 1:
             return None
         own = cache(lambda share, cards: self(self.settings, device, share, cards))
@@ -233,7 +233,7 @@ class _Estimator:
 
 
 def _served(settings: Settings) -> Settings:
-    """The same run with vLLM servers on GPUs of their own."""
+    """The same run with vLLM servers on separate GPUs."""
     agent = settings.agent.model_copy(update={"engine": "vllm"})
     vllm = settings.vllm.model_copy(update={"vllm_urls": settings.vllm.vllm_urls or "http://servers"})
     return settings.model_copy(update={"agent": agent, "vllm": vllm})

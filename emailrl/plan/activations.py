@@ -1,8 +1,8 @@
-"""What a forward pass holds for its backward, a token and layer at a time, and what the backward holds beside it.
+"""Activation memory per token and layer: what the forward pass saves, and what the backward pass adds.
 
 Each term is a tensor of `policy/fused/layer.py`, or of transformers' and PEFT's modules;
-`tests/plan/test_activations.py` counts the tensors that autograd really saves. ``w`` is the bytes of one number in the
-base's type.
+`tests/plan/test_activations.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per
+number in the base's dtype.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from emailrl.policy.shape import Shape
 
 Layers = Literal["fused", "transformers", "unsloth"]
 WORKSPACES: Final = 2**27
-"""cuBLAS's, 32 MiB a handle. The number of handles (two in each of autograd's two threads) was fitted to one peak."""
+"""cuBLAS workspaces, 32 MiB per handle; two handles in each of autograd's two threads, fitted to one peak."""
 UNSLOTH: Final = 1.2
-"""Unsloth's layer at work beside a fused one that keeps its input; fitted to two peaks. Its inputs lie in the host."""
+"""Active Unsloth layer relative to a fused one that keeps its input; fitted to two peaks. Inputs are in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How batches run through the model."""
+    """How the model processes batches."""
 
     layers: Layers
     itemsize: int
@@ -31,15 +31,15 @@ class Layout:
     """The projections with an adapter."""
     dropout: bool = False
     eager: bool = False
-    """Attention with its whole matrix of scores."""
+    """Attention that materializes the full score matrix."""
     on_gpu: bool = True
     fused_head: bool = True
     shares: bool = False
-    """Whether what samples begin with alike is computed once."""
+    """Whether common prefixes are computed once."""
 
 
 def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
-    """Bytes that one layer keeps of one token; ``longest`` is the longest sample, for eager attention alone."""
+    """Bytes that one layer keeps per token; ``longest`` is the longest sample, used only for eager attention."""
     own = shape.hidden * layout.itemsize
     if layout.layers == "unsloth":
         return 0
@@ -58,10 +58,10 @@ def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> in
 
 
 def work_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
-    """Bytes a token that the backward pass of one layer holds beside what all layers keep."""
+    """Bytes per token that the backward pass of one layer holds in addition to what all layers keep."""
     if layout.layers == "transformers":
         again = 0 if keep == Keep.ALL else _transformers_layer(shape, layout, longest)
-        # Fitted to one peak; by PEFT's way it is a wide gradient, its float32 copy and half a copy more.
+        # Fitted to one peak; with PEFT it is a wide gradient, its float32 copy and another half copy.
         return again + (7 if layout.itemsize == 2 else 12) * shape.ffn
     keep = Keep.INPUT if layout.layers == "unsloth" else keep
     fused = Layout("fused", layout.itemsize, layout.rank, layout.targets)
@@ -71,10 +71,10 @@ def work_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> in
 
 
 def _attention_backward(shape: Shape, layout: Layout) -> int:
-    """Two gradients of hidden size, that of attention's result, rotated queries and keys, and FlashAttention's own.
+    """Two gradients of hidden size, one of attention's output, rotated queries and keys, and FlashAttention's buffers.
 
-    It makes gradients of queries, keys and values, those of the queries in float32 too, and keys' and values' once for
-    each query head where heads share them. Gate and up are gone by then.
+    These are gradients of queries (also in float32), keys and values; with grouped heads, those of keys and values are
+    expanded to one per query head. Gate and up are freed by then.
     """
     w = layout.itemsize
     shared = 2 * shape.queries * w if shape.heads != shape.kv_heads else 0
@@ -82,7 +82,7 @@ def _attention_backward(shape: Shape, layout: Layout) -> int:
 
 
 def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
-    """All that autograd saves of one layer under PEFT, whose adapters are float32 and read float32 copies."""
+    """Everything autograd saves of one layer under PEFT, whose float32 adapters read float32 copies of their inputs."""
     w = layout.itemsize
     count = 2 * (4 * shape.hidden + 4)  # the norms: float32 input and root
     if shape.head_norms:
@@ -107,10 +107,10 @@ def _distinct_inputs(shape: Shape, targets: tuple[str, ...]) -> list[int]:
 
 
 def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
-    """Bytes of the vocabulary's projection at its peak, for ``trained`` hidden states and a chunk of logits.
+    """Peak bytes of the vocabulary projection, for ``trained`` hidden states and a chunk of logits.
 
-    The states are gathered, normed through float32 and get a gradient; the fused head makes logits and their
-    gradient, the other float32 logits, probabilities and three more of their size.
+    The states are gathered, normalized in float32 and get a gradient; the fused head allocates logits and their
+    gradient, the unfused one float32 logits, probabilities and three more tensors of that size.
     """
     chunk = min(CHUNK_ELEMENTS, trained * shape.vocab)
     per_logit = 2 * layout.itemsize if layout.fused_head else layout.itemsize + 20

@@ -1,7 +1,7 @@
-"""Several GPUs, up to about a thousand: which of them train and which serve, and what a step takes.
+"""Plan up to about a thousand GPUs: which train, which serve, and the time per step.
 
-Every rank trains as many questions as are set, so a step grows with the ranks (weak scaling), or it stays as large as
-one rank's (strong scaling). ``docs/scaling.md`` lists what is assumed beside the figures of one GPU.
+Either every rank trains the configured number of questions, so that a step grows with the ranks (weak scaling), or the
+step keeps the size for one rank (strong scaling). ``docs/scaling.md`` lists the assumptions beyond one GPU's figures.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from emailrl.settings import Settings
 from emailrl.training.idle import updates_per_step
 
 BALANCE: Final = 0.98
-"""Mean over most tokens of the ranks: what dealing by tokens leaves of it in the worst of the simulated cases."""
+"""Mean over maximum tokens per rank: load balance after distribution by tokens, in the worst simulated case."""
 NVLINK: Final = 200e9
-"""Bytes a second that a collective reaches between the GPUs of a host with NVLink. Assumed."""
+"""Bytes per second of a collective between the GPUs of a host with NVLink. Assumed."""
 PCIE: Final = 20e9
-"""The same without NVLink, and what a GPU reads from its host's memory. Assumed."""
+"""The same without NVLink, and for reading from host memory. Assumed."""
 LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
-"""GPUs whose hosts usually have NVLink between all of them."""
+"""GPUs usually connected by NVLink within a host."""
 HOP: Final = 10e-6
-"""Seconds that each step of a ring takes at least. Assumed."""
+"""Minimum seconds per ring step. Assumed."""
 HANDOVER: Final = 1.7
-"""Seconds to write an adapter, load it into the servers and prove it: docs/gpu.md, 14B."""
+"""Seconds to write an adapter, load it into the servers and verify it: docs/gpu.md, 14B."""
 PLAYING: Final = 0.69 / 48
-"""Seconds of rank 0 for one trajectory: templates, tokenizer, mailbox, audit and records of the 48 in the same step."""
+"""Rank 0's seconds per trajectory: templates, tokenizer, mailbox, audit and records, in a step of 48."""
 NEARLY: Final = 0.95
-"""Of the most tokens a second: more is not worth a larger batch."""
+"""Share of the maximum tokens per second: the rest is not worth a larger batch."""
 MOST_SEQUENCES: Final = 256
-"""Conversations that one server runs at a time."""
+"""Concurrent conversations per server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,22 @@ class Fabric:
     per_host: int
     hosts: int
     inside: float
-    """Bytes a second between the GPUs of a host."""
+    """Bytes per second between the GPUs of a host."""
     between: float
-    """Bytes a second between two hosts."""
+    """Bytes per second between two hosts."""
 
     @classmethod
     def of(cls, device: Device, *, per_host: int, hosts: int, gigabits: float) -> Fabric:
-        """The connections of ``hosts`` with ``per_host`` GPUs each and a network of ``gigabits`` a second."""
+        """The connections of ``hosts`` with ``per_host`` GPUs each and a network of ``gigabits`` per second."""
         return cls(per_host, hosts, NVLINK if device.name in LINKED else PCIE, gigabits * 1e9 / 8)
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """Total GPUs."""
         return self.per_host * self.hosts
 
     def reduce_seconds(self, size: int, ranks: int) -> float:
-        """One ring all-reduce of ``size`` bytes: every link carries it twice, less one part; the slowest decides."""
+        """One ring all-reduce of ``size`` bytes: every link carries it twice, minus one part; the slowest decides."""
         if ranks == 1:
             return 0.0
         slowest = self.inside if ranks <= self.per_host else min(self.inside, self.between)
@@ -74,12 +74,12 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Trainers and servers, and the seconds of a step."""
+    """Numbers of trainers and servers, and the seconds per step."""
 
     trainers: int
     servers: int
     tensor_parallel: int
-    """GPUs of one server."""
+    """GPUs per server."""
     memory: Memory
     """Of one trainer."""
     tokens: Tokens
@@ -87,60 +87,60 @@ class Split:
     sampling: float
     """Seconds of the servers."""
     playing: float
-    """Seconds of rank 0, which plays all trajectories, while the servers work."""
+    """Rank 0's seconds, which runs all conversations while the servers work."""
     score: float
     train: float
     gather: float
-    """What gathering a sharded base takes beyond the work that it hides behind."""
+    """Seconds of gathering a sharded base that are not hidden by computation."""
     reduce: float
     overlaps: bool
-    """Whether the next step is sampled while this one is trained."""
+    """Whether the next step is sampled while this one trains."""
     evaluation: float
     """Seconds of one evaluation."""
 
     @property
     def sampler(self) -> float:
-        """Seconds that servers and rank 0 need for a step."""
+        """Seconds of sampling per step: servers and rank 0."""
         return max(self.sampling, self.playing) + HANDOVER
 
     @property
     def trainer(self) -> float:
-        """Seconds that the trainers need for a step."""
+        """Seconds of training per step."""
         return self.score + self.train + self.gather + self.reduce
 
     @property
     def step(self) -> float:
-        """Seconds of a step: those of the slower side, or of both where they take turns."""
+        """Seconds per step: the slower side, or the sum of both if they alternate."""
         return max(self.sampler, self.trainer) if self.overlaps else self.sampler + self.trainer
 
     @property
     def run(self) -> float:
-        """Seconds of the run, its evaluations included."""
+        """Seconds of the run, including evaluations."""
         return self.tokens.steps * self.step + self.tokens.evaluations * self.evaluation
 
     @property
     def tokens_per_second(self) -> float:
-        """Of trajectories, prompts and tool results included."""
+        """Tokens of trajectories, including prompts and tool results."""
         return self.tokens.per_step / self.step
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The GPUs there are, and what one of them takes for its part of a step."""
+    """The available GPUs, and one GPU's time for its part of a step."""
 
     shape: Shape
     settings: Settings
     device: Device
     fabric: Fabric
     tokens: Callable[[int], Tokens]
-    """By the number of ranks: tokens of a step."""
+    """Tokens of a step, by number of ranks."""
     estimate: Callable[[Tokens, int], tuple[Memory, Seconds]]
-    """Of one rank that trains these tokens, its base spread over so many cards where SHARD says so."""
+    """Memory of one rank that trains these tokens, with its base sharded over this many GPUs if SHARD is set."""
 
     def best(self) -> Split | None:
-        """Of the splits that come within 5 % of most tokens a second the one with the shortest step.
+        """The split with the shortest step among those within 5 % of the highest tokens per second.
 
-        None where the GPUs are too few for a trainer and a server.
+        None if there are too few GPUs for a trainer and a server.
         """
         tried = (self.split(trainers) for trainers in range(1, self.fabric.gpus - self.tensor_parallel() + 1))
         splits = [split for split in tried if split]
@@ -149,9 +149,9 @@ class Cluster:
         return min(good, key=lambda split: split.step, default=None)
 
     def split(self, trainers: int, *, fixed: bool = False) -> Split | None:
-        """So many ranks, and servers on all other GPUs; None where the trainers do not fit.
+        """This many ranks, and servers on all other GPUs; None if the trainers do not fit.
 
-        ``fixed``: a step has one rank's trajectories for all ranks together.
+        ``fixed``: one rank's trajectories are divided among all ranks.
         """
         own, cards = self.tokens(1), min(trainers, self.fabric.per_host)
         tokens = own if fixed else self.tokens(trainers)
@@ -179,14 +179,14 @@ class Cluster:
         )
 
     def tensor_parallel(self) -> int:
-        """GPUs of one server: as set, or as many of a host as leave half of their memory for its cache."""
+        """GPUs per server: as set, or as many of a host as leave half of their memory for the KV cache."""
         each = self.settings.vllm.vllm_tensor_parallel_size
         while each < self.fabric.per_host and self.shape.weight_bytes(2) > each * self.device.gib * GIB / 2:
             each *= 2
         return each
 
     def _sampling(self, memory: Memory, trajectories: int, servers: int, members: int) -> float:
-        """Seconds of a server's share of the trajectories, all servers at the same time."""
+        """Seconds for a server's share of the trajectories, with all servers running concurrently."""
         each, tokens = self.tensor_parallel(), self.tokens(1)
         room = each * USABLE * self.device.gib * GIB - self.shape.weight_bytes(2) - VLLM_WORK
         held = int(room // (self.shape.cache_bytes(2) * tokens.per_trajectory))
@@ -196,7 +196,7 @@ class Cluster:
         return Sampling(self.shape, self.settings, device, tokens, memory).seconds(share, members=members)
 
     def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
-        """Gathering hides behind the work of the layer before, as long as that takes as long."""
+        """Gathering overlaps with the previous layer's computation; only the excess counts."""
         if memory.cards == 1:
             return 0.0
         weights, offload = self.shape.weight_bytes(memory.layout.itemsize), self.settings.model.shard_offload

@@ -1,4 +1,4 @@
-"""The machines that a run can be planned for."""
+"""The machines for which a run can be planned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PEAK_SHARE: Final = 0.8
 """Share of the data sheet's FLOP/s that large matrix products reach: 790 of 989 TFLOP/s, measured on an H200."""
 
 MEASURED: Final = "H200"
-"""The GPU that times were measured on."""
+"""The GPU on which times were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class Device:
 
     name: str
     gib: float
-    """Memory that a program can have in all."""
+    """Total memory available to a program."""
     tflops: float
-    """Dense half-precision TFLOP/s that large matrix products reach."""
+    """Dense half-precision TFLOP/s achieved by large matrix products."""
     bandwidth: float
-    """Bytes a second to its memory."""
+    """Memory bandwidth in bytes per second."""
     note: str = ""
     is_gpu: bool = True
 
     def times(self, count: int) -> Device:
-        """So many of them computing one model by tensor parallelism, for what passes through all: not their memory."""
+        """This many of them running one model with tensor parallelism: combined speed, but not memory."""
         return replace(self, tflops=count * self.tflops, bandwidth=count * self.bandwidth)
 
 
@@ -76,7 +76,7 @@ _SIZE: Final = re.compile(r"(\d{2,3})(?:gb|gib)?")
 
 
 def find_device(name: str) -> Device:
-    """The machine named, as in the table or as nvidia-smi names it, or described as in ``EXAMPLE``; else UsageError."""
+    """The machine with this name (in the table or from nvidia-smi) or description (as ``EXAMPLE``); else UsageError."""
     if name.strip().lower() == "cpu":
         return this_cpu()
     found = _described(name) or _named(name)
@@ -87,7 +87,7 @@ def find_device(name: str) -> Device:
 
 
 def _described(text: str) -> Device | None:
-    """A card given by memory, dense half-precision FLOP/s and bandwidth, in any order; None where one is missing."""
+    """A GPU described by memory, dense half-precision FLOP/s and bandwidth, in any order; None if one is missing."""
     given: dict[str, float] = {}
     for part in text.lower().split(","):
         amount = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([gt]i?)b|([tp])flops?)(?:/s)?", part.strip())
@@ -105,13 +105,13 @@ def _described(text: str) -> Device | None:
 
 
 def _named(name: str, gib: float | None = None) -> Device | None:
-    """The card of this name, of several that have it the one of the memory stated; None for one not in the table."""
+    """The GPU with this name and, if several have it, the stated memory; None if it is not in the table."""
     words = [word.removeprefix("rtx") for word in re.findall(r"[a-z0-9]+", name.lower())]
     sizes = [float(found[1]) for word in words if (found := _SIZE.fullmatch(word))]
     kind = "-".join(word for word in words if word and not _SIZE.fullmatch(word) and not _ADORNMENTS.fullmatch(word))
     for wanted in (kind, kind.removesuffix("-pcie")):
         cards = [card for key, card in DEVICES.items() if card.is_gpu and re.sub(r"-\d+$", "", key) == wanted]
-        if gib is None and sizes:  # another memory is another card
+        if gib is None and sizes:  # a different memory size is a different GPU
             cards = [card for card in cards if abs(card.gib - sizes[0]) < sizes[0] / 10]
         if cards:
             return cards[0] if not (size := gib or max(sizes, default=0.0)) else _nearest(cards, size)
@@ -123,14 +123,14 @@ def _nearest(cards: list[Device], gib: float) -> Device:
 
 
 def this_cpu() -> Device:
-    """This machine without its GPUs: its memory is what is free of it now."""
+    """This machine without its GPUs, with the memory that is free now."""
     from emailrl.policy.size import available_memory
 
     return replace(DEVICES["cpu"], gib=available_memory() / GIB)
 
 
 def this_machine() -> Device:
-    """The first GPU here, with its own memory, else the CPU; UsageError for a GPU of no kind in the table."""
+    """The first GPU here, with its own memory, else the CPU; UsageError for a GPU unlike any in the table."""
     found = _gpus()
     if not found:
         return this_cpu()
@@ -147,7 +147,7 @@ def this_machine() -> Device:
 
 
 def count_gpus() -> int:
-    """GPUs that the driver lists."""
+    """Number of GPUs that the driver lists."""
     return len(_gpus())
 
 
@@ -161,4 +161,4 @@ def _gpus() -> list[tuple[str, float]]:
         rows = [line.rsplit(",", 1) for line in done.stdout.strip().splitlines()]
         return [(name.strip(), float(mib) / 1024) for name, mib in rows]
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        return []  # a driver without a card, or one that does not answer: as no GPU
+        return []  # a driver without a GPU, or one that does not respond, counts as no GPU

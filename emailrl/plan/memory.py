@@ -1,4 +1,4 @@
-"""The memory of a run on one device, from settings and shape: what stays, what sampling adds, what training adds."""
+"""A run's memory on one device, from settings and shape: resident parts, sampling and training."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 
 USABLE: Final = 0.95
-"""Share of a card's memory that tensors may take; the rest is the CUDA context and fragmentation."""
+"""Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation."""
 CONTEXT: Final = int(0.6 * GIB)
-"""What CUDA itself takes of a card."""
+"""Memory that CUDA itself takes on a GPU."""
 PROCESS: Final = int(0.8 * GIB)
 """A Python process with torch and transformers on a CPU."""
 CACHE_GROWTH: Final = (1 + GROWTH) / 2
 """The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
-"""What glibc's heap keeps on a CPU of blocks freed between those that stay, over the activations; measured with nano.
-MALLOC_MMAP_THRESHOLD_=65536 gives them back."""
+"""Freed blocks that glibc's heap keeps on a CPU, relative to the activations; measured with nano.
+MALLOC_MMAP_THRESHOLD_=65536 returns them."""
 ASLEEP: Final = int(1.5 * GIB)
-"""What a sleeping vLLM keeps on the card, its CUDA graphs for one. Assumed; 0.9 GiB on 14B (docs/performance.md)."""
+"""Memory a sleeping vLLM keeps on the GPU, such as CUDA graphs. Assumed; 0.9 GiB on 14B (docs/performance.md)."""
 VLLM_WORK: Final = 2 * GIB
-"""What vLLM sets aside of its share for activations and CUDA graphs. Assumed."""
+"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Memory:
 
     device_bytes: int
     resident: dict[str, int]
-    """What is there all the time: weights, adapter, optimizer, and so on."""
+    """Always present: weights, adapter, optimizer, and so on."""
     sampling: dict[str, int]
     training: dict[str, int]
     layout: Layout
@@ -63,13 +63,13 @@ class Memory:
     """What each layer keeps for the backward pass."""
     micro_batch_tokens: int
     cache_tokens: int | None = None
-    """Tokens that the key-value cache has room for; None where none is in this process."""
+    """Capacity of the KV cache in tokens; None if there is none in this process."""
     cache_needs: int = 0
-    """Tokens that it must have room for: vLLM's context window, or the longest trajectory of the in-process engine."""
+    """Tokens it must hold: vLLM's context window, or the longest trajectory of the in-process engine."""
     at_once: int = 1
     """Trajectories that are sampled together."""
     cards: int = 1
-    """GPUs over which the base is spread."""
+    """GPUs over which the base is sharded."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -84,23 +84,23 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The larger one."""
+        """The larger peak."""
         return max(self.sampling_peak, self.training_peak)
 
     @property
     def usable(self) -> int:
-        """What of the device may be taken."""
+        """Usable memory of the device."""
         return int(USABLE * self.device_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether the peak does, and the cache holds what it must."""
+        """Whether the peak fits and the cache is large enough."""
         holds = self.cache_tokens is None or self.cache_tokens >= self.cache_needs
         return holds and self.peak <= self.usable
 
 
 def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens, *, cards: int = 1) -> Memory:
-    """The memory of one process that samples and trains on ``device``, one of ``cards`` ranks of its host."""
+    """The memory of one process that samples and trains on ``device``, one of ``cards`` ranks on its host."""
     total = int(device.gib * GIB)
     layout = layout_of(shape, settings, device)
     weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
@@ -131,7 +131,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
 
 
 def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
-    """Which layers a policy trains by, as ``policy.prepare`` decides."""
+    """The layer implementation a policy trains with, as decided by ``policy.prepare``."""
     model, training = settings.model, settings.training
     packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
     plain = not settings.lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
@@ -154,7 +154,7 @@ def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
 
 
 def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> int:
-    """Tokens of the largest forward pass in training: the cap, the step where it is smaller, a sample where larger."""
+    """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
     cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu)
     rows = settings.training.max_rows_per_micro_batch
     if rows is not None:
@@ -163,7 +163,7 @@ def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> in
 
 
 def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Keep:
-    """What layers keep of a micro-batch of ``batch`` tokens, as the trainer chooses where ``free`` bytes are left."""
+    """What layers keep of a micro-batch of ``batch`` tokens, as the trainer chooses with ``free`` bytes left."""
     checkpointing = settings.training.gradient_checkpointing
     if layout.layers != "fused":
         least = layout.layers == "unsloth" or recomputes(checkpointing, on_gpu=layout.on_gpu)
@@ -174,7 +174,7 @@ def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: 
 
 
 def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens: Tokens) -> dict[str, int]:
-    """Bytes that the update adds: what layers keep of a micro-batch, and the layer or the head at work."""
+    """Bytes that the update adds: what layers keep of a micro-batch, and the active layer or head."""
     longest = tokens.longest
     work = batch * work_bytes(shape, layout, keep, longest)
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
@@ -186,7 +186,7 @@ def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens:
 def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
     adapter = shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules)
     weights = _weights(shape, settings, layout, cards) | {
-        # float32 weights and gradients; fused layers multiply by copies in the base's type.
+        # float32 weights and gradients; fused layers multiply with copies in the base's dtype.
         "adapter": adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
         "optimizer": 8 * adapter,
         "runtime": WORKSPACES if layout.on_gpu else PROCESS,
@@ -200,7 +200,7 @@ def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> d
 
 
 def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
-    """The base: whole, or this card's part and what is gathered of it, as ``policy.shard`` does it."""
+    """The base: whole, or this GPU's shard and what is gathered, as in ``policy.shard``."""
     every = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
     if cards == 1:
         return {"weights": every}
@@ -208,19 +208,19 @@ def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> di
     layer = (every - embeddings) // shape.layers
     head = embeddings if shape.tied else embeddings // 2
     part = 0 if settings.model.shard_offload else (every - head) // cards
-    # A layer at work and the next one; the input embeddings, where the head is not the same, are gathered alone.
+    # The active layer and the next one; untied input embeddings are gathered separately.
     return {"weights": head + part, "gathered": max(2 * layer, embeddings - head)}
 
 
 def samples_merged(shape: Shape, settings: Settings) -> bool:
-    """Whether the in-process engine samples from merged weights of its own."""
+    """Whether the in-process engine samples from its own merged weights."""
     return merges(shape.parameters, quantized=settings.model.load_in_4bit)
 
 
 def _sampling(
     shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int, resident: int
 ) -> tuple[dict[str, int], int | None, int]:
-    """Bytes by part, tokens that the cache has room for, and tokens that it must have room for."""
+    """Bytes by part, the cache's capacity in tokens, and the tokens it must hold."""
     if vllm_in_process(settings):
         gpus = settings.vllm.vllm_tensor_parallel_size
         share = int(settings.vllm.vllm_gpu_memory_utilization * total)
@@ -238,7 +238,7 @@ def _sampling(
     forward = max(prefill, decode)
     if settings.agent.kv_cache_gib is None:
         unused = total - context_of(layout) - resident
-        # Where its share is too much, the engine finds out and samples fewer at once.
+        # If its share is too large, the engine detects it and samples fewer at once.
         budget = min(FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * unused, USABLE * total - resident - forward)
     else:
         budget = settings.agent.kv_cache_gib * GIB
@@ -248,19 +248,19 @@ def _sampling(
 
 
 def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
-    """Trajectories that are sampled at once if memory allows."""
+    """Trajectories sampled concurrently if memory allows."""
     if not samples_in_process(settings):
         return min(settings.agent.max_batch_trajectories, tokens.at_once)
     return min(most_rows(settings.agent, shape.parameters, on_gpu=layout.on_gpu), tokens.at_once)
 
 
 def context_of(layout: Layout) -> int:
-    """What CUDA itself takes."""
+    """Memory that CUDA itself takes."""
     return CONTEXT if layout.on_gpu else 0
 
 
 def rollout_pass(settings: Settings, layout: Layout) -> int:
-    """Tokens of prompts that the in-process engine reads at once."""
+    """Prompt tokens that the in-process engine processes at once."""
     return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
 
 
@@ -274,7 +274,7 @@ def vllm_in_process(settings: Settings) -> bool:
 
 
 def samples_in_process(settings: Settings) -> bool:
-    """Whether transformers samples, in the trainer's process."""
+    """Whether transformers samples in the trainer's process."""
     return settings.agent.engine in ("auto", "transformers")
 
 

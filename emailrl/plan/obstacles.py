@@ -1,4 +1,4 @@
-"""What keeps a run from starting whatever its memory: settings that no machine takes, and what this one lacks."""
+"""What prevents a run from starting, regardless of memory: invalid settings, and what this machine lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Obstacle:
 
 
 def find_obstacles(settings: Settings, shape: Shape, device: Device, *, here: bool) -> list[Obstacle]:
-    """All that ``emailrl train`` would refuse before its first step; ``here`` looks at what this machine has too."""
+    """Everything ``emailrl train`` would reject before its first step; ``here`` also checks this machine."""
     found = [*_of_settings(settings, shape, device)]
     return [*found, *_of_this_machine(settings, device)] if here else found
 

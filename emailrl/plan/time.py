@@ -1,6 +1,6 @@
-"""How long a step and a run take, and what they cost: operations over the speed that was measured for such models.
+"""Time and cost of a step and a run: operations divided by the speed measured for similar models.
 
-Without a network or a GPU nothing better can be had; expect a third of error in the seconds, not in the memory.
+Estimated without network or GPU; expect errors of about a third in the times, but not in the memory.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ UTILIZATION: Final[dict[str, Curve]] = {
     "unsloth": ((1024, 0.28), (2560, 0.48), (5120, 0.62)),
     "transformers": ((1024, 0.11), (2560, 0.26), (5120, 0.39)),
 }
-"""Share of a GPU's FLOP/s that training reaches by the model's hidden size; beyond its ends a curve goes on level."""
+"""Share of a GPU's FLOP/s that training reaches, by hidden size; constant beyond the ends of the curve."""
 ON_CPU: Final = 0.5
 PROMPT_SHARE: Final = 0.2
 """Share of a trajectory that is the prompt of its group, as in ``tests/gpu/bench_train_step.py``."""
 GAIN: Final = 0.55
-"""Share of such tokens' time that computing them once spares; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
+"""Share of those tokens' time saved by computing them once; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
 LAUNCH: Final = 4e-3
-"""Seconds that one fused layer takes at least for a micro-batch, forward and backward: the 0.6B shape in 48 of them."""
+"""Minimum seconds of one fused layer per micro-batch, forward and backward: the 0.6B shape in 48 micro-batches."""
 PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}
-"""Seconds that a layer takes at least for one token of every running trajectory, on a GPU: vLLM with and without CUDA
-graphs and transformers with merged weights as in ``tests/gpu/bench_sampling.py`` and ``bench_grpo_step.py``, waits for
-others' turns included; transformers with the adapter beside the weights assumed."""
+"""Minimum seconds of a layer for one token of every running trajectory, on a GPU. vLLM with and without CUDA graphs
+and transformers with merged weights: from ``tests/gpu/bench_sampling.py`` and ``bench_grpo_step.py``, including waits
+for other trajectories' turns; transformers with an unmerged adapter: assumed."""
 GATHERED: Final = 2
-"""Times that the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
+"""How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7
-"""Share of the bandwidth that reading weights and cache reaches. Assumed."""
+"""Share of the bandwidth reached when reading weights and cache. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class Seconds:
 
     rollout: float
     score: float
-    """Log-probabilities of the reference, and of the old policy where it is not the present one."""
+    """Log-probabilities of the reference, and of the old policy if it differs from the current one."""
     train: float
     evaluation: float
     """Of one evaluation."""
     run: float
     utilization: float
-    """Share of the device's FLOP/s that training is taken to reach."""
+    """Assumed share of the device's FLOP/s in training."""
 
     @property
     def step(self) -> float:
-        """Of one step, without evaluation."""
+        """Per step, without evaluation."""
         return self.rollout + self.score + self.train
 
 
@@ -71,7 +71,7 @@ def plan_seconds(
     shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, *,
     utilization: float | None = None,
 ) -> Seconds:  # fmt: skip
-    """Seconds on ``device``; ``utilization`` takes the place of the measured share."""
+    """Seconds on ``device``; ``utilization`` overrides the measured share."""
     layout = memory.layout
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
@@ -103,7 +103,7 @@ def reached(shape: Shape, layout: Layout) -> float:
 
 
 def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
-    """Share of a step's tokens that samples of one micro-batch begin with alike: the prompt of a group."""
+    """Share of a step's tokens in common prefixes within a micro-batch: the prompts of groups."""
     if not memory.layout.shares:
         return 0.0
     alike = 1 - tokens.trainable_share if settings.training.mode == "simple" else PROMPT_SHARE
@@ -112,10 +112,10 @@ def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
 
 
 def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> float:
-    """Operations of one pass over a step, forward and backward, what is computed again included.
+    """Operations of one pass over a step, forward and backward, including recomputation.
 
-    A frozen weight costs 2 operations a token forward and 2 for the gradient of its input. Causal attention over T
-    tokens costs 2·T·queries a token forward and twice that backward.
+    A frozen weight costs 2 operations per token forward and 2 for the gradient of its input. Causal attention over T
+    tokens costs 2·T·queries per token forward and twice that backward.
     """
     attention = tokens.per_trajectory * shape.queries * 2
     products, attentions = 4 * shape.layer_matrix, 3 * attention
@@ -148,12 +148,12 @@ def scoring_passes(settings: Settings) -> int:
 
 
 TYPICAL_SAMPLED: Final = 0.25
-"""Share of a trajectory that is sampled, where all but its prompt is trained."""
+"""Share of a trajectory that is sampled, if everything after the prompt is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What playing trajectories takes on one device."""
+    """Time of sampling trajectories on one device."""
 
     shape: Shape
     settings: Settings
@@ -162,9 +162,9 @@ class Sampling:
     memory: Memory
 
     def seconds(self, trajectories: int, *, members: int) -> float:
-        """Reading what is not sampled, a group's prompt once for its ``members``; then token after token.
+        """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding.
 
-        A step of a GPU takes what its kernels need to be started or what they move or compute, whichever is longest.
+        A GPU step takes the longest of kernel launches, memory traffic and computation.
         """
         shape, tokens = self.shape, self.tokens
         rollout_mode = self.settings.training.mode == "rollout"

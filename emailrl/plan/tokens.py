@@ -1,4 +1,4 @@
-"""How many tokens a step and a run have: from settings, from the caller, or as a run measured them."""
+"""Token counts of a step and a run: from settings, from the caller, or measured in a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from emailrl.training.run.state import count_steps, num_epochs, questions_per_st
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""
 TOOL_RESULT: Final = 1700
-"""Tokens of the longest tool result: a mail of 5,000 characters with its header."""
+"""Tokens of the longest tool result: an email of 5,000 characters with its headers."""
 TYPICAL: Final = {"simple": (1000, 0.3), "rollout": (3800, 0.8), "masked": (3800, 0.25)}
-"""Tokens of a trajectory and the share of them that is trained, by mode: what `tests/gpu/bench_train_step.py` takes."""
+"""Tokens per trajectory and their trained share, by mode, as in `tests/gpu/bench_train_step.py`."""
 TYPICAL_OF_NANO: Final = {"simple": (350, 0.05), "rollout": (290, 0.8), "masked": (290, 0.14)}
-"""The same of the packaged policy on the demo mailbox, as it played it; its tokenizer is made for that."""
+"""The same for the packaged policy, measured on the demo mailbox, for which its tokenizer was made."""
 LONGEST: Final = 1.4
-"""The longest trajectory of a step over the mean: 5,406 of 3,763 tokens in that benchmark."""
+"""Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run's ``metrics.jsonl`` says of its steps, on average."""
+    """Averages over the steps in a run's ``metrics.jsonl``."""
 
     per_trajectory: int
     trainable_share: float
@@ -38,14 +38,14 @@ class Measured:
     """Of a step, by phase, and ``total``."""
     steps: int
     base_model: str | None = None
-    """As the run's checkpoints name it; None where it has none."""
+    """From the run's checkpoints; None if it has none."""
 
     def is_of(self, model: str) -> bool:
-        """Whether the run may have been of this model: it does not say that it was of another."""
+        """Whether the run may have used this model: no checkpoint names another."""
         return self.base_model is None or same_base(self.base_model, model)
 
     def remarks_on(self, model: str) -> list[str]:
-        """What a plan of ``model`` must say of the run."""
+        """Notes about the run for a plan of ``model``."""
         if self.base_model is None:
             return [f"no checkpoint of the run names its model: assuming {model}"]
         if self.is_of(model):
@@ -62,7 +62,7 @@ class Tokens:
     longest: int
     """The longest trajectory of a step: ``LONGEST`` times the mean."""
     most_per_trajectory: int
-    """What MAX_TURNS completions of MAX_TOKENS and the longest mails come to, or the context window."""
+    """MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window."""
     trainable_share: float
     trajectories: int
     """Of one step."""
@@ -81,7 +81,7 @@ class Tokens:
 
     @property
     def at_once(self) -> int:
-        """Most trajectories that could be sampled together."""
+        """Maximum number of trajectories sampled together."""
         return max(self.trajectories, self.eval_trajectories)
 
     def at_worst(self) -> Tokens:
@@ -98,7 +98,7 @@ def count_tokens(
     measured: Measured | None = None,
     ranks: int = 1,
 ) -> Tokens:
-    """Tokens of a step of all ``ranks``: as given, as measured, or typical of the mode, as far as settings allow."""
+    """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
     agent, training = settings.agent, settings.training
     turns = 1 if training.mode == "simple" else agent.max_turns
     window = min(settings.model.max_model_len or shape.context, shape.context)
@@ -138,7 +138,7 @@ def count_tokens(
 
 
 def measure_run(run: Path) -> Measured:
-    """Averages over the steps of a run that trained; UsageError where the folder holds none."""
+    """Averages over a run's steps with an update; UsageError if the folder has none."""
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         raise UsageError(f"{run} has no metrics.jsonl.", "Name a run's folder, such as outputs/grpo_masked.")
@@ -164,14 +164,14 @@ def measure_run(run: Path) -> Measured:
 
 
 def base_of(settings: Settings, measured: Measured) -> Settings:
-    """The settings with the model of the measured run, where none was named and the run's checkpoints say which."""
+    """The settings with the measured run's model, if none was named and its checkpoints name one."""
     if "name" in settings.model.model_fields_set or measured.base_model is None:
         return settings
     return settings.model_copy(update={"model": settings.model.model_copy(update={"name": measured.base_model})})
 
 
 def _trained_trajectories(record: Mapping[str, Any]) -> float:
-    """Trajectories of the groups that were kept; those of dropped groups are not in ``total_tokens``."""
+    """Trajectories of kept groups; ``total_tokens`` excludes dropped groups."""
     kept = record["groups_kept"]
     dropped = sum(count for name, count in record["dropped"].items() if name.startswith("groups_"))
     return record["num_trajectories"] * kept / (kept + dropped)

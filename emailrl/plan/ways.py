@@ -1,4 +1,4 @@
-"""Other ways to make a run, each planned whole: changed settings, a smaller model, a larger GPU, another sampler."""
+"""Alternatives to a run, each fully planned: changed settings, a smaller model, a larger GPU, another engine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SMALLEST_BATCH = 1024
 SMALLEST_PASS = 256
 WINDOW_STEP = 1024
 SHARES = tuple(percent / 100 for percent in range(20, 95, 5))
-"""Of the GPU's memory, for vLLM."""
+"""Share of the GPU's memory for vLLM."""
 QWEN3 = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 CLEARLY = 0.8
-"""Of the time as planned: what takes more of it is not worth another engine."""
+"""Maximum share of the planned time at which another engine is worth suggesting."""
 Estimate = Callable[[Settings, Device], tuple[Memory, Seconds]]
 """Memory and time of a run with changed settings, or on another device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What to change, and what the run then needs."""
+    """What to change, and the run's resulting needs."""
 
     text: str
-    """Settings as they stand in the environment, or options of the command line."""
+    """Settings as environment variables, or command-line options."""
     peak: int
     """Bytes."""
     run_seconds: float
@@ -47,9 +47,9 @@ class _Change:
 
 
 def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, estimate: Estimate) -> list[Way]:
-    """Each setting that is enough alone, else several together; a smaller Qwen3; a larger GPU with nothing changed.
+    """Each setting that suffices alone, else several together; a smaller Qwen3; a larger GPU without other changes.
 
-    ``longest``: tokens of the longest typical trajectory, below which no micro-batch and no context window falls.
+    ``longest``: tokens of the longest typical trajectory, the minimum for micro-batches and context windows.
     """
     found = _alone(settings, device, longest, estimate) or _together(settings, device, longest, estimate)
     sizes = QWEN3 if shape.family == "qwen3" else ()
@@ -83,7 +83,7 @@ def _first_that_fits(tries: Iterable[tuple[str, Settings, Device]], estimate: Es
 
 
 def _alone(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
-    """Each setting that is enough by itself, at the gentlest value that is."""
+    """Each setting that suffices alone, at the mildest value that does."""
     changes = list(_changes(settings, estimate(settings, device)[0], longest))
     found = []
     for name in dict.fromkeys(change.name for change in changes):
@@ -93,7 +93,7 @@ def _alone(settings: Settings, device: Device, longest: int, estimate: Estimate)
 
 
 def _together(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
-    """One way of several settings: again and again the change that is enough, or that saves most; none where stuck."""
+    """A combination of settings: greedily add the change that suffices or saves most; none if stuck."""
     turned: dict[str, _Change] = {}
     memory = estimate(settings, device)[0]
     while not memory.fits:
@@ -108,14 +108,14 @@ def _together(settings: Settings, device: Device, longest: int, estimate: Estima
 
 
 def _changes(settings: Settings, memory: Memory, longest: int) -> Iterator[_Change]:
-    """Every value to try of every setting that changes memory, the gentlest of each first."""
+    """Every value to try for every setting that affects memory, mildest first."""
     for key, values in _values(settings, memory, longest):
         for value in values:
             yield _Change(by_name()[key].env_names[0], value, _with(settings, key, value))
 
 
 def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[str, Sequence[object]]]:
-    """First what costs a little time, then what bounds or rounds what is learned, last another engine."""
+    """First changes that cost a little time, then those that limit or round what is learned, then another engine."""
     yield "max_tokens_per_micro_batch", _halves(memory.micro_batch_tokens, max(longest, SMALLEST_BATCH))
     yield "gradient_checkpointing", ["selective", "on"] if memory.layout.layers == "fused" else ["on"]
     if vllm_in_process(settings):
@@ -137,7 +137,7 @@ def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[
 
 
 def _window(memory: Memory, longest: int) -> int | None:
-    """The largest context window that vLLM's cache holds, where it holds too little but every typical trajectory."""
+    """The largest context window that fits vLLM's cache, if it is too small but holds every typical trajectory."""
     window = (memory.cache_tokens or 0) // WINDOW_STEP * WINDOW_STEP
     return window if longest <= window < memory.cache_needs else None
 
