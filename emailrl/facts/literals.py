@@ -1,4 +1,5 @@
-"""What is copied sign by sign: e-mail and web addresses, paths, phone numbers, extensions, versions, codes."""
+"""Literals, copied character by character: email and web addresses, paths, phone numbers, extensions, versions,
+codes."""
 
 from __future__ import annotations
 

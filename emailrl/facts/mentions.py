@@ -1,4 +1,4 @@
-"""What a mail states in so many words: one pattern for each kind of fact that a question can ask for.
+"""Facts stated explicitly in an email: one pattern for each kind that a question can ask for.
 
 Two mentions that the grammar reads alike are the same fact. Patterns err on the side of finding too much, because a
 fact is asked for only where a mail holds exactly one of its kind.

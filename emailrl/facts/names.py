@@ -1,4 +1,4 @@
-"""Names: runs of capitalised words in a text that is written with care."""
+"""Names: runs of capitalized words in carefully written text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapter plays: a run's checkpoint, an exported adapter, or any folder that PEFT wrote."""
+"""Locates an adapter: a run's checkpoint, an exported adapter, or any PEFT folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Adapter:
     path: Path
     base_model: str
     run_id: str = ""
-    """Empty where the folder does not say."""
+    """Empty if unknown."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Adapter:
@@ -34,9 +34,8 @@ class Adapter:
 def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
     """``best`` or ``latest`` of the newest run, or the adapter in a folder, its files checked against their hashes.
 
-    The folder of a run of ``sft`` stands for its ``best_model``. What a folder lacks for a run to go on from it
-    (trainer state, even ``metadata.json``) is not asked for. Raises UsageError where there is no adapter, EmailRLError
-    where it is damaged.
+    The folder of a run of ``sft`` stands for its ``best_model``. Files needed only to resume a run (trainer state, even
+    ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged.
     """
     if which in ("best", "latest"):
         path = find_checkpoint(which, output_dir).path
@@ -54,7 +53,7 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 
 
 def read_base(folder: Path) -> str:
-    """The base model that an adapter names as its own; UsageError where the folder holds no adapter."""
+    """The base model that an adapter names as its own; UsageError if the folder holds no adapter."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise UsageError(
             f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.",
@@ -67,7 +66,7 @@ def read_base(folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """An adapter's ``adapter_config.json``; EmailRLError where it is no JSON object of a sensible size."""
+    """An adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
     path = folder / CONFIG
     try:
         with path.open("rb") as file:
@@ -83,7 +82,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def untrained_note(output_dir: Path) -> str | None:
-    """What to say where the newest run's ``best_model`` was never trained and an older run has a more accurate one."""
+    """A note if the newest run's ``best_model`` is untrained and an older run has a more accurate one."""
     bests = {
         run: checkpoint
         for run in find_runs(output_dir)

@@ -30,14 +30,14 @@ class Base:
     device: torch.device
     """Where it computes."""
     sharded: bool
-    """Whether it is to be sharded. It then lies on the CPU: its pages are the files' own, which all ranks share."""
+    """Whether it will be sharded. It is then on the CPU, memory-mapped from files that all ranks share."""
 
 
 def load_base(settings: Settings, *, cards: int, trainable: bool) -> Base:
     """Load the base that ``settings.model`` names, to be sharded over ``cards`` ranks of this host if SHARD says so.
 
-    Raises UsageError for an unknown model, or for settings that cannot be sharded, EmailRLError where the model cannot
-    be had or does not fit.
+    Raises UsageError for an unknown model, or for settings that cannot be sharded, EmailRLError if the model is
+    unavailable or does not fit.
     """
     sharded = False
     if settings.model.backend == "unsloth":
@@ -72,10 +72,10 @@ def _load_plain(
     if settings.model.load_in_4bit:
         options["quantization_config"] = _four_bit(device)
         options["device_map"] = {"": device}
-    disable_progress_bar()  # a bar over tensors already on disk says nothing
+    disable_progress_bar()  # a progress bar for local tensors is noise
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        # Read apart from the weights: a `_attn_implementation` of its own would else win over ours.
+        # Loaded separately from the weights: its own `_attn_implementation` would override ours.
         config = load_config(settings.model.name, path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""The device and the number type of a policy, as the settings name them or this machine has them."""
+"""The device and dtype of a policy, from the settings and the hardware."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from emailrl.policy.layout import dtype_name
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BF16_FROM = 50_000_000
-"""Parameters from which a model that only samples on a CPU computes in bf16: reading weights takes most of its time."""
+"""Parameter count from which a sampling-only model uses bf16 on a CPU: it is bound by reading weights."""
 
 
 def choose_device(name: str) -> torch.device:
-    """Take the device named, or for ``auto`` the first GPU, else the CPU."""
+    """Return the named device, or for ``auto`` the first GPU, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -28,7 +28,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
-    """Take the parameter type named, or for ``auto`` bf16 on a GPU and fp32 on a CPU.
+    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU.
 
     A model that only samples, of ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and
     the CPU has instructions for it.

@@ -1,4 +1,4 @@
-"""A new LoRA adapter: where it goes, and its first weights."""
+"""Creates a new LoRA adapter: its target modules and initial weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emailrl.settings import LoraSettings, Settings
 
 
 def with_fresh_adapter(model: Any, settings: Settings) -> Any:
-    """The PEFT model around ``model`` whose adapter follows from the seed alone, and changes nothing yet (B = 0)."""
+    """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
     from peft import LoraConfig, get_peft_model
 
     lora = settings.lora
@@ -34,7 +34,7 @@ def with_fresh_adapter(model: Any, settings: Settings) -> Any:
 
 
 def check_lora(lora: LoraSettings, adapter: Path, model: Any) -> None:
-    """Raise UsageError where a LoRA setting that was given says otherwise than the adapter in a folder."""
+    """Raise UsageError if an explicit LoRA setting differs from the adapter in a folder."""
     config = read_adapter_config(adapter)
     own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
     own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}

@@ -1,4 +1,4 @@
-"""How batches run through the policy: decided here, for the trainer that does it and for ``emailrl plan``. No torch."""
+"""How batches run through the policy, shared by the trainer and ``emailrl plan``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from emailrl.settings import ModelSettings, TrainingSettings
 Checkpointing = Literal["auto", "off", "selective", "on"]
 """GRADIENT_CHECKPOINTING."""
 CHUNK_ELEMENTS: Final = 2**25
-"""Most logits held at once: 128 MiB of float32, or 64 MiB in bf16 and as much for their gradient."""
+"""Maximum logits held at once: 128 MiB of float32, or 64 MiB in bf16 and as much for their gradient."""
 SHARE_FOR_BASE: Final = 0.7
-"""Of a GPU's memory that the base's weights may take before SHARD=auto spreads them over the GPUs of a host."""
+"""Share of GPU memory for the base weights beyond which SHARD=auto spreads them over the host's GPUs."""
 SHARE_FOR_KEPT: Final = 0.9
-"""Of the free memory that kept states may take; the rest is for fragmentation and the loss."""
+"""Share of free memory for kept states; the rest is for fragmentation and the loss."""
 
 
 class Keep(IntEnum):
     """How much of a layer the forward pass keeps, from least memory to least time."""
 
     INPUT = 0
-    """Only what came in: everything else is computed again."""
+    """Only the inputs: everything else is recomputed."""
     ATTENTION = 1
     """Also attention's result: attention itself, the slowest part of long samples, is not run again."""
     HIDDEN = 2
@@ -45,7 +45,7 @@ def shards_base(model: ModelSettings, *, weight_bytes: int, card_bytes: float, c
 
 
 def micro_batch_cap(training: TrainingSettings, *, on_gpu: bool) -> int:
-    """Most tokens of one forward pass in training, before a sample that is longer or memory that runs out."""
+    """Initial maximum tokens per forward pass in training; a longer sample or running out of memory changes it."""
     # Measured on nano: on a CPU 16384 takes 1.65 times as long a token as 2048, and eight times the memory.
     return training.max_tokens_per_micro_batch or (16384 if on_gpu else 2048)
 
@@ -58,14 +58,14 @@ def attends_fully(config: Mapping[str, Any]) -> bool:
 
 
 def why_not_packed(attention: str, *, fully: bool) -> str | None:
-    """What keeps a model with this ATTN_IMPLEMENTATION from rows without padding; None where nothing does."""
+    """Why a model with this ATTN_IMPLEMENTATION cannot use packed rows; None if it can."""
     if attention != "sdpa":
         return f"packing needs ATTN_IMPLEMENTATION=sdpa, not {attention}"
     return None if fully else "its attention is not plain causal attention in every layer"
 
 
 def wants_fused(training: TrainingSettings, *, packs: bool, on_gpu: bool) -> bool:
-    """Whether the model's layers are to be emailrl's own, where they can be."""
+    """Whether to use emailrl's own layers if possible."""
     return packs and training.fused_layers and on_gpu
 
 

@@ -1,4 +1,4 @@
-"""The policy: a frozen base model with, or without, a LoRA adapter on it, and its tokenizer."""
+"""The policy: a frozen base model, an optional LoRA adapter, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Policy:
     """A transformers model, or the PEFT model around it."""
     tokenizer: PreTrainedTokenizerBase
     base_model: str
-    """As the user named it (`nano`, `smol-base`, a folder, a hub name); written into adapters and metadata."""
+    """The user's name for it (`nano`, `smol-base`, a folder, a hub name); recorded in adapters and metadata."""
     path: str | Path
     """Where the base came from."""
     device: torch.device
@@ -48,15 +48,15 @@ class Policy:
     lora: dict[str, Any] = field(default_factory=dict)
     """Rank, alpha, dropout and target modules; empty for a bare base model."""
     value_head: ValueHead | None = None
-    """The critic, where an algorithm with one trains."""
+    """The critic, if the algorithm uses one."""
     start: list[Tensor] | None = None
-    """The adapter as a run began with it, in the order of ``trainable_parameters``, where that is the reference."""
+    """The run's initial adapter, in the order of ``trainable_parameters``, if it is the reference."""
     notes: list[str] = field(default_factory=list)
-    """Why it trains more slowly than the settings ask for, and whether it is sharded."""
+    """Notes on why it trains more slowly than configured, and whether it is sharded."""
     sharded: bool = False
-    """Whether the base is spread over several ranks: every forward pass then takes all of them."""
+    """Whether the base is spread over several ranks: every forward pass then involves all of them."""
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Stands around each forward pass of other threads than the trainer's, and of this rank alone."""
+    """Context for forward passes in threads other than the trainer's, or on this rank alone."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
@@ -85,7 +85,7 @@ class Policy:
             yield self.model
 
     def keep_start(self) -> None:
-        """Let the reference be the adapter as it is now."""
+        """Set the reference to the current adapter."""
         self.start = [parameter.detach().clone() for _, parameter in self.trainable_parameters()]
 
     def save_adapter(self, directory: Path) -> None:
@@ -130,7 +130,7 @@ class Policy:
 
 
 def _point_to(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Exchange what parameters hold without a copy; a parameter stays the same object to its optimizer."""
+    """Swap parameter data without copying; each parameter stays the same object to its optimizer."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
 
@@ -147,8 +147,8 @@ def load_policy(
 
     Neither ``adapter`` nor ``trainable`` gives the bare base. A fresh adapter follows from ``settings.training.seed``
     alone, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights instead of an
-    adapter. ``mesh`` are the ranks of this host, over which the base is spread where SHARD says so. Raises UsageError
-    for an unknown model or an adapter of another base, EmailRLError where the model cannot be had or does not fit.
+    adapter. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on. Raises UsageError for an
+    unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not fit.
     """
     if full and (settings.model.backend == "unsloth" or settings.model.load_in_4bit):
         raise UsageError(
@@ -161,7 +161,7 @@ def load_policy(
     model = _adapted(base.model, settings, adapter, trainable=trainable, full=full)
     if mesh is not None and base.sharded:
         shard_base(model, mesh, offload=settings.model.shard_offload)
-    model.eval()  # the updater alone, while it updates, wants dropout
+    model.eval()  # only the updater enables dropout
     notes: list[str] = []
     if trainable:
         check_projection(model)
@@ -197,7 +197,7 @@ def check_adapter(adapter: Path, model_name: str) -> None:
 
 
 def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable: bool, full: bool) -> Any:
-    """The model with the adapter in ``adapter`` or a fresh one on it; bare where it is to train itself, or nothing."""
+    """The model with the adapter in ``adapter`` or a fresh one on it; bare for full fine-tuning or no training."""
     from peft import PeftModel
 
     if adapter is None:

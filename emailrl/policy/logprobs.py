@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens, without ever computing the logits of a token that is not trained.
+"""Log-probabilities of given tokens, without computing logits of untrained tokens.
 
-The backbone runs on the whole batch, without its padding where the model takes packed rows. Hidden states are gathered
+The backbone runs on the whole batch, without padding if the model supports packed rows. Hidden states are gathered
 at the positions that predict a trainable token, and only these reach the vocabulary projection, in chunks. On agent
 trajectories that is a quarter of the tokens.
 """
@@ -31,7 +31,7 @@ class TokenLogprobs:
     entropy: Tensor | None
     """Of the distribution each token was drawn from, in nats."""
     values: Tensor | None = None
-    """The critic's expectation of what is still to come, just before each token is sampled."""
+    """The critic's value estimate just before each token is sampled."""
 
 
 def token_logprobs(
@@ -48,12 +48,12 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
 
-    Padding needs no attention mask: it stands on the right, and a causal model looks left only. ``temperature`` 0
+    Padding needs no attention mask: it is on the right, and a causal model only attends left. ``temperature`` 0
     (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
     ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
-    ``shared`` ``(B,)``: how many first tokens of a row are those of the row before it (0 in the first); a model that
-    takes packed rows computes them once.
-    Raises ValueError where the first token of a row is in the mask, since nothing predicts it.
+    ``shared`` ``(B,)``: how many leading tokens a row shares with the previous row (0 in the first); a model with
+    packed rows computes them once. Raises ValueError if the first token of a row is in the mask, since nothing predicts
+    it.
     """
     trainable = loss_mask.bool()
     if trainable[:, :1].any():
@@ -77,7 +77,7 @@ def token_logprobs(
 def _projected(
     model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool, chunk_elements: int
 ) -> tuple[Tensor, Tensor]:
-    """Score ``labels`` ``(P,)`` in chunks; the entropies are empty where none are asked for."""
+    """Score ``labels`` ``(P,)`` in chunks; the entropies are empty unless requested."""
     project = projection(model)
 
     def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ def output_embeddings(model: Any) -> Any:
 def check_projection(model: Any) -> None:
     """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
 
-    Raises EmailRLError for a model that does something else on the way to its logits: training it would be wrong.
+    Raises EmailRLError if the model computes its logits differently: training it would be wrong.
     """
     was_training = model.training
     model.eval()
@@ -190,7 +190,7 @@ def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, gr
 
 
 def _causal_lm(model: Any) -> Any:
-    """Unwrap PEFT; LoRA layers stay where they were injected."""
+    """Unwrap PEFT; injected LoRA layers stay."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

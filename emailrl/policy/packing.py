@@ -1,4 +1,4 @@
-"""Padding-free batches: samples one behind the other in a single row, attention confined to each of them.
+"""Padding-free batches: samples concatenated in a single row, with attention confined to each sample.
 
 ``packed_attention`` is registered with transformers under the name ``PACKED``. Called without segment bounds it is
 transformers' own SDPA attention, so that one loaded model serves sampling and training.
@@ -29,7 +29,7 @@ class PackedRow:
     token_ids: Tensor
     """``(1, P)``"""
     position_ids: Tensor
-    """``(1, P)``, where each token stands in its sample."""
+    """``(1, P)``, each token's position in its sample."""
     segments: Segments
     """One for each sample; its queries are the tokens that it shares with none before it."""
     gather: Tensor
@@ -67,7 +67,7 @@ def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> 
 
 
 def packed_inputs(packed: PackedRow) -> dict[str, Any]:
-    """Return what a transformers backbone is called with: the row, its positions and the segments' bounds."""
+    """Return the arguments for a transformers backbone: the row, its positions and the segment bounds."""
     return {
         "input_ids": packed.token_ids,
         "position_ids": packed.position_ids,
@@ -118,7 +118,7 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def enable_packing(model: Any) -> str | None:
-    """Make ``model`` (PEFT or bare) take packed rows where it can; returns what keeps it from that, None where it does.
+    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None.
 
     Only plain causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix
     samples or see too far, and a model loaded with another attention than SDPA keeps it.
@@ -135,15 +135,15 @@ def enable_packing(model: Any) -> str | None:
 
 
 def takes_packed(model: Any) -> bool:
-    """Say whether ``enable_packing`` took effect on ``model``."""
+    """Whether ``enable_packing`` took effect on ``model``."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return bool(base.config._attn_implementation == PACKED)
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Say whether ``model`` may compute once what samples begin with alike: packed, and without any dropout.
+    """Whether ``model`` may compute shared prefixes once: with packing and without dropout.
 
-    Dropout draws for each sample anew; a shared prefix would have one draw for all.
+    Dropout masks differ by sample; a shared prefix would have one mask for all.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules())

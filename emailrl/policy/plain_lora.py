@@ -1,8 +1,8 @@
-"""An adapter's files, read and checked before anything is computed with them.
+"""Reads and checks an adapter's files before use.
 
-What an adapter's folder says is not to be believed: PEFT and torch take a matrix of one number for one of any shape,
-leave what is missing at its beginning, allocate whatever rank is written, and pass over what they do not know. So
-everyone who loads an adapter has it checked here first: plain LoRA, on the base model's own linear layers, whole.
+An adapter's folder is untrusted: PEFT and torch broadcast a one-element matrix to any shape, leave missing weights at
+their initial values, allocate whatever rank is written, and ignore unknown keys. So every adapter is checked here
+before loading: plain LoRA, on the base model's own linear layers, complete.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import WEIGHTS, read_adapter_config
 
 MOST_ALPHA = 1e6
-"""Far above what anyone trains with, and far below what makes a merged weight infinite."""
+"""Far above any trained value, and far below what makes a merged weight infinite."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"}
-"""Keys of the config that are looked at one by one."""
+"""Config keys that are checked individually."""
 _ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "revision", "auto_mapping"}
-"""Keys that change nothing about what the adapter computes."""
+"""Config keys that do not affect what the adapter computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a policy's batches run through its model while it trains: packed or padded, fused or not, what is recomputed."""
+"""Sets how training batches run through the model: packed or padded, fused or not, what is recomputed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from emailrl.settings import Settings
 
 
 def train_whole(model: Any, settings: Settings) -> list[str]:
-    """Make every weight of ``model`` trainable, its batches packed where they can be; returns why not, where not.
+    """Make every weight of ``model`` trainable, with packed batches if possible; returns the reason if not.
 
-    What is recomputed in the backward pass is as GRADIENT_CHECKPOINTING says; auto leaves it to whoever trains.
+    GRADIENT_CHECKPOINTING sets what is recomputed in the backward pass; auto leaves it to the trainer.
     """
     model.requires_grad_(True)
     _, notes = _pack(model, settings)
@@ -27,7 +27,7 @@ def train_whole(model: Any, settings: Settings) -> list[str]:
 def prepare_training(model: Any, settings: Settings, device: torch.device) -> list[str]:
     """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
 
-    Returns what of PACKING and FUSED_LAYERS could not be had, and why.
+    Returns why PACKING or FUSED_LAYERS could not be enabled.
     """
     training = settings.training
     packed, notes = _pack(model, settings)
@@ -43,7 +43,7 @@ def prepare_training(model: Any, settings: Settings, device: torch.device) -> li
 
 
 def _pack(model: Any, settings: Settings) -> tuple[bool, list[str]]:
-    """Let the model take packed rows where PACKING says so and it can; whether it does, and why not."""
+    """Enable packed rows if PACKING is on and the model supports them; returns whether, and why not."""
     if not settings.training.packing:
         return False, []
     unpacked = enable_packing(model)

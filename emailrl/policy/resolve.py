@@ -1,4 +1,4 @@
-"""From a model's name to where it is: a packaged policy, a folder, or the hub."""
+"""Resolves a model's name: a packaged policy, a folder, or the hub."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from emailrl.settings import Settings
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)
-"""Names that mean the same model wherever emailrl is installed."""
+"""Names of packaged models, the same in every installation."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HINT = "Use nano or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
-    """Find the model: packaged names and folders give a Path, a hub name comes back as it is.
+    """Find the model: packaged names and folders give a Path, a hub name is returned as is.
 
     Only ``smol`` and ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is
     converted, once. Raises UsageError for a name that cannot be a model, with the nearest that can.
@@ -49,7 +49,7 @@ def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
 
 
 def base_name(name: str) -> str:
-    """Name a base model so that others find it: packaged and hub names as they are, a folder by its absolute path."""
+    """Return a portable name of a base model: packaged and hub names as they are, a folder's absolute path."""
     if name in PACKAGED:
         return name
     folder = Path(os.path.expanduser(name))
@@ -57,7 +57,7 @@ def base_name(name: str) -> str:
 
 
 def same_base(left: str, right: str) -> bool:
-    """Say whether two names mean one base model; the packaged folder's own path counts as ``nano``."""
+    """Whether two names mean the same base model; the packaged folder's own path counts as ``nano``."""
 
     def canonical(name: str) -> str:
         full = base_name(name)
@@ -69,7 +69,7 @@ def same_base(left: str, right: str) -> bool:
 def with_token_limit(settings: Settings, model: Any) -> Settings:
     """The settings to play ``model`` with: MAX_TOKENS, where it is not given, at most the model's ``max_new_tokens``.
 
-    A small model that finds no end would else write until its context is full, and all others wait for it.
+    A small model that does not stop would otherwise write until its context is full, delaying all others.
     """
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
     agent = settings.agent
@@ -79,7 +79,7 @@ def with_token_limit(settings: Settings, model: Any) -> Settings:
 
 
 def read_chat_template(path: Path) -> str:
-    """The text of a chat template's file; raises UsageError where it cannot be read."""
+    """The text of a chat template file; raises UsageError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

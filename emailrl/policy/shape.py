@@ -40,7 +40,7 @@ class Shape:
     tied: bool
     """Whether the output embedding is the input embedding."""
     context: int
-    """Tokens the model was made for."""
+    """The model's maximum context in tokens."""
     biases: bool = False
     """Biases of queries, keys and values (in Llama of the output projection too)."""
     plain_attention: bool = True
@@ -77,7 +77,7 @@ class Shape:
 
     @property
     def layer_matrix(self) -> int:
-        """Weights of one layer's projections: the products a token costs in it."""
+        """Weights of one layer's projections: its multiplications per token."""
         return sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
@@ -146,7 +146,7 @@ KNOWN: Final[dict[str, Shape]] = {
     "qwen2.5-32b": _qwen("qwen2", 5120, 27648, 64, 40, 8, tied=False, vocab=152064, **_QWEN25),
     "qwen2.5-72b": _qwen("qwen2", 8192, 29568, 80, 64, 8, tied=False, vocab=152064, **_QWEN25),
 }
-"""Published configurations, for names whose config is not on this machine."""
+"""Published configurations, for models whose config is not available locally."""
 SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
 """What `smol` and `smol-base` are, wherever their weights come from: to plan them converts nothing."""
 _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct|base|thinking))?(?:-\d{4})?")
@@ -155,8 +155,8 @@ _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct
 def find_shape(name: str) -> Shape:
     """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
 
-    Raises UsageError for a name that cannot be a model, EmailRLError for a config that is no dense decoder or cannot be
-    had.
+    Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
+    unavailable.
     """
     if name in (SMOL, SMOL_BASE):
         return SMOLLM2_135M

@@ -1,8 +1,8 @@
 """A frozen base spread over the GPUs of one host with FSDP2: each holds a part, and a layer is gathered while it runs.
 
 Adapters are left out of the sharding: they stay ordinary tensors, whole on every rank, so that gradients, optimizer,
-checkpoints and the fused layers' caches are those of an unsharded policy. What gathers is a collective: every rank of
-the mesh has to run the same forward and backward passes in the same order.
+checkpoints and the fused layers' caches are the same as without sharding. Gathering is a collective: every rank of the
+mesh must run the same forward and backward passes in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORWARD: Final = "emailrl_forward"
 
 
 def check_shardable(settings: Settings) -> None:
-    """Raise UsageError for settings under which a base cannot be sharded; says what to do instead."""
+    """Raise UsageError for settings that do not support a sharded base, with an alternative."""
     if settings.model.backend == "unsloth" or settings.model.load_in_4bit:
         which = "BACKEND=unsloth" if settings.model.backend == "unsloth" else "LOAD_IN_4BIT"
         raise UsageError(f"SHARD does not work with {which}.", f"Unset {which}, or use SHARD=off.")
@@ -48,7 +48,7 @@ def check_shardable(settings: Settings) -> None:
 def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Spread the frozen weights of ``model`` (PEFT or bare, on the CPU) over ``mesh``; trainable ones stay whole.
 
-    Each layer is moved to this rank's device and cut up before the next one: only one at a time is there whole.
+    Each layer is moved to this rank's device and sharded before the next one, so that only one is complete at a time.
     ``offload`` keeps the parts in the host's memory, from where a layer is copied whenever it is gathered.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,4 +1,4 @@
-"""Before anything is downloaded: can the model be had, and does it fit this machine?"""
+"""Checks, before any download, that a model is available and fits this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 GPU_SIZED = 4e9
-"""Parameters above which a CPU is too slow to be of use, however much memory it has."""
+"""Parameter count above which a CPU is too slow to be useful, regardless of memory."""
 _BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _REMEDY = "Use --model nano on this machine, or a machine with a GPU."
@@ -27,8 +27,8 @@ def check_fits(
 ) -> bool:
     """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
 
-    The size comes from the name (``...-14B-...``) where it says so, else from the config, local or fetched alone.
-    Returns whether the base is to be spread over the ``cards`` of this host that train together.
+    The size comes from the name (``...-14B-...``) if present, else from the config, local or fetched separately.
+    Returns whether to shard the base over the ``cards`` of this host that train together.
     """
     num_parameters, named = _size(model.name, path)
     sharded = cards > 1 and shards_base(
@@ -43,7 +43,7 @@ def check_fits(
 
 
 def parameters_of(name: str, path: str | Path) -> int:
-    """Parameters of a model, by its name if that tells them, else by its config."""
+    """Parameter count of a model, from its name if possible, else from its config."""
     return _size(name, path)[0]
 
 
@@ -56,7 +56,7 @@ def _size(name: str, path: str | Path) -> tuple[int, bool]:
 
 
 def _card_bytes(device: torch.device) -> float:
-    """Memory of the GPU that ``device`` is; infinite for a CPU, whose memory all ranks share."""
+    """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
     import torch
 
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
@@ -131,7 +131,7 @@ def load_config(name: str, path: str | Path) -> Any:
 
 
 def available_memory() -> int:
-    """Bytes this process may still take, a container's limit included."""
+    """Bytes this process may still allocate, respecting a container's limit."""
     import psutil  # type: ignore[import-untyped]
 
     available = int(psutil.virtual_memory().available)

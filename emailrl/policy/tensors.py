@@ -1,4 +1,4 @@
-"""Files of tensors on a disk that may be full."""
+"""Writes tensor files, with clear errors for a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emailrl.disk import naming
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file; OSError, with ``path`` as its ``filename``, where that cannot be done."""
+    """Write a safetensors file; OSError, with ``path`` as its ``filename``, on failure."""
     with writing_tensors(path):
         save_file(dict(tensors), path, metadata={"format": "pt"})
 

@@ -33,7 +33,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The model types that Unsloth's LoRA kernels and ``unpatched`` both know."""
 
 ADDED = ("peft_config", "_saved_temp_tokenizer")
-"""What PEFT and Unsloth leave on a base model beside methods."""
+"""Attributes other than methods that PEFT and Unsloth leave on a base model."""
 
 
 def check_unsloth(settings: Settings) -> None:

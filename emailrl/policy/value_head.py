@@ -1,4 +1,4 @@
-"""The critic of PPO: one linear layer on the policy's own hidden states, saved beside the adapter."""
+"""The critic of PPO: one linear layer on the policy's own hidden states, saved with the adapter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """Map hidden states ``(P, hidden)`` to values ``(P,)``, in float32 (float64 for a float64 model).
 
-    It starts at zero: the first values are 0, the first advantages those of plain returns, and a run needs no random
-    number more than without a critic.
+    It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
+    numbers are drawn.
     """
 
     def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
@@ -39,7 +39,7 @@ class ValueHead(nn.Module):
         write_tensors(directory / VALUE_HEAD_FILE, state)
 
     def load(self, directory: Path) -> None:
-        """Take the weights that ``save`` wrote; raises EmailRLError where they are missing, damaged or do not fit."""
+        """Load weights written by ``save``; raises EmailRLError if they are missing, damaged or do not fit."""
         path = directory / VALUE_HEAD_FILE
         try:
             self.load_state_dict(load_file(path))
@@ -59,7 +59,7 @@ def make_value_head(model: Any) -> ValueHead:
 
 
 def load_value_head(model: Any, adapter: Path) -> ValueHead | None:
-    """Take the critic beside an adapter; None where its run had none, EmailRLError where it is damaged."""
+    """Load the critic saved with an adapter; None if its run had none, EmailRLError if it is damaged."""
     if not (adapter / VALUE_HEAD_FILE).is_file():
         return None
     head = make_value_head(model)

@@ -1,4 +1,4 @@
-"""Which questions a command asks if none are named: those beside the database, else ART-E's for Enron's email."""
+"""The default questions of a command: those next to the database, else ART-E's for Enron's email."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from emailrl.store.schema import addresses
 
 
 def questions_file(db: Path) -> Path:
-    """Where commands write and look for the questions of a database: ``mail.db`` → ``mail_questions.jsonl``."""
+    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``."""
     return db.with_name(f"{db.stem}_questions.jsonl")
 
 
 def with_questions(settings: Settings) -> tuple[Settings, str | None]:
-    """Return the settings with their questions chosen, and a line that says which were; None if they name some already.
+    """Return the settings with default questions, and a line naming them; None if questions are already set.
 
-    The file beside the database comes first. Without one, a database of Enron's email gets ART-E's questions, which are
-    downloaded unless the hub's cache has them. Raises UsageError for another database, EmailRLError if the hub cannot
-    be reached.
+    The file next to the database has priority. Without one, a database of Enron's email gets ART-E's questions, which
+    are downloaded unless the hub's cache has them. Raises UsageError for another database, EmailRLError if the hub
+    cannot be reached.
     """
     if settings.data.questions is not None:
         return settings, None
@@ -42,7 +42,7 @@ def with_questions(settings: Settings) -> tuple[Settings, str | None]:
 
 
 def has_enron_email(db: Path) -> bool:
-    """Whether an address of Enron's is in a database: only then can it answer ART-E's questions."""
+    """Whether a database has an Enron address: only then can it answer ART-E's questions."""
     with opened(db) as connection:
         found = select(addresses.c.address).where(addresses.c.address.like("%@enron.com")).limit(1)
         return connection.scalar(found) is not None

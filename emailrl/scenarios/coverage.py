@@ -25,12 +25,12 @@ _VISIBLE = _STORED.where(
 
 @dataclass(slots=True)
 class Coverage:
-    """What a database lacks of a set of questions."""
+    """How much of a question set a database covers."""
 
     missing: list[str]
     """Source ids that the database does not hold, each once, in the order of the questions."""
     hidden: list[str]
-    """Source ids that it holds, but not in the question's inbox before its date."""
+    """Source ids present, but not in the question's inbox before its date."""
     num_questions: int
     num_answerable: int
     """Questions all of whose source mails the agent can read."""
@@ -42,8 +42,8 @@ class Coverage:
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up every source mail of every question; raises UsageError where ``db`` is no mail database,
-    EmailRLError where it is damaged."""
+    """Look up every source mail of every question; raises UsageError if ``db`` is not a mail database, EmailRLError if
+    it is damaged."""
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
@@ -58,7 +58,7 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
 
 
 def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
-    """What a table made from these questions on this database must say; UsageError where it can answer none of them."""
+    """The coverage note for tables of these questions on this database; UsageError if it can answer none."""
     coverage = missing_ids(scenarios, db)
     if not coverage.num_answerable:
         raise UsageError(

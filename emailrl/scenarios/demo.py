@@ -23,7 +23,7 @@ def write_demo(
 ) -> BuildReport:
     """Build the demo database of this seed, and write the questions that its mails answer beside it.
 
-    Raises what ``build_database`` raises.
+    Raises the errors of ``build_database``.
     """
     report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
     questions = demo_questions(seed)

@@ -22,8 +22,8 @@ SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "tes
 def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
     """The questions of every split of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
 
-    Raises EmailRLError with the alternatives where the hub cannot be reached, UsageError for a folder that is no
-    dataset and for rows that are no questions.
+    Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for a folder that is not a dataset
+    and for invalid rows.
     """
     names = {fields.train_split: fields.train_split} | SPLIT_NAMES
     for split_name, rows in _load(name).items():
@@ -47,7 +47,7 @@ def _load(name: str) -> Any:
 
     try:
         return datasets.load_dataset(name)
-    except Exception as error:  # datasets passes on whatever its readers and its HTTP client raise
+    except Exception as error:  # datasets propagates any error of its readers and HTTP client
         raise EmailRLError(
             f"The questions {name} could not be loaded from the hub: {describe(error)}.",
             "Name a local file or folder with --questions FILE, or generate one: emailrl gen-questions. "

@@ -1,4 +1,4 @@
-"""Questions in and out: a local JSONL, a folder or a hub set read through ``datasets``, checked row by row.
+"""Loads questions: a local JSONL, a folder or a hub dataset read through ``datasets``, checked row by row.
 
 A row has ART-E's fields (id, question, answer, message_ids, how_realistic, inbox_address, query_date) and may have
 ``split`` (train, val or test: in every row or in none) and ``kind``. What the splits mean:
@@ -33,7 +33,7 @@ ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
 
 @dataclass(slots=True)
 class ScenarioSet:
-    """The questions of one split, and what became of the others."""
+    """The questions of one split, and counts of the others."""
 
     scenarios: list[Scenario]
     source: str
@@ -41,7 +41,7 @@ class ScenarioSet:
     dropped: dict[str, int] = field(default_factory=dict)
     """Questions of the whole source left out, by reason: ``known_bad_id``, ``too_many_sources``."""
     notes: list[str] = field(default_factory=list)
-    """What every table made from these questions must say."""
+    """Notes for every table made from these questions."""
 
     @property
     def fingerprint(self) -> str:
@@ -130,7 +130,7 @@ def _open(questions: Path | None, data: DataSettings) -> tuple[str, Iterator[Sce
 
 
 def _trained_split(rows: Iterator[Scenario], train_split: str) -> Iterator[Scenario]:
-    """The rows with the split to train on called ``train``, those that had that name left out."""
+    """The rows with the training split renamed to ``train``, without the original ``train`` rows."""
     for scenario in rows:
         if scenario.split is None and train_split != "train":
             raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions have no splits.", "Unset it.")

@@ -1,8 +1,8 @@
-"""Who may learn from which mailbox: train, val and test share no inbox, and samples keep the mix of their set.
+"""Splits by mailbox: train, val and test share no inbox, and samples keep the mix of their set.
 
-A split is a set of inboxes, so that nothing read while training can help on the test. Val is cut from the inboxes
-of train where a set has none. Both the cut and the assignment go by sizes and by a hash of the address, not by the
-order of a file or a run's seed: two runs with different seeds are compared on the same questions.
+A split is a set of inboxes, so that nothing read in training helps on the test. Val is taken from the train inboxes if
+a set has none. Both the cut and the assignment go by sizes and by a hash of the address, not by the order of a file or
+a run's seed: two runs with different seeds are compared on the same questions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SPLITS = ("train", "val", "test")
 FEW = ("val", "test", "train")
 """The splits of three inboxes, the smallest first; of two, the last two."""
 MANY = 10
-"""Inboxes from which on their sizes do not matter."""
+"""Number of inboxes from which their sizes do not matter."""
 TEST_SHARE, VAL_SHARE = 0.25, 0.15
 """Shares of the inboxes that are asked about."""
 CUT_SHARE = 0.2
-"""The most of a training set that a cut takes for val."""
+"""Maximum share of a training set used for val."""
 
 
 def shared_inboxes(scenarios: Iterable[Scenario]) -> dict[str, list[str]]:
@@ -36,7 +36,7 @@ def shared_inboxes(scenarios: Iterable[Scenario]) -> dict[str, list[str]]:
 
 
 def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: bool) -> str | None:
-    """Refuse a set whose splits share an inbox, or, where that is allowed, return the note its tables must carry.
+    """Reject a set whose splits share an inbox, or, if allowed, return the note for its tables.
 
     Raises UsageError naming one shared inbox and the flag that accepts it.
     """
@@ -118,13 +118,13 @@ def split_of_mail(sizes: Mapping[str, int], *, allow_shared: bool) -> Callable[[
 
 
 def split_of_subject(subject: str) -> str:
-    """The split of a subject in an inbox that all splits share: about the shares that inboxes have, by its hash."""
+    """The split of a subject in a shared inbox, by its hash, in about the inboxes' shares."""
     place = int(_hash(subject)[:8], 16) / 16**8
     return "test" if place < TEST_SHARE else "val" if place < TEST_SHARE + VAL_SHARE else "train"
 
 
 def split_note(scenarios: Sequence[Scenario]) -> str | None:
-    """What to say of questions on too few inboxes to be trained on without a flag; None of others."""
+    """A note on questions with too few inboxes to train on without a flag; else None."""
     if shared_inboxes(scenarios):
         return "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
     counts = Counter(scenario.inbox_address for scenario in scenarios)

@@ -1,4 +1,4 @@
-"""What an agent may ask of a mailbox: every argument is checked here, and a bad one raises ``ToolError``."""
+"""Checks the arguments of an agent's mailbox queries; a bad one raises ``ToolError``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_match(keywords: object) -> str | None:
 
 
 def check_address(name: str, value: object) -> str | None:
-    """An address in its stored form; None where it is not given or empty."""
+    """An address in its stored form; None if missing or empty."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -52,7 +52,7 @@ def check_address(name: str, value: object) -> str | None:
 
 
 def check_day(name: str, value: object) -> str | None:
-    """A day as it was given, once it proves to be one; None where it is not given or empty."""
+    """A validated day, unchanged; None if missing or empty."""
     if value is None or value == "":
         return None
     if isinstance(value, str) and _DAY.fullmatch(value):

@@ -39,7 +39,7 @@ _DATES_END = "~"
 
 @dataclass(slots=True)
 class BuildReport:
-    """What a build did: ``emails`` stored plus all ``skipped`` are the messages seen."""
+    """A build's counts: ``emails`` stored plus all ``skipped`` are the messages seen."""
 
     emails: int
     recipients: int
@@ -49,7 +49,7 @@ class BuildReport:
     seconds: float
     db: Path
     defects: dict[str, int]
-    """Messages stored in spite of something wrong with them, by kind."""
+    """Messages stored despite defects, by kind."""
 
 
 def build_database(

@@ -1,4 +1,4 @@
-"""The ways into database files: a SQLAlchemy engine for each, and the errors that a user can act on.
+"""Opens database files: a SQLAlchemy engine for each, with actionable errors.
 
 What is not on the hot path is Core on ``emailrl.store.schema``. Search, read and bulk load take the driver's connection
 beneath (``driver``): Core would cost a read more than SQLite does.
@@ -23,10 +23,10 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.schema import meta, sqlite_master
 
 SCHEMA_VERSION = 3
-"""Raised whenever a database written before cannot be read any more."""
+"""Incremented whenever older databases can no longer be read."""
 
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
-"""The hint where something was begun on a database that is not the same any more."""
+"""The hint if a database has changed since a run was started on it."""
 
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
 """As the driver raises them, and as Core does."""
@@ -117,7 +117,7 @@ def _check(connection: Connection, db: Path) -> None:
 
 
 def noted(connection: Connection, key: str) -> str | None:
-    """What the table ``meta`` says of ``key``."""
+    """The value of ``key`` in the table ``meta``."""
     return connection.scalar(_NOTED, {"key": key})
 
 
@@ -150,7 +150,7 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 
 
 def no_database(db: Path) -> EmailRLError:
-    """The error for a database that is not there."""
+    """The error for a missing database."""
     return EmailRLError(f"No such mail database: {db}.", "Build one with emailrl gen-db, or choose another with --db.")
 
 

@@ -21,7 +21,7 @@ from emailrl.store.connection import connect, driver, no_database, noted, readin
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
 Order = Literal["newest", "relevance"]
-"""Which hits come first, and so which are among the ten; of equally relevant ones the newest."""
+"""The order of hits, which decides the top ten; equally relevant ones are newest first."""
 
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
@@ -132,7 +132,7 @@ class Mailbox:
 
     @property
     def known(self) -> bool:
-        """Whether any mail of the database names this address."""
+        """Whether any email in the database names this address."""
         return self._member is not None
 
     def search(
@@ -227,7 +227,7 @@ class Mailbox:
 
 
 def _beginning(subject: str, body: str) -> str:
-    """What a mail program's list shows of a mail: its subject and the first words of its body."""
+    """A list preview of an email: its subject and the first words of its body."""
     words = body.split()
     begins = " ".join([*words[:SNIPPET_WORDS], *(["..."] if len(words) > SNIPPET_WORDS else [])])
     return " ... ".join(filter(None, (subject, begins)))

@@ -1,4 +1,4 @@
-"""What a build leaves out: ART-E's filters and its removal of repeats, every message counted by its reason."""
+"""Filters of a build: ART-E's filters and deduplication, with every skipped message counted by reason."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KEPT_BY = {
     "duplicate": "EMAILRL_DEDUPE=false",
     "too_large": "a larger MAX_MESSAGE_BYTES",
 }
-"""The setting that keeps what is skipped for a reason."""
+"""The setting that keeps messages skipped for a reason."""
 
 Listing = Callable[[str, str, str], None]
 """Called for every message skipped or mended: which of the two, why, its name in the source."""
 
 
 class Keys(NamedTuple):
-    """What tells a mail from all others."""
+    """The keys that identify an email."""
 
     id_key: bytes
     """Stands for the Message-ID."""
@@ -43,7 +43,7 @@ class Keys(NamedTuple):
 
 
 class SiftedMail(NamedTuple):
-    """A mail as it will be stored."""
+    """An email as it will be stored."""
 
     message_id: str
     subject: str
@@ -158,7 +158,7 @@ class Sieve:
         self._ids: set[bytes] = set()
 
     def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
-        """Whether the mail is to be stored; if not, it is counted."""
+        """Whether to store the email; if not, it is counted."""
         if isinstance(mail, Skipped):
             reason = mail.reason
         elif self._is_repeat(mail):

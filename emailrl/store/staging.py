@@ -1,4 +1,4 @@
-"""Where mails wait, on the disk, until all are known: their ids follow their dates."""
+"""Stages emails on disk until all are known, as their ids follow their dates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSERT = f"INSERT INTO {staged.name} VALUES ({', '.join('?' * len(staged.column
 
 @dataclass
 class StagedCounts:
-    """What has been staged."""
+    """Counts of staged emails."""
 
     mails: int = 0
     recipients: int = 0
@@ -69,7 +69,7 @@ class Stage:
         return self._connection.scalar(select(func.max(staged.c.message_id)).where(staged.c.date.is_(None)))
 
     def finish(self) -> None:
-        """Write what is still held, and leave the file to be read."""
+        """Flush the buffer and leave the file for reading."""
         self._flush()
         self._connection.commit()
         self._connection.close()

@@ -1,4 +1,4 @@
-"""The mails of a database that is already there, as a build reads them."""
+"""Reads the emails of an existing database for a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that a build is to become: who may write it, where it is built, how it gets its name.
+"""A build's target file: its lock, temporary files and atomic rename.
 
 One build at a time holds a lock on a file beside the target, from before it looks at what is there until its own file
 stands in its place: two at once would each work from the same old database, and the mails of one would be lost.
@@ -25,7 +25,7 @@ _LEFT = r"\.(?:building|staging)-\d+(?:-journal)?"
 
 @dataclass(frozen=True)
 class Target:
-    """A database file claimed by this build; nobody else builds it meanwhile."""
+    """A database file locked by this build."""
 
     db: Path
     """Where it will stand; links followed."""

@@ -1,6 +1,6 @@
 """One decoder layer (Llama's shape, with or without Qwen3's head norms) as one autograd function.
 
-What the forward pass keeps for the backward is a choice of ``Keep``; whatever was not kept is computed again.
+``Keep`` sets what the forward pass keeps for the backward; the rest is recomputed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from emailrl.policy.segments import Segments
 from emailrl.policy.varlen import varlen_backward, varlen_forward
 
 QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
-"""Where the projections stand in ``LayerWeights.modules``."""
+"""Indices of the projections in ``LayerWeights.modules``."""
 
 
 class LayerWeights:
@@ -48,9 +48,9 @@ class LayerWeights:
         self._seen: tuple[Any, ...] | None = None
 
     def refresh(self) -> list[Tensor | None]:
-        """Read the adapters as they are now; returns A and B of each projection, None where it has no adapter.
+        """Read the current adapters; returns A and B of each projection, None without an adapter.
 
-        That they have moved is seen by their version, which torch's own fused optimizers (``fused=True``) do not count.
+        Changes are detected by tensor version, which torch's fused optimizers (``fused=True``) do not increment.
         """
         self.adapters = [adapter_of(module) for module in self.modules]
         flat: list[Tensor | None] = []
@@ -66,13 +66,13 @@ class LayerWeights:
         return flat
 
     def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep) -> Tensor:
-        """Run the layer, its adapters as they are now, on ``states`` ``(P, hidden)``."""
+        """Run the layer with its current adapters on ``states`` ``(P, hidden)``."""
         adapters = self.refresh()
         result: Tensor = FusedLayer.apply(states, self, rope, segments, keep, *adapters)
         return result
 
     def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Queries or keys ``(P, heads, D)`` as attention wants them."""
+        """Queries or keys ``(P, heads, D)`` in attention's layout."""
         if norm is None:
             result: Tensor = fused(rotate, heads, *rope)
         else:
@@ -89,13 +89,13 @@ class LayerWeights:
 
     @property
     def norms(self) -> tuple[Any, Any]:
-        """The norms of queries and keys, None where the layer has none."""
+        """The norms of queries and keys, None if the layer has none."""
         return getattr(self.attention, "q_norm", None), getattr(self.attention, "k_norm", None)
 
 
 @dataclass(slots=True)
 class _States:
-    """What the backward needs; None where it was not kept."""
+    """States that the backward needs; None if not kept."""
 
     qkv: list[Tensor] | None = None
     """Before norm and rotation, each ``(P, heads * D)``."""
@@ -117,7 +117,7 @@ class FusedLayer(torch.autograd.Function):
         *adapters: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """``adapters`` are those that ``weights.refresh()`` returned: autograd has to see them."""
-        states = states.detach()  # or every kernel is compiled twice, with and without a gradient
+        states = states.detach()  # else every kernel is compiled twice, with and without gradient
         computed = _States()
         _fill(computed, states, weights, rope, segments)
         assert computed.gate_up is not None and computed.middle is not None
@@ -129,7 +129,7 @@ class FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        """Compute again what was not kept, then walk the layer from its end."""
+        """Recompute what was not kept, then run the layer backward."""
         weights, rope, segments = ctx.weights, ctx.rope, ctx.segments
         states, computed = ctx.states
         ctx.states = None
@@ -184,7 +184,7 @@ def _kept(computed: _States, keep: Keep) -> _States:
 
 
 def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
-    """From the layer's output back to ``made.middle``; lets go of gate and up on the way."""
+    """From the layer's output back to ``made.middle``; frees gate and up on the way."""
     assert computed.gate_up is not None and computed.middle is not None
     norm = weights.layer.post_attention_layernorm
     product, by_inner = weights.down.input_gradient([grad])

@@ -1,4 +1,4 @@
-"""A whole backbone out of fused layers: what they are used for, and how much they keep for the backward."""
+"""A backbone of fused layers: when they are used, and how much they keep for the backward."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen
 
 
 class FusedBackbone:
-    """Runs packed rows through a transformers model's layers, with their adapters as they are at each call."""
+    """Runs packed rows through a transformers model's layers, with their current adapters at each call."""
 
     def __init__(self, backbone: Any, checkpointing: Checkpointing) -> None:
-        """Raises ValueError for a model that ``why_not_fused`` names a reason for."""
+        """Raises ValueError for a model that ``why_not_fused`` rejects."""
         reason = why_not_fused(backbone)
         if reason:
             raise ValueError(reason)
@@ -63,7 +63,7 @@ class FusedBackbone:
 
 
 def why_not_fused(backbone: Any) -> str | None:
-    """Say what keeps a transformers backbone, LoRA injected, from running as fused layers; None where nothing does."""
+    """Why a transformers backbone with LoRA cannot run as fused layers; None if it can."""
     layers = list(getattr(backbone, "layers", []))
     names = {class_name(layer) for layer in layers}
     if not names or not names <= LAYERS:
@@ -101,7 +101,7 @@ def _odd_adapter(module: Any) -> str | None:
 
 
 def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
-    """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns why not, where it cannot."""
+    """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns the reason if it cannot."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     reason = why_not_fused(base.base_model)
     if reason is None:

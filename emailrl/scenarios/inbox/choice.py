@@ -1,4 +1,4 @@
-"""Which mailboxes of a database are asked about."""
+"""Chooses the mailboxes of a database to ask about."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from emailrl.store.schema import emails
 
 MAX_INBOXES = 40
 MIN_MAILS = 30
-"""Mailboxes smaller than this are taken only when named."""
+"""Smaller mailboxes are used only if named."""
 OWN_SHARE: Final = 0.9
 """An address that sent or received this share of all emails owns the archive."""
 MAX_SEARCHED: Final = 5000
-"""A mistyped address is looked for among this many of the largest mailboxes."""
+"""Number of the largest mailboxes searched for a similar address."""
 NUM_LISTED: Final = 10
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
     """The named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, in the order of their addresses.
 
-    Raises UsageError where none is named and none is large enough.
+    Raises UsageError if none is named and none is large enough.
     """
     chosen = sorted(
         {inbox.strip().lower() for inbox in named}
@@ -49,7 +49,7 @@ def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
 
 
 def open_inbox(reader: MailReader, inbox: str) -> Inbox:
-    """The mailbox of an address; raises UsageError where the database holds no mail of it."""
+    """The mailbox of an address; raises UsageError if the database has none of its email."""
     box = reader.open(inbox)
     if not box.mails:
         largest = ", ".join(owner.address for owner in largest_owners(reader))

@@ -34,7 +34,7 @@ _READ_MAILS = 500
 
 @dataclass(eq=False)
 class Mail:
-    """One mail; its derived parts are worked out once, however many mailboxes hold it."""
+    """One email; derived parts are computed once, even if several mailboxes hold it."""
 
     message_id: str
     subject: str
@@ -53,7 +53,7 @@ class Mail:
 
     @property
     def addresses(self) -> set[str]:
-        """Everyone on the mail, the sender included."""
+        """All addresses of the email, including the sender."""
         return {self.sender, *self.to, *self.cc, *self.bcc}
 
     @cached_property
@@ -85,7 +85,7 @@ class Inbox:
         self.people = People({a for mail in self.mails for a in mail.addresses}, me)
 
     def before(self, day: date) -> int:
-        """The number of mails dated before a day: ``mails[:before(day)]`` is what can be seen then."""
+        """The number of emails dated before a day: ``mails[:before(day)]`` are visible then."""
         return bisect_left(self._dates, day.isoformat())
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:

@@ -1,4 +1,4 @@
-"""Names out of addresses: ``sara.shackleton@enron.com`` is Sara Shackleton, where no one else could be meant."""
+"""Names from addresses: ``sara.shackleton@enron.com`` is Sara Shackleton, if unambiguous."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def name_of(address: str) -> str | None:
 
 
 class People:
-    """The addresses of one mailbox, and what each may be called there."""
+    """The addresses of one mailbox, and their names."""
 
     def __init__(self, addresses: Iterable[str], me: str) -> None:
         self.me = me
         self.addresses = frozenset(addresses)
 
     def called(self, address: str) -> str:
-        """The name of the person behind an address, or the address itself where namesakes write from other domains."""
+        """The name of the person behind an address, or the address itself if namesakes use other domains."""
         name = name_of(address)
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
             return address
         return name
 
     def is_person(self, address: str) -> bool:
-        """Whether the address can be told by name."""
+        """Whether the name identifies the address."""
         return self.called(address) != address
 
     def is_me(self, address: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a mail is about, as its subject tells: cleaned, and judged fit or unfit to point at the mail."""
+"""An email's topic from its subject: cleaned, and checked for identifying the email."""
 
 from __future__ import annotations
 

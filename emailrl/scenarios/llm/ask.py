@@ -1,7 +1,7 @@
-"""Many prompts at once, within a budget, each reply kept on disk as it comes.
+"""Sends prompts concurrently, within a budget, and saves each reply as it arrives.
 
-A prompt that goes unanswered ends the run, never quietly: what is in flight is waited for and kept, nothing further is
-sent, and the error says why. The same run begun again sends only what is missing.
+An unanswered prompt ends the run with an error: requests in flight are awaited and saved, and no more are sent.
+Rerunning sends only the missing prompts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from emailrl.scenarios.llm.replies import read_reply
 from emailrl.settings import GenerationSettings
 
 MAX_UNREADABLE = 2
-"""Times a prompt is paid for in search of a readable reply; the last one is kept as it is."""
+"""Maximum attempts at a readable reply; the last reply is kept as is."""
 MAX_REFUSED = 3
-"""Prompts refused at the start, with none answered, from which the request itself is taken to be at fault."""
+"""Number of initial refusals, without an answer, after which the request itself is considered faulty."""
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Spending:
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float | None = None
-    """Dollars; None where the prices are not known."""
+    """Dollars; None if prices are unknown."""
     num_answered: int = 0
-    """Prompts that the server answered in this run."""
+    """Prompts answered by the server in this run."""
     num_refused: int = 0
 
 
@@ -44,7 +44,7 @@ Progress = Callable[[Spending], None]
 
 @dataclass(slots=True)
 class _Run:
-    """What the workers of one run share."""
+    """State shared by the workers of one run."""
 
     pending: Iterator[Batch]
     spending: Spending = field(default_factory=Spending)
@@ -54,7 +54,7 @@ class _Run:
 
 
 class QuestionWriter:
-    """Has a model answer the prompts of a plan."""
+    """Sends the prompts of a plan to a model."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class QuestionWriter:
     ) -> None:
         """``timeout`` in seconds bounds one reply; ``max_cost`` in dollars bounds what one ``ask`` spends.
 
-        Raises UsageError where a key is needed and missing, and for a ``max_cost`` without prices.
+        Raises UsageError for a missing key, and for ``max_cost`` without prices.
         """
         self._settings = settings
         self._client = ReplyClient(settings, openrouter_api_key, timeout=timeout, sleep=sleep)

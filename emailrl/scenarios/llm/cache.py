@@ -1,4 +1,4 @@
-"""Replies on disk, each written as soon as it is there: what was paid for once is never paid for again."""
+"""Replies on disk, each written as soon as it arrives, so that nothing is paid for twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emailrl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A model's answer to one prompt, as it came, and the tokens it was billed by."""
+    """A model's raw reply to one prompt, and its billed tokens."""
 
     text: str
     tokens_in: int
@@ -51,7 +51,7 @@ class ReplyCache:
             raise self._unusable(error) from error
 
     def prepare(self) -> None:
-        """Create the file, so that a place that cannot be written is found before the first prompt is paid for."""
+        """Create the file, so that an unwritable path is found before the first prompt is paid for."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._open()) as connection, connection:

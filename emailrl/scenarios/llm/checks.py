@@ -1,7 +1,7 @@
-"""Which of a model's questions are kept: nothing it says is believed that the database does not bear out.
+"""Filters a model's questions: only claims confirmed by the database are accepted.
 
-A reply may be wrong, or written by whoever wrote a mail in the prompt. So an item becomes a question only if its ids
-name mails of its own prompt, its answer stands in those mails and would not in any, and its text is plain printable
+A reply may be wrong, or controlled by the author of an email in the prompt. So an item becomes a question only if its
+ids name mails of its own prompt, its answer stands in those mails and would not in any, and its text is plain printable
 text. What cannot be checked is whether the mailbox holds another answer as well; the template questions can prove that,
 these cannot.
 """

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
 _REFUSED: Final = (400, 413, 422)
-"""What a server says to one prompt it will not have: too long for the model, or filtered."""
+"""Statuses of a rejected prompt: too long for the model, or filtered."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class GenerationError(EmailRLError):
-    """The server gave no reply, or the money is spent."""
+    """The server gave no reply, or the budget is spent."""
 
 
 class PromptRefused(GenerationError):
-    """The server will not have this prompt; it may have another."""
+    """The server rejects this prompt but may accept others."""
 
 
 class ReplyClient:
@@ -67,7 +67,7 @@ class ReplyClient:
         await self._client.close()
 
     async def send(self, batch: Batch, is_over: Callable[[], bool]) -> Reply:
-        """One reply, however often it takes; no further try once ``is_over()``.
+        """One reply, with retries until ``is_over()``.
 
         Raises PromptRefused, or GenerationError when the tries are used up or the server refuses everything.
         """

@@ -1,4 +1,4 @@
-"""What a run will send and what it will cost, before anything is sent."""
+"""Plans a run's prompts and estimates their cost before sending any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from emailrl.settings import GenerationSettings
 from emailrl.store.connection import opened
 
 DEFAULT_LIMIT = 1000
-"""Questions asked for where no limit is given: a hundred prompts."""
+"""Default number of questions: a hundred prompts."""
 CHARS_A_TOKEN = 3.0
 """Characters of a prompt to one token; JSON full of addresses and ids has fewer than prose."""
 TOKENS_A_QUESTION = 110
@@ -33,13 +33,13 @@ TOKENS_A_QUESTION = 110
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for a million tokens; None where nobody said."""
+    """Dollars per million tokens; None if unknown."""
 
     per_million_in: float | None
     per_million_out: float | None
 
     def cost(self, tokens_in: int, tokens_out: int) -> float | None:
-        """Dollars, or None where a price is not known."""
+        """Dollars, or None if a price is unknown."""
         if self.per_million_in is None or self.per_million_out is None:
             return None
         return (tokens_in * self.per_million_in + tokens_out * self.per_million_out) / 1e6
@@ -73,7 +73,7 @@ def plan_questions(
     seed: int = 42,
     allow_shared: bool = False,
 ) -> QuestionPlan:
-    """Choose the mails to show, and estimate; sends nothing and writes nothing.
+    """Choose the emails to show, and estimate; sends and writes nothing.
 
     ``limit`` is the most questions (default ``DEFAULT_LIMIT``); as many prompts are planned as give so many when every
     reply is full. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file that is

@@ -1,4 +1,4 @@
-"""What a model wrote, read as a list of JSON objects: whole, fenced, wrapped, chatted around or cut off."""
+"""Parses a model's reply as a list of JSON objects: plain, fenced, wrapped, inside text or truncated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 MAX_REPLY_CHARS = 100_000
 """A longer reply is read up to here."""
 MAX_ITEMS = 100
-"""More questions to one prompt are not read."""
+"""Maximum questions read per prompt."""
 MAX_TRIES = 200
 """Brackets that begin nothing readable, after which a reply is given up: each may cost as long as it nests."""
 
@@ -20,7 +20,7 @@ _BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
 def read_reply(text: str) -> list[Any] | None:
     """The objects of a reply that may be questions, none of them checked; None where there is no JSON to be read.
 
-    A reply that breaks off gives the objects that were finished.
+    A truncated reply gives its complete objects.
     """
     text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
     items: list[Any] = []

@@ -1,4 +1,4 @@
-"""Whether mails state an answer, and whether it says enough that they could not have stated it by chance."""
+"""Checks that emails state an answer, and that it is too specific to occur by chance."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _names(mails: list[Mail]) -> set[str]:
 
 
 def _text(mail: Mail) -> str:
-    """Everything a mail says, its date in words included."""
+    """All text of an email, including its date in words."""
     day = f"{mail.day:%A}, {spell_day(mail.day)}, {mail.day.month}/{mail.day.day}, {mail.sent_at}"
     return "\n".join((mail.subject, mail.body, day, mail.sender, *mail.to, *mail.cc, *mail.bcc))

@@ -1,4 +1,4 @@
-"""Where mail comes from: a source yields ``RawEmail``, or ``Skipped`` with the reason, for every message it sees."""
+"""Mail sources: a source yields ``RawEmail``, or ``Skipped`` with the reason, for every message it sees."""
 
 from emailrl.store.sources.detect import Source, open_source
 from emailrl.store.sources.message import parse_message

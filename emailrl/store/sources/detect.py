@@ -1,4 +1,4 @@
-"""Which reader a source needs, told by its content, never by its name."""
+"""Detects a source's reader by content, never by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source:
 
     items: Iterator[Item]
     fraction: Callable[[], float | None] = lambda: None
-    """How much of it has been read, 0 to 1; None where that cannot be told."""
+    """Fraction read, 0 to 1; None if unknown."""
     reading: Reading = field(default_factory=Reading)
 
     def __iter__(self) -> Iterator[RawEmail | Skipped]:

@@ -1,4 +1,4 @@
-"""Mail as it is in the wild: MIME trees, encoded headers, any charset, HTML only."""
+"""Parses real-world mail: MIME trees, encoded headers, any charset, HTML only."""
 
 from __future__ import annotations
 

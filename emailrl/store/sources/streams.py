@@ -1,4 +1,4 @@
-"""Files as they lie on the disk: plain or compressed, whole or broken off."""
+"""Opens files on disk: plain or compressed, complete or truncated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
 
 BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
-"""What reading a compressed file raises where it breaks off or is damaged."""
+"""Errors raised by reading a truncated or damaged compressed file."""
 
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
