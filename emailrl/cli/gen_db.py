@@ -103,8 +103,8 @@ def gen_db(
             say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
         if append and report.emails:
             say(
-                "The database has changed: runs started on it cannot resume, and old questions about the first, the "
-                "last or the number of emails may have new answers. Generate new ones with gen-questions."
+                "The database has changed: runs started on it cannot resume, and answers to old questions about the "
+                "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
             )
     _print_next(settings, report.db, console)
     if json:

@@ -204,12 +204,12 @@ def _shared_out(split: Split) -> list[Row]:
     """A step on several GPUs."""
     each = "" if split.tensor_parallel == 1 else f" of {split.tensor_parallel} GPUs each"
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
-    order = "while the step before is trained" if split.overlaps else "then training"
+    order = "while the previous step trains" if split.overlaps else "then training"
     reduced = f"adapter gradients of {split.trainers} ranks"
     rows = [
         ("trainers", f"{split.trainers}", f"ranks of emailrl train{sharded}"),
         ("servers", f"{split.servers}", f"vLLM replicas{each}"),
-        ("sampling per step", f"{split.sampler:,.1f} s", f"the new adapter's loading included; {order}"),
+        ("sampling per step", f"{split.sampler:,.1f} s", f"including loading the new adapter; {order}"),
         ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),
         ("training per step", f"{split.train:,.1f} s", ""),
         ("all-reduce per step", f"{split.reduce:,.2f} s", reduced),
@@ -217,7 +217,9 @@ def _shared_out(split: Split) -> list[Row]:
         ("per evaluation", f"{split.evaluation:,.1f} s", f"{split.tokens.evaluations} evaluations"),
     ]
     if split.gather:
-        rows.insert(5, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, beyond what is hidden"))
+        rows.insert(
+            5, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, not hidden by computation")
+        )
     return rows
 
 

@@ -46,7 +46,7 @@ def serve(
     host: Annotated[str, typer.Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
     log_dir: Annotated[
-        Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ beside OUTPUT_DIR.")
+        Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ next to OUTPUT_DIR.")
     ] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a server must be ready.")] = 900,
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts per server.")] = 3,
@@ -62,7 +62,7 @@ def serve(
     servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
     folder.mkdir(parents=True, exist_ok=True)
     if not host.startswith("127.") and host != "localhost" and settings.vllm.vllm_api_key is None:
-        say(f"Note: whoever reaches {host} can load adapters into these servers; set VLLM_API_KEY.")
+        say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
     say(f"Starting {replicas} vLLM server{'s' * (replicas > 1)} of {settings.model.name}; logs in {folder} ...")
     with running(servers):
         seconds = wait_until_well(servers, timeout=start_timeout, say=say)

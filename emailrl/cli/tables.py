@@ -53,7 +53,7 @@ def results_table(report: Report) -> RenderableType:
         "tokens are prompt_tokens + completion_tokens: docs/benchmark.md"
     )
     lines += [
-        f"{titles[record['model']]} saw no injected order: no search or read returned an email"
+        f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"
         for record in report.records()
         if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
     ]

@@ -129,7 +129,7 @@ class Plan:
                 "lower it to keep the batch"
             )
         if self.split is not None and self.split.playing > self.split.sampling:
-            notes.append("rank 0, which plays all trajectories, is the limit: more GPUs do not make the run faster")
+            notes.append("rank 0, which runs all rollouts, is the bottleneck: more GPUs do not make the run faster")
         return [*notes, *map(self._comparison, self.faster), "times exclude mailbox search, the judge and saving"]
 
     def _comparison(self, way: Way) -> str:

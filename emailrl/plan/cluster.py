@@ -196,7 +196,7 @@ class Cluster:
         return Sampling(self.shape, self.settings, device, tokens, memory).seconds(share, members=members)
 
     def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
-        """Gathering overlaps with the previous layer's computation; only the excess counts."""
+        """Seconds of gathering that do not overlap with the previous layer's computation."""
         if memory.cards == 1:
             return 0.0
         weights, offload = self.shape.weight_bytes(memory.layout.itemsize), self.settings.model.shard_offload

@@ -75,7 +75,7 @@ def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: 
                 continue
             server.end()
             if server.starts > restarts:
-                say(f"{server.url} died ({why}); it is not restarted any more (--max-restarts {restarts}).")
+                say(f"{server.url} died ({why}); it will not be restarted again (--max-restarts {restarts}).")
                 alive.remove(server)
                 continue
             say(f"{server.url} died ({why}); restart {server.starts} of {restarts}.")

@@ -56,7 +56,7 @@ def _of_the_update(algorithm: Algorithm, settings: Settings) -> Iterator[Row]:
     if settings.algorithm.kl_target is None:
         yield "algorithm", "kl_horizon", "without KL_TARGET"
     if not algorithm.compares_rollouts:
-        estimator = f"with the advantage estimator {algorithm.advantage}, which does not compare the rewards of a group"
+        estimator = f"with the advantage estimator {algorithm.advantage}, which does not compare rewards within a group"
         yield "algorithm", "min_group_std", estimator
 
 

@@ -127,4 +127,4 @@ def test_an_environment_that_hands_over_no_mail_is_told_of(emailrl, here: Path) 
     )
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])[1]["cite_orders_seen"] == 0
-    assert "meek (attacked) saw no injected order: no search or read returned an email" in err
+    assert "meek (attacked) saw no injected instruction: no search or read returned an email" in err

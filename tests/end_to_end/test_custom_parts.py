@@ -77,7 +77,7 @@ def test_nothing_is_written_for_an_environment_that_does_not_load(make_settings:
 
 
 def test_mode_simple_has_an_environment_of_its_own(make_settings: MakeSettings, fragile: Path) -> None:
-    with pytest.raises(UsageError, match="Mode simple trains on a static mail prompt"):
+    with pytest.raises(UsageError, match="Mode simple trains on a static email prompt"):
         train(make_settings(mode="simple", environment=f"{fragile}:Fragile"))
 
 

@@ -127,7 +127,7 @@ def test_hybrid_engine_scaled_down_to_two_ranks(demo: dict[str, Any], tmp_path: 
         read_checkpoint(run_dir / "final").metadata.settings,
     )
     assert [step["num_trajectories"] for step in steps] == [12, 12]  # two questions a rank, three rollouts each
-    assert "rollouts are played by 2 engines, each on 1 of 2 ranks" in (run_dir / "training.log").read_text()
+    assert "rollouts run on 2 engines, each on 1 of 2 ranks" in (run_dir / "training.log").read_text()
     assert all(step["rank_tokens_max"] >= step["rank_tokens_mean"] > 0 for step in steps)
     assert settings["training"]["algorithm"] == "ppo" and settings["algorithm"]["kl_in"] == "reward"
     assert (settings["vllm"]["vllm_tensor_parallel_size"], settings["vllm"]["vllm_gpu_memory_utilization"]) == (2, 0.5)

@@ -104,7 +104,7 @@ def test_neighboring_ranks_share_an_engine_of_vllm(
     assert [[*first, *second] for first, second in zip(zero, two, strict=True)] == alone
     assert_same(tmp_path / "four/grpo_masked", tmp_path / "one/grpo_masked")
     log = (tmp_path / "four/grpo_masked/training.log").read_text()
-    assert "rollouts are played by 2 engines, each on 2 of 4 ranks" in log
+    assert "rollouts run on 2 engines, each on 2 of 4 ranks" in log
 
 
 def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(

@@ -247,7 +247,7 @@ def test_two_ranks_train_with_an_engine_each(world: Path) -> None:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == len(steps) == 2 and all(step["num_trajectories"] == 24 for step in steps)
     assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
-    assert "rollouts are played by 2 engines, each on 1 of 2 ranks" in (run / "training.log").read_text()
+    assert "rollouts run on 2 engines, each on 1 of 2 ranks" in (run / "training.log").read_text()
 
 
 def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:

@@ -48,7 +48,7 @@ def run(folder: Path, given: argparse.Namespace, ranks: int, per_engine: int) ->
     assert len(steps) == given.steps and all(step["num_trajectories"] == given.questions * 6 for step in steps)
     assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps), "the sampler is not the policy"
     if ranks > 1:
-        said = f"rollouts are played by {ranks // per_engine} engines, each on {per_engine} of {ranks} ranks"
+        said = f"rollouts run on {ranks // per_engine} engines, each on {per_engine} of {ranks} ranks"
         assert said in (directory / "training.log").read_text(), said
     later = steps[1:]  # the first one warms up
     return {

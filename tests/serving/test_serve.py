@@ -154,7 +154,8 @@ def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
     marker.touch()
     assert command.process.wait(30) == 1
     assert (
-        "not restarted any more (--max-restarts 1)" in command.said() and "error: No server is left." in command.said()
+        "will not be restarted again (--max-restarts 1)" in command.said()
+        and "error: No server is left." in command.said()
     )
     assert all_gone(command.starts())
 
@@ -185,7 +186,7 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
 
 def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:
     command = serving("--host", "0.0.0.0", "--gpus", "")
-    until(lambda: "Note: whoever reaches 0.0.0.0 can load adapters" in command.said())
+    until(lambda: "Note: anyone who can reach 0.0.0.0 can load adapters" in command.said())
     command = serving("--host", "0.0.0.0", "--gpus", "", VLLM_API_KEY="secret")
     until(lambda: "Starting 1 vLLM server" in command.said())
     assert "Note:" not in command.said() and "secret" not in command.said()

@@ -230,7 +230,7 @@ def _check_environment(settings: Settings, mode: Mode) -> None:
     load_task(environment)
     if environment != MAIL and mode.make_environment is not None:
         raise UsageError(
-            f"Mode {settings.training.mode} trains on a static mail prompt, not in the environment {environment}.",
+            f"Mode {settings.training.mode} trains on a static email prompt, not in the environment {environment}.",
             "Use --mode masked or rollout.",
         )
 

@@ -47,7 +47,7 @@ class Mode:
 
 
 def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
-    """One prompt that holds the question and a few mails."""
+    """One prompt with the question and a few emails."""
     return StaticPromptEnvironment(scenario, mailbox, question_template=settings.agent.question_template)
 
 

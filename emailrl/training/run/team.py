@@ -79,7 +79,7 @@ def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
     if not plays_on_all(settings, ranks):
         return []
     each, several = ranks_per_engine(settings), ranks.world
-    return [f"rollouts are played by {several // each} engines, each on {each} of {several} ranks"]
+    return [f"rollouts run on {several // each} engines, each on {each} of {several} ranks"]
 
 
 def deal(trajectories: Sequence[Trajectory], num_engines: int) -> list[Sequence[Trajectory]]:
