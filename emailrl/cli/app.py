@@ -104,7 +104,7 @@ def emailrl_command(
     \b
       emailrl quickstart                     run the whole cycle on a demo mailbox
       emailrl gen-db --source demo           index a mailbox
-      emailrl train --mode masked            train the policy on it
+      emailrl train --model nano             train a policy on it
       emailrl benchmark --sequential         measure the best checkpoint
       emailrl inspect-trajectory --verbose   look inside one trajectory
     """

@@ -34,6 +34,7 @@ SET_BY = {
     "max_lora_rank": "VLLM_MAX_LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
     "served_model_name": "",
+    "config": "",
     "host": "",
     "port": "",
     "enable_lora": "",
@@ -95,7 +96,7 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     text = settings.vllm.vllm_engine_args
     try:
         arguments = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
         raise UsageError(f"VLLM_ENGINE_ARGS={text!r} is not a JSON object.", EXAMPLE)
@@ -104,8 +105,8 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
-        if name in owned:
-            hint = f"Set {owned[name]} instead." if owned[name] else "emailrl depends on its value."
+        if (setting := owned.get(name.removeprefix("no_"))) is not None:
+            hint = f"Set {setting} instead." if setting else "emailrl depends on its value."
             raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
     return arguments
 

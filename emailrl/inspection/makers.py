@@ -22,7 +22,7 @@ def origin(file: Path, trajectory: Trajectory) -> str | None:
     if file.name.startswith("eval-"):
         return f"evaluation at step {trajectory.step}"
     if file.name.startswith("confirm-"):
-        return f"best_model, from step {trajectory.step}, on held-out validation questions"
+        return f"best_model, from step {trajectory.step}, on other validation questions"
     return None if file.name.startswith("step-") else "rollout"
 
 

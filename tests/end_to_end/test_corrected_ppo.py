@@ -55,7 +55,7 @@ def test_an_update_that_is_not_finite_is_said_and_kept(
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
         run = train(settings, progress=said.append).run_dir
-    assert any("Step 1: 1 updates skipped" in line and str(run / "skipped") in line for line in said)
+    assert any("Step 1: 1 update skipped" in line and str(run / "skipped") in line for line in said)
     assert [line["updates_skipped"] for line in read_records(run / "metrics.jsonl")][-1] == 1
     assert sorted(path.name for path in (run / "skipped").iterdir()) == [
         "step-000001-1.json", "step-000001-1.safetensors",

@@ -81,6 +81,8 @@ def test_further_arguments_reach_vllm(tmp_path: Path) -> None:
     [
         ("fp8", "is not JSON", "Example"),
         ('["fp8"]', "is not a JSON object", "Example"),
+        ("[" * 100_000, "is not JSON", "Example"),
+        ('{"no_enable_lora": true}', "cannot set no_enable_lora", "emailrl depends on its value"),
         ('{"--quantization": "fp8"}', "'--quantization' is not an argument name", "Example"),
         ('{"dtype": "float16"}', "cannot set dtype", "Set EMAILRL_DTYPE instead"),
         ('{"max_loras": 4}', "cannot set max_loras", "Set VLLM_MAX_LORAS instead"),

@@ -65,7 +65,7 @@ def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path
     assert played.said[-3].endswith(f"all steps done. {best} best_model.")
     assert (tmp_path / "curve.png").is_file() and (tmp_path / "curve.svg").is_file()
     again = "best_model measured again on 4 other validation questions: 50.0% (95 % interval 15.0% to 85.0%)"
-    assert played.said[-1] == f"{again}; expect this on new questions"
+    assert played.said[-1] == f"{again}, free of the bias of selection"
     assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
     record = json.loads((tmp_path / "confirmed.json").read_text())
     assert (record["step"], record["accuracy"], record["num_questions"]) == (1, 0.5, 4)

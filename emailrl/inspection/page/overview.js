@@ -36,7 +36,7 @@ function tiles() {
   if (run.evaluations.length) {
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
-    tilesOf.push(tile("Held-out accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `${first === last ? "" : "last: "}95% interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
+    tilesOf.push(tile("Validation accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `${first === last ? "" : "last: "}95% interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
     tilesOf.push(tile("Best evaluation", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}`));
     tilesOf.push(tile("Evaluation reward", first === last ? number(last.reward) : `${number(first.reward, 2)} → ${number(last.reward, 2)}`, "mean, first to last"));
   } else if (run.results.length) {
@@ -92,15 +92,15 @@ function curves() {
   const { steps, evaluations } = data.run;
   const right = (row) => (row.verdict === "not judged" ? null : Number(row.verdict === "correct"));
   const heldRewards = byStep((row) => row.reward, "eval");
-  const held = { name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
+  const held = { name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
     lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95% intervals, clustered by question." }),
-    lineChart("Reward", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95% intervals, clustered by question." }),
+    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95% intervals, clustered by question." }),
     lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss"), { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
     lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
-    lineChart("Turns per trajectory", [{ name: "held-out", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { show: (value) => value.toFixed(2), zero: true }),
+    lineChart("Turns per trajectory", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { show: (value) => value.toFixed(2), zero: true }),
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
     stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),

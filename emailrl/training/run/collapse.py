@@ -102,8 +102,8 @@ def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
     if (unanswered := _level(steps, "unanswered")) is not None:
         warning = (
             f'{unanswered:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e'
-            " reward pays more than answering below about 37 % accuracy: lower REWARD_NO_ANSWER or LEARNING_RATE, use"
-            " easier questions or start with emailrl sft (docs/rewards.md)."
+            " reward pays more than answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or"
+            " LEARNING_RATE, use easier questions or start with emailrl sft (docs/rewards.md)."
         )
         found.append(Sign("unanswered", unanswered / UNANSWERED_SHARE, warning))
     if (entropy := _level(steps, "entropy")) is not None:

@@ -277,5 +277,5 @@ class Run:
         replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.conclude(
             f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
-            f" {percent(confirmed.accuracy, confirmed.interval)}; expect this on new questions"
+            f" {percent(confirmed.accuracy, confirmed.interval)}, free of the bias of selection"
         )

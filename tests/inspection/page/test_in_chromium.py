@@ -62,7 +62,7 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
     for title in ("Accuracy", "Reward", "Entropy", "Trainable share of tokens", "Seconds by phase"):
         assert (f"<strong>{title}</strong>" in markup) == (title != "Trainable share of tokens")  # not recorded
     assert "0.0% → 100.0%" in markup
-    assert "held-out from 0.0% at step 0 to 100.0% at step 2" in markup  # what a screen reader says of the curve
+    assert "validation from 0.0% at step 0 to 100.0% at step 2" in markup  # what a screen reader says of the curve
     # Rewards 0, 1, 2 of one group: no interval from a single group, so no band is drawn.
     assert 'class="band' not in markup
     assert 'Wrong before, correct after <span class="count">1</span>' in markup

@@ -141,7 +141,7 @@ def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
     state = RunState(step=3, cursor=Cursor(1, 4))
     assert state.stop_reason(wanted, 9, 2) is None and not state.is_last(9, 2)
     state.end_step(Cursor(2), 0.0)
-    assert state.stop_reason(wanted, 9, 2) == "all 2 epochs done" and state.is_last(9, 2)
+    assert state.stop_reason(wanted, 9, 2) == "all epochs done" and state.is_last(9, 2)
     assert state.stop_reason(wanted, 9) is None
     assert state.stop_reason(wanted, 4, 2) == "all steps done"
 
