@@ -143,7 +143,7 @@ def test_the_command_exits_by_what_is_essential(
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
     command(deep=False, json=False)
-    assert "→ Build it: emailrl gen-db --source demo" in capsys.readouterr().out.replace("\n", " ").replace("  ", "")
+    assert "→ Build it: emailrl gen-db --source demo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
