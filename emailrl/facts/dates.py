@@ -58,7 +58,7 @@ _NAMED = {"noon": 720, "midday": 720, "midnight": 0}
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """What a text says of a day; unsaid fields are None."""
+    """A day as far as a text states it; unstated fields are None."""
 
     year: int | None = None
     month: int | None = None
@@ -67,7 +67,7 @@ class Date:
     part: str | None = None
 
     def agrees(self, other: Date) -> bool:
-        """``other`` contradicts nothing and says at least the narrowest thing said here: day, month or weekday."""
+        """Whether ``other`` contradicts nothing and states at least the narrowest field stated here."""
         if self.contradicts(other):
             return False
         if self.day is not None:
@@ -79,7 +79,7 @@ class Date:
         return other.year is not None
 
     def contradicts(self, other: Date) -> bool:
-        """A field said by both differs."""
+        """Whether a field that both state differs."""
         return any(
             mine is not None and theirs is not None and mine != theirs
             for mine, theirs in (
@@ -94,21 +94,21 @@ class Date:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A time of day as the minutes since midnight it can mean: "3:30" alone means two."""
+    """A time of day as the set of minutes since midnight it can mean: two for "3:30" alone."""
 
     minutes: frozenset[int]
 
     def agrees(self, other: Time) -> bool:
-        """The two can mean the same time."""
+        """Whether the two can mean the same time."""
         return not self.minutes.isdisjoint(other.minutes)
 
     def contradicts(self, other: Time) -> bool:
-        """They cannot."""
+        """Whether the two cannot mean the same time."""
         return not self.agrees(other)
 
 
 def read_dates(found: re.Match[str]) -> list[Date]:
-    """The dates of one match of ``DATE``: several for "17th and 18th of January", none for an empty match."""
+    """Return the dates of one match of ``DATE``: several for "17th and 18th of January", none for an impossible one."""
     name = found["weekday"] or found["bare"]
     weekday = WEEKDAYS[name[:3].lower()] if name else None
     part = found["part"].lower() if found["part"] else None
@@ -136,7 +136,7 @@ def read_dates(found: re.Match[str]) -> list[Date]:
 
 
 def read_time(found: re.Match[str]) -> Time | None:
-    """The time of one match of ``TIME``; None where it turns out to be none."""
+    """Return the time of one match of ``TIME``, or None if it is not a time."""
     when = (found["when"] or "").lower()
     if found["named"]:
         return Time(frozenset({_NAMED[found["named"].lower()]}))

@@ -1,4 +1,4 @@
-"""Word lists of the matcher: words that say nothing, irregular forms, opposites, places, titles, numbers."""
+"""Word lists of the grammar: stopwords, irregular forms, synonyms, opposites, titles, nicknames, numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SAME = _paired(
     mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse
     over:above under:below"""
 )
-"""Words that are read as another of nearly the same sense."""
+"""Words read as another word of nearly the same meaning."""
 
 OPPOSITES = _listed(
     """more/fewer more/less longer/shorter long/short rise/fall before/after early/late earlier/later approve/reject
@@ -84,7 +84,7 @@ TITLES = _listed(
     group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company
     bank university street avenue road building room floor yes no not ok okay i the a an"""
 )
-"""Words that may stand in or beside a name and are no part of it."""
+"""Words in or next to a name that are not part of it."""
 
 NICKNAMES = _paired(
     """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven

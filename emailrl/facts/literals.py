@@ -25,32 +25,32 @@ _PATTERNS = {
     r"[a-z0-9]+(?:[-/][a-z0-9]+){0,8}\b(?:\s\d{2,}\b)?",
 }
 PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PATTERNS.items()}
-"""In the order in which they are looked for: what one has taken, the next does not see."""
+"""Patterns by kind, in search order; text taken by one is hidden from the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Its kind, and its signs in one spelling."""
+    """A literal: its kind, and its characters in one normalized spelling."""
 
     kind: str
     text: str
 
     def agrees(self, other: Literal) -> bool:
-        """The same signs; phone numbers may lack country and area code."""
+        """Whether the characters are the same; phone numbers may lack country and area code."""
         if self.kind == other.kind == "phone":
             shorter, longer = sorted((self.text, other.text), key=len)
             return len(shorter) >= 7 and longer.endswith(shorter)
         return self.text == other.text
 
     def contradicts(self, other: Literal) -> bool:
-        """Another one of the same make: INV-20449 or PO-20448 against INV-20448, but not seat 12A."""
+        """Whether the other is another literal of the same form: INV-20449 or PO-20448 for INV-20448, but not 12A."""
         if self.kind == "code":
             return self.text != other.text and _make(self.text) == _make(other.text)
         return not self.agrees(other)
 
     @property
     def spellings(self) -> re.Pattern[str]:
-        """Finds it in any spelling: other separators, with or without a prefix."""
+        """A pattern that finds the literal in any spelling: other separators, with or without a prefix."""
         if self.kind in ("code", "phone", "extension"):
             runs = re.findall(r"[a-z]+|\d", self.text)
             body = r"[\s().\u2013/-]{0,3}".join(map(re.escape, runs))
@@ -68,7 +68,7 @@ _PREFIX = {
 
 
 def read_literal(kind: str, text: str) -> Literal:
-    """The literal of one match of ``PATTERNS[kind]``."""
+    """Return the literal of one match of ``PATTERNS[kind]``."""
     text = text.lower()
     if kind == "phone":
         return Literal(kind, re.sub(r"\D", "", text)[-10:])

@@ -1,7 +1,7 @@
 """Facts stated explicitly in an email: one pattern for each kind that a question can ask for.
 
-Two mentions that the grammar reads alike are the same fact. Patterns err on the side of finding too much, because a
-fact is asked for only where a mail holds exactly one of its kind.
+Two mentions that the grammar reads alike are the same fact. Patterns err on the side of finding too much, because
+questions are asked only about emails with exactly one fact of a kind.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CODE = r"[A-Z]{0,3}-?\d[\dA-Za-z-]*"
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """One mention: what it states in the terms of the grammar, and as it stands in the mail."""
+    """One mention of a fact: its meaning (``key``) and its text in the email."""
 
     key: Hashable
     text: str
     is_whole: bool
-    """False where it stops inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %"."""
+    """False if it ends inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,16 +54,16 @@ class Extractor:
     pattern: re.Pattern[str]
     key: Callable[[str], Hashable]
     rivals: re.Pattern[str] | None = None
-    """Other mentions that could answer the same question, looked for in what the pattern leaves over."""
+    """Other mentions that could answer the same question, searched in the text that the pattern leaves over."""
     ranges: re.Pattern[str] | None = None
-    """Mentions of a span (3 to 5 pm) or a list, which are no single fact."""
+    """Mentions of a range (3 to 5 pm) or a list, which are not a single fact."""
     lookalikes: re.Pattern[str] | None = None
-    """Texts that may be another fact of the kind if they are as long as the fact found."""
+    """Texts that may be another fact of the kind if they have the length of the fact found."""
     in_file_names: bool = False
-    """Whether the name of an attached file states a fact of this kind."""
+    """Whether the name of an attached file can state a fact of this kind."""
 
     def find(self, text: str) -> list[Mention]:
-        """Every mention, in order."""
+        """Return every mention in order."""
         facts = []
         for match in self.pattern.finditer(text):
             shown = " ".join(match["fact"].split())
@@ -71,7 +71,7 @@ class Extractor:
         return facts
 
     def only(self, own: str, full_text: str) -> Mention | None:
-        """The one fact of its kind in the whole body, if it stands in the mail's own text; else None."""
+        """Return the only fact of its kind in the whole body if it is in the email's own text, else None."""
         mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
         all_found = self.find(full_text)
         if not mine or len({fact.key for fact in all_found}) != 1:
@@ -91,7 +91,7 @@ class Extractor:
 
 
 def _is_whole(match: re.Match[str]) -> bool:
-    """Whether no token goes on before or behind the fact."""
+    """Whether the fact begins and ends at token boundaries."""
     start, end = match.span("fact")
     return not _JOINED_BEFORE.match(match.string, start) and not _JOINED_BEHIND.match(match.string, end)
 
@@ -119,7 +119,7 @@ def _time(text: str) -> Hashable:
 
 
 def _date(text: str) -> Hashable:
-    """Month and day: a year and a weekday only say more of the same day."""
+    """Month and day: a year or a weekday only adds detail to the same day."""
     found = dates.DATE.search(text)
     day = next(iter(dates.read_dates(found)), None) if found else None
     return (day.month, day.day) if day else text.lower()
@@ -229,7 +229,7 @@ FLIGHT = Extractor(
 
 
 def numbered(noun: str) -> Extractor:
-    """The number that stands behind a noun: ``deal 148376``, ``Meter #: 8018``."""
+    """Return an extractor of the number after a noun: ``deal 148376``, ``Meter #: 8018``."""
     return Extractor(
         _pattern(
             rf"\b{noun}s?[ \t]*(?:id|no\.?|number|num|ticket)?s?[ \t]*(?:is|:)?[ \t]*[#{{]?"

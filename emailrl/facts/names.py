@@ -1,4 +1,4 @@
-"""Names: runs of capitalized words in carefully written text."""
+"""Finds names: runs of capitalized words in carefully written text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERBAL = re.compile(r"\w+(?:ing|ed|ly)$")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Where a name stands, and its words in lower case, titles left out."""
+    """A name: its position, and its words in lower case without titles."""
 
     start: int
     end: int
@@ -24,10 +24,9 @@ class Name:
 
 
 def find_names(reading: Reading) -> list[Name]:
-    """The names of a text, in order; none where most letters are capitals.
+    """Return the names of a text in order; none if most letters are capitals.
 
-    A capital at the head of a sentence alone makes no name of a word unless nothing else follows that could be its
-    subject: "Ada will", not "Delay it".
+    A single word at the start of a sentence is a name only if it can be the subject: "Ada will", not "Delay it".
     """
     text = reading.masked
     if sum(map(str.isupper, text)) > 0.7 * sum(map(str.isalpha, text)):
@@ -50,7 +49,7 @@ def _is_no_part(word: str) -> bool:
 
 
 def same_token(one: str, other: str) -> bool:
-    """Two words of names: equal, or one the initial or a short form of the other."""
+    """Whether two words of names are equal, or one is an initial or a short form of the other."""
     if one == other:
         return True
     if min(len(one), len(other)) == 1:
@@ -76,6 +75,6 @@ def _is_subject(text: str, found: re.Match[str]) -> bool:
 
 
 def word_before(text: str, position: int) -> str:
-    """The word before a place, in lower case."""
+    """Return the word before a position in lower case, or an empty string."""
     found = re.search(r"(\w+)\W+$", text[max(0, position - 30) : position])
     return found[1].lower() if found else ""

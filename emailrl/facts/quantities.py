@@ -1,7 +1,7 @@
 """Numbers in text: digits with separators, scales and units, and numbers spelled out.
 
-A quantity is compared by value in its base unit: "2 hours" equals "120 minutes", "$2.3M" equals "2,300,000 dollars",
-"15%" is not "$15"; a side without a unit takes the other's.
+Quantities are compared by value in their base unit: "2 hours" equals "120 minutes", "$2.3M" equals "2,300,000
+dollars", "15%" is not "$15". A number without a unit takes the unit of the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _KINDS = {
     **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
     **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
 }
-"""Units that cannot be converted into each other, but answer the same question."""
+"""Groups of units that cannot be converted into each other but answer the same question."""
 UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _ADVERBS |= {"yearly": "year", "annually": "year"}
@@ -105,7 +105,7 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number as it stands in a text. ``weak`` ones (years, "one", positions) are no rival candidates."""
+    """A number in a text; ``weak`` ones (years, "one", positions) are never rivals."""
 
     value: float
     base: str | None = None
@@ -114,7 +114,7 @@ class Quantity:
     weak: bool = False
 
     def agrees(self, other: Quantity) -> bool:
-        """Same value, after conversion where both have units of one kind; a missing unit agrees with any."""
+        """Whether the values are equal, after conversion to the base unit; a missing unit agrees with any."""
         if self.rate and other.rate and self.rate != other.rate:
             return False
         if self.base is None or other.base is None:
@@ -132,7 +132,7 @@ class Quantity:
         return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
 
     def contradicts(self, other: Quantity) -> bool:
-        """A different amount of the same kind of thing."""
+        """Whether the other is a different amount of the same kind."""
         if self.base is None or other.base is None:
             return not self.agrees(other)
         same_kind = _KINDS.get(self.base, self.base) == _KINDS.get(other.base, other.base)
@@ -140,7 +140,7 @@ class Quantity:
 
 
 def read_quantity(found: re.Match[str]) -> Quantity:
-    """The quantity of one match of ``NUMBER``."""
+    """Return the quantity of one match of ``NUMBER``."""
     value, weak = _value(found)
     unit = re.sub(r"^[\s-]|metric\s", "", (found["currency"] or found["unit"] or "").lower()).strip()
     base, factor = UNITS.get("percent" if unit.startswith("per") else unit, (None, 1.0))
@@ -154,7 +154,7 @@ def read_quantity(found: re.Match[str]) -> Quantity:
 
 
 def _value(found: re.Match[str]) -> tuple[float, bool]:
-    """The bare number, and whether it is a weak one."""
+    """The bare number, and whether it is weak."""
     if found["ratio"]:
         above, below = map(int, found["ratio"].split("/"))
         return (above / below if below else math.inf), False

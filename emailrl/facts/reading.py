@@ -1,4 +1,4 @@
-"""A text as its facts and words, in order."""
+"""Reads a text into its facts and words, in order."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from emailrl.facts.words import WORD, says_something, stem
 
 Fact = Date | Time | Quantity | Literal
 MASK = "\ue000"
-"""Stands for every sign of a fact in ``Reading.masked``."""
+"""Replaces every character of a fact in ``Reading.masked``."""
 _FULL_STOP = re.compile(r"\.(?:\s*$|\s+[A-Z])")
-"""Ends a sentence, whatever the fact before it: "at 1 p.m. Bring it."."""
+"""Ends a sentence, even after a fact that may end in a period: "at 1 p.m. Bring it."."""
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 _YEAR = re.compile(r"(?<![\w$.,/-])(?:1[0-9]|20)\d\d(?![\w%/-]|[.,]\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One fact, or one word that says something."""
+    """One fact, or one content word."""
 
     start: int
     end: int
     text: str
     fact: Fact | None = None
     stem: str = ""
-    """Of a word."""
+    """Stem of a word; empty for a fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A text and its units in order; in ``masked``, as long as the text, facts are blotted out."""
+    """A text and its units in order; ``masked`` is the text with its facts masked, of equal length."""
 
     text: str
     masked: str
@@ -42,20 +42,20 @@ class Reading:
 
     @property
     def facts(self) -> list[Fact]:
-        """The facts alone."""
+        """The facts in order."""
         return [unit.fact for unit in self.units if unit.fact is not None]
 
     @property
     def stems(self) -> list[str]:
-        """The words alone."""
+        """The stems of the words in order."""
         return [unit.stem for unit in self.units if unit.fact is None]
 
 
 def read(text: str, *, temporal: bool = False, literals: Iterable[Literal] = ()) -> Reading:
     """Read a cleaned text.
 
-    ``temporal`` reads "1/3" as a day rather than a share and "1998" as a year; ``literals`` are looked for in any
-    spelling, before anything else.
+    With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. ``literals`` are searched first, in any
+    spelling.
     """
     reader = _Reader(text)
     for literal in sorted(literals, key=lambda literal: -len(literal.text)):
@@ -71,7 +71,7 @@ def read(text: str, *, temporal: bool = False, literals: Iterable[Literal] = ())
 
 
 class _Reader:
-    """Blots out what has been read, so that nothing is read twice."""
+    """Masks text once it is read, so that nothing is read twice."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -79,7 +79,7 @@ class _Reader:
         self.units: list[Unit] = []
 
     def take(self, pattern: re.Pattern[str], read_facts: Callable[[re.Match[str]], Sequence[Fact]]) -> None:
-        """Read every match of a pattern that is not blotted out."""
+        """Read every match of a pattern that is not masked."""
         pieces, position = [], 0
         for found in pattern.finditer(self.masked):
             start = found.end() - len(found[0].lstrip())
@@ -96,7 +96,7 @@ class _Reader:
             self.masked = "".join([*pieces, self.masked[position:]])
 
     def reading(self) -> Reading:
-        """What was read, and the words of the rest."""
+        """Return the facts read so far and the words of the remaining text."""
         words = (
             Unit(found.start(), found.end(), found[0], None, stem(found[0]))
             for found in WORD.finditer(self.masked.replace(MASK, " "))
@@ -114,22 +114,22 @@ def _is_share(found: re.Match[str], temporal: bool) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """A number with a unit, or a word grown together with one ("40-page"), is no code."""
+    """Whether a text is a number with a unit or a hyphenated word ("40-page") rather than a code."""
     return NUMBER.fullmatch(text) is not None or re.fullmatch(r"\d+-[a-z]{3,}", text, re.IGNORECASE) is not None
 
 
 def same_kind(one: Fact, other: Fact) -> bool:
-    """Whether two facts can be compared at all."""
+    """Whether two facts are of the same kind and can be compared."""
     if isinstance(one, Literal) and isinstance(other, Literal):
         return one.kind == other.kind
     return type(one) is type(other)
 
 
 def agree(one: Fact, other: Fact) -> bool:
-    """The second gives what the first gives."""
+    """Whether the second fact states what the first states."""
     return same_kind(one, other) and one.agrees(other)  # type: ignore[arg-type]
 
 
 def contradict(one: Fact, other: Fact) -> bool:
-    """The two cannot both answer one question."""
+    """Whether two facts cannot both answer one question."""
     return same_kind(one, other) and one.contradicts(other)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Words: cleaning, tokens, stems, and which of them say something."""
+"""Words: cleaning, tokens, stems and stopwords."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUFFIXES = (
     *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
 )
-"""Endings and the least that must remain before them."""
+"""Suffixes and the minimum number of letters before them."""
 
 
 _WORDINGS = tuple(
@@ -32,11 +32,11 @@ _WORDINGS = tuple(
         (r"\bcubic (?:feet|foot)\b", "cf"),
     )
 )
-"""Several words for what the grammar reads in one form."""
+"""Rewrites phrases into the one form that the grammar reads."""
 
 
 def clean(text: str) -> str:
-    """One spelling for quotes, dashes, spaces, accents and compatibility letters; no signs of emphasis."""
+    """Normalize quotes, dashes, spaces, accents and compatibility letters, and remove emphasis marks."""
     text = unicodedata.normalize("NFKD", text)
     text = re.sub(r"[\u0300-\u036f\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
     text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
@@ -69,19 +69,19 @@ _SAME = {_shorten(word): _shorten(other) for word, other in lexicon.SAME.items()
 
 @lru_cache(maxsize=65536)
 def stem(word: str) -> str:
-    """A crude stem, the same for most forms of a word and for a few words of one meaning."""
+    """Return a crude stem, shared by most forms of a word and by a few synonyms."""
     short = _shorten(re.sub(r"'s?$", "", word.lower()))
     return _SAME.get(short, short)
 
 
 def says_something(word: str) -> bool:
-    """Whether a word is more than grammar."""
+    """Whether a word is a content word, not a stopword."""
     word = word.lower()
     return word not in lexicon.STOPWORDS and not word.endswith("n't")
 
 
 def has_word(word: str, stems: Collection[str]) -> bool:
-    """Whether a stem is among ``stems``, or a longer or shorter form of it."""
+    """Whether a stem, or a longer or shorter form of it, is among ``stems``."""
     if word in stems or len(word) < 5:
         return word in stems
     return any(len(other) >= 5 and (word.startswith(other) or other.startswith(word)) for other in stems)

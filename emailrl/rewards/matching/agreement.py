@@ -20,9 +20,10 @@ LONGEST = 4000
 
 
 def match(question: str, reference: str, answer: str, *, kind: str | None = None) -> bool:
-    """True if ``answer`` gives what ``reference`` gives for ``question``. Deterministic, about a millisecond.
+    """Return whether ``answer`` agrees with ``reference`` as an answer to ``question``.
 
-    ``kind`` is the question's kind where one is known (``kinds.KIND_OF``): the answer is compared as that kind alone.
+    Deterministic, about a millisecond. If the question's ``kind`` is known (``kinds.KIND_OF``), the answer is compared
+    as that kind only.
     """
     if len(answer) > LONGEST:
         return False
@@ -43,7 +44,10 @@ _JOINED = re.compile(
 
 
 def alternatives(reference: str) -> list[str]:
-    """ "Emily Bronte/Ellis Bell" and "Federal Power Commission (FPC)" give two; a path, an address or a rate is one."""
+    """Split a reference into its alternative answers.
+
+    "Emily Bronte/Ellis Bell" and "Federal Power Commission (FPC)" give two; a path, an address or a rate is one.
+    """
     if short := re.fullmatch(r"(\D{3,})\s\(([A-Z]{2,6})\)", reference):
         return [short[1], short[2]]
     parts = [part.strip() for part in _JOINED.split(reference)]
@@ -83,7 +87,7 @@ _SENTENCE = re.compile(r"[^\s.!?](?:[^\n.!?]|[.!?](?![\s]|$))*[.!?]*")
 
 
 def without_framing(answer: str, keep: str, question: str = "") -> str:
-    """A cleaned answer without courtesy, sources and lead-ins; nothing that holds ``keep`` is cut out."""
+    """Remove courtesy, sources and lead-ins from a cleaned answer; text that contains ``keep`` stays."""
 
     def cut(found: re.Match[str]) -> str:
         return found[0] if len(keep) > 3 and keep in found[0].casefold() else " "
@@ -109,7 +113,7 @@ _REPLY = re.compile(
 
 
 def side(case: Case) -> bool | None:
-    """True for yes, False for no, None where a text takes no side on a yes/no question."""
+    """Return a text's answer to a yes/no question: True for yes, False for no, None for neither."""
     text, stems = case.given.text, case.asked.stems
     if _UNDECIDED.search(text):
         return None

@@ -1,4 +1,4 @@
-"""A text cut into clauses, each asserted, denied, or left open."""
+"""Cuts a text into clauses: asserted, denied or left open."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _CUT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A part of a sentence. ``asserted`` is False where it is denied, None where it is left open."""
+    """A part of a sentence; ``asserted`` is False if it is denied and None if it is left open."""
 
     start: int
     text: str
-    """With its facts blotted out."""
+    """The clause with its facts masked."""
     sentence: int
     asserted: bool | None
     units: tuple[Unit, ...]
 
 
 def clauses(reading: Reading, said: str) -> Iterator[Clause]:
-    """The clauses of a text, in order; words of denial and doubt that are ``said`` before change nothing."""
+    """Yield the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored."""
     text, position = reading.masked, 0
     for number, stop in enumerate([*SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
@@ -52,7 +52,7 @@ def clauses(reading: Reading, said: str) -> Iterator[Clause]:
 
 
 def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, int, bool | None]]:
-    """A sentence cut up: the old value of a change is open, what follows "instead of" denied."""
+    """Split a sentence: the old value of a change is left open, and what follows "instead of" is denied."""
     status: bool | None = True
     for cut in [*_CUT.finditer(text, start, end), None]:
         if cut and cut["forward"] and not _follows_new(cut, said):
@@ -69,17 +69,17 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
 
 
 def denies(text: str, said: str) -> bool:
-    """Whether a text holds a denial that was not ``said`` before, as "never" is in "who sings never give up"."""
+    """Whether a text contains a denial that does not occur in ``said``."""
     return _is_new(DENIAL, NO_DENIAL.sub(" ", text), said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
 
 
 def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:
-    """Whether a marker is in a text and not in what was said."""
+    """Whether a marker occurs in a text but not in ``said``."""
     return any(_follows_new(found, said) for found in marker.finditer(text))
 
 
 def _follows_new(found: re.Match[str], said: str) -> bool:
-    """Whether a marker, with the word behind it, is not in what was said."""
+    """Whether a marker together with the next word is absent from ``said``."""
     following = re.match(r"\s+(?:\w+|\S)", found.string[found.end() :])
     phrase = re.escape(found[0] + (following[0] if following else ""))
     return re.search(rf"{phrase}\b", said, re.IGNORECASE) is None

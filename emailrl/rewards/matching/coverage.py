@@ -1,4 +1,4 @@
-"""Question, reference and answer side by side, and whether the answer holds what the reference gives."""
+"""Compares question, reference and answer, and decides whether the answer covers the reference."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from emailrl.rewards.matching.question import Question, Reference
 SHORT = 4
 """A reference of at most this many facts and words is a bare answer, not a sentence."""
 WHOLE = "whole"
-"""The kind of literal that the whole text of a long reference makes, which is blotted out of an answer like a fact."""
+"""The kind of literal made of a long reference's whole text; it is masked in an answer like a fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Question, reference and answer."""
+    """A question, its reference and an answer, read and ready to compare."""
 
     asked: Question
     expected: Reference
@@ -38,13 +38,13 @@ class Case:
     """Facts of reference and question."""
 
     def is_known(self, unit: Unit) -> bool:
-        """Whether reference or question say a thing too."""
+        """Whether a unit also occurs in the reference or the question."""
         if unit.fact is None:
             return has_word(unit.stem, self.known)
         return is_whole(unit.fact) or any(agree(fact, unit.fact) or agree(unit.fact, fact) for fact in self.said)
 
     def holds(self, *units: Unit) -> bool:
-        """Whether any is a part of what the reference adds to the question."""
+        """Whether any unit is part of what the reference adds to the question."""
         return any(
             has_word(unit.stem, self.wanted)
             if unit.fact is None
@@ -53,7 +53,7 @@ class Case:
         )
 
     def new(self, units: Iterable[Unit]) -> list[Unit]:
-        """Those that neither reference nor question mentions."""
+        """Return the units that occur in neither the reference nor the question."""
         return [unit for unit in units if not self.is_known(unit)]
 
     @property
@@ -63,12 +63,12 @@ class Case:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the answer has a long reference word for word."""
+        """Whether the answer quotes a long reference word for word."""
         return any(map(is_whole, self.given.facts))
 
     @property
     def sentences(self) -> dict[int, list[Unit]]:
-        """The units of the answer's sentences, by their numbers."""
+        """The units of the answer by sentence number."""
         found: dict[int, list[Unit]] = {}
         for part in self.clauses:
             found.setdefault(part.sentence, []).extend(part.units)
@@ -76,16 +76,16 @@ class Case:
 
     @property
     def texts(self) -> str:
-        """Reference and question."""
+        """The text of the reference and the question."""
         return f"{self.expected.full.text} {self.asked.reading.text}"
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the answer has capitals and small letters, so that a capital tells a name."""
+        """Whether the answer is in mixed case, so that a capital letter indicates a name."""
         return self.given.text not in (self.given.text.upper(), self.given.text.lower())
 
     def stems(self, asserted: bool) -> set[str]:
-        """Of the answer's asserted or denied clauses."""
+        """Return the stems of the answer's asserted or denied clauses."""
         return {u.stem for part in self.clauses if part.asserted is asserted for u in part.units if u.fact is None}
 
 
@@ -95,7 +95,7 @@ def is_whole(fact: Fact) -> bool:
 
 
 def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple[Clause, ...]) -> Case:
-    """Compare the three."""
+    """Build the case for a question, its reference and an answer's clauses."""
     names = {stem(word) for name in expected.names for token in name.tokens for word in (token, *token.split("-"))}
     known = asked.stems | names | {*expected.others.stems}
     said = (*expected.others.facts, *asked.reading.facts)
@@ -103,7 +103,7 @@ def make_case(asked: Question, expected: Reference, given: Reading, parts: tuple
 
 
 def covers(case: Case) -> bool:
-    """Whether the answer holds everything the question requires."""
+    """Whether the answer contains everything that the question requires."""
     asked, expected = case.asked, case.expected
     if asked.quantity and is_zero(expected.full):
         return is_zero(case.given)
@@ -132,20 +132,23 @@ def covers(case: Case) -> bool:
 
 
 def enough(total: int, others: bool, bare: bool) -> float:
-    """How many of ``total`` words must be there: half beside names and facts, all of a few alone, fewer of many."""
+    """Return how many of ``total`` words an answer must contain.
+
+    Half if there are names or facts (``others``); otherwise all of one or two, and a smaller share of more.
+    """
     if others:
         return 0 if total == 1 and bare else (total + 1) // 2
     return max(total, 1) if total <= 2 else (0.66 if total <= 6 else 0.5) * total - 1e-9
 
 
 def most(hits: Iterable[bool]) -> bool:
-    """All of up to four, four fifths of more."""
+    """Whether enough of ``hits`` are true: all of up to four, at least four fifths of more."""
     found = list(hits)
     return sum(found) >= (len(found) if len(found) <= 4 else 0.8 * len(found))
 
 
 def is_zero(reading: Reading) -> bool:
-    """Whether a text states that there is none."""
+    """Whether a text states zero or none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
         return all(fact.value == 0 for fact in numbers)
@@ -153,7 +156,7 @@ def is_zero(reading: Reading) -> bool:
 
 
 def in_unit(fact: Fact, asked: Question) -> Fact:
-    """A bare number in the unit of "how many feet"."""
+    """Return a bare number in the unit that the question asks for ("how many feet"); other facts unchanged."""
     if isinstance(fact, Quantity) and fact.base is None and asked.unit is not None:
         return replace(fact, base=asked.unit[0], factor=asked.unit[1])
     return fact
@@ -163,9 +166,9 @@ _TOKEN = re.compile(r"[^\W_]+")
 
 
 def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
-    """Every word of a name, or in answer to "who" its first or last alone, and no stranger beside it.
+    """Whether the words contain a name: all of it, or its first or last word without another name next to it.
 
-    "Moss" and "A. Moss" give Ada Moss, "Ida Moss" does not.
+    "Moss" and "A. Moss" match Ada Moss; "Ida Moss" does not.
     """
     own = [word for token in name.tokens for word in token.split("-")]
     lower = [word.lower() for word in words]

@@ -24,7 +24,7 @@ QUOTED = frozenset(("subject", "address", "text"))
 
 
 def with_names(answer: str, reference: str) -> str:
-    """An answer with addresses read as the names they spell, unless the reference is an address itself."""
+    """Replace the addresses in an answer by the names they spell, unless the reference is an address."""
     if "@" in reference:
         return answer
     return re.sub(EMAIL, lambda found: name_of(found[0].lower()) or found[0], answer)

@@ -1,4 +1,4 @@
-"""The words with which English denies, doubts, retracts, hedges, gives up, and frames an answer."""
+"""Patterns of English for denying, doubting, retracting, hedging, giving up, and framing an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSAL = _any(
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
     r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*)\b"
 )
-"""Words that deny what they speak of, unless the question asks for it."""
+"""Verbs that negate what they refer to, unless the question asks about them."""
 FORWARD = (
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
     rf"|anything but|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
@@ -45,7 +45,7 @@ DOUBT = _any(
     r"|(?:wrong|incorrect|mistaken|inaccurate|misleading|impossible|nonsense|absurd|fiction)(?:ly)?"
     r"|(?:not|n't|never|no longer)\s(?:\w+\s){0,2}(?:true|correct|right|accurate|the case|believe|think|say))\b",
 )
-"""From here to the end of its sentence nothing is asserted."""
+"""Nothing from here to the end of the sentence is asserted."""
 RETRACTION = _any(
     r"\b(?:scratch|ignore|disregard|forget|strike|drop|retract|withdraw|take (?:that|it|this) back|scrap|cancel)\s"
     r"(?:that|this|it|what|my|the above|all)\b",
@@ -71,7 +71,7 @@ GIVES_UP = _any(
     r"(?:\bnot|n't)(?:\s\w+)?\s(?:mentioned|specified|stated|found|available|provided|given|known|disclosed|said)\b",
     r"\bno (?:\w+\s)?(?:mention|information|info|emails?|answer|record|details?|reason|evidence|indication|data)\b",
 )
-"""Says that something is missing; an answer gives up where what is missing is what was asked for."""
+"""States that something is missing; the answer gives up if that is what the question asked for."""
 COPIED = _any(
     r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b"
     r"|\bfyi\b"

@@ -22,11 +22,11 @@ _SLOTS = ("from", "for", "to", "into", "with", "against", "under")
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
 _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
-"""Joins the parts of a statement, whose order may tell."""
+"""Joins the parts of a statement; their order may matter."""
 
 
 def turned_round(case: Case) -> bool:
-    """A name of the question stands where the reference belongs, or another name does what is asked about."""
+    """Whether roles are swapped: a name from the question in the reference's place, or another name as the agent."""
     if not (case.is_mixed and case.is_short):
         return False
     question, text = case.asked.reading.text, case.given.masked
@@ -54,7 +54,7 @@ def turned_round(case: Case) -> bool:
 
 
 def replaced(case: Case) -> bool:
-    """A word or fact of the reference is replaced by a new one in the same context."""
+    """Whether a new word or fact replaces one of the reference in the same context."""
     own = case.expected.full.units
     ours = [unit.stem or unit.fact for unit in own]
     for units in case.sentences.values():
@@ -70,7 +70,7 @@ def replaced(case: Case) -> bool:
 
 
 def mixed_up(case: Case) -> bool:
-    """Hardly anything is new but the order: the parts of a list are mixed, or the sides of an "after" exchanged."""
+    """Whether only the order differs: the parts of a list are shuffled, or the two sides of an "after" exchanged."""
     if case.is_quoted or len(case.new(case.given.units)) > 2:
         return False
     if facts_exchanged(case):
@@ -98,7 +98,10 @@ def mixed_up(case: Case) -> bool:
 
 
 def facts_exchanged(case: Case) -> bool:
-    """The words stand in the reference's order and the facts do not: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %"."""
+    """Whether the words keep the reference's order but the facts do not.
+
+    Example: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %".
+    """
     own = case.expected.full.units
     places = [[at for at, one in enumerate(own) if has([one], unit)] for unit in case.given.units]
     sure = [(at[0], unit.fact is None) for at, unit in zip(places, case.given.units, strict=True) if len(at) == 1]
@@ -108,7 +111,7 @@ def facts_exchanged(case: Case) -> bool:
 
 
 def others_own(case: Case) -> bool:
-    """Wherever it stands, the name asked for only says whose somebody else is: "Ada Moss's deputy"."""
+    """Whether the expected name occurs only as the possessor of somebody else, as in "Ada Moss's deputy"."""
     if not (case.asked.person and case.expected.names):
         return False
     own = {token for name in case.expected.names for token in name.tokens}
@@ -119,7 +122,7 @@ def others_own(case: Case) -> bool:
 
 
 def has(units: Sequence[Unit], wanted: Unit) -> bool:
-    """Whether one of the units says the same."""
+    """Whether one of the units says the same as ``wanted``."""
     return any(
         agree(unit.fact, wanted.fact)
         if unit.fact and wanted.fact

@@ -1,4 +1,4 @@
-"""What a question asks for, and its reference answer read accordingly."""
+"""Reads what a question asks for, and its reference answer accordingly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POLAR = re.compile(
     re.IGNORECASE,
 )
 _ASIDE = re.compile(r"(?:which|who|whose|where|\w{2,}ing|hence|although|while)\b", re.IGNORECASE)
-"""How a clause begins that only accompanies what a reference says."""
+"""Begins a clause that only adds to what a reference says."""
 _TITLE = re.compile(r"\b(?:No|Not|Never|Nothing|None|Without|Neither)\s[A-Z]\w+")
 
 
@@ -49,50 +49,50 @@ class Question:
     reading: Reading
     stems: frozenset[str]
     polar: bool
-    """It wants a yes or a no."""
+    """Whether it is a yes/no question."""
     temporal: bool
     quantity: bool
     person: bool
     several: bool
-    """It asks for several things at once, so everything in the reference counts."""
+    """Whether it asks for several things at once, so that everything in the reference counts."""
     unit: tuple[str, float] | None
-    """Of "how many feet"."""
+    """Base unit and factor of "how many feet"."""
     kind: str | None = None
     """The only kind of answer, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference answer, with the parts that an answer must give."""
+    """A reference answer, with the parts that an answer must contain."""
 
     full: Reading
-    """All of it; the rest leaves out what stands in brackets and in the question."""
+    """The whole reference; the other fields omit text in brackets and text repeated from the question."""
     others: Reading
-    """It and its alternatives, which an answer may give too."""
+    """The reference and its alternatives, which an answer may also give."""
     clauses: tuple[Clause, ...]
     names: tuple[Name, ...]
     facts: tuple[Fact, ...]
     words: tuple[str, ...]
     """Stems outside names."""
     said: str
-    """Where denials deny nothing: the question, and what the reference has in titles ("No Free Lunch") or refuses."""
+    """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
     kinds: tuple[type, ...]
-    """The kinds of fact that answer the question, as far as the reference has them."""
+    """The kinds of fact that answer the question and occur in the reference."""
 
     @property
     def statuses(self) -> set[bool | None]:
-        """Which of asserted, denied and open its clauses are."""
+        """The distinct values of ``asserted`` among its clauses."""
         return {part.asserted for part in self.clauses}
 
     @property
     def denied(self) -> set[str]:
-        """Stems of its denied clauses."""
+        """The stems of its denied clauses."""
         return {unit.stem for part in self.clauses if part.asserted is False for unit in part.units}
 
 
 @lru_cache(maxsize=4096)
 def read_question(question: str, kind: str | None) -> Question:
-    """Read a cleaned question, as one that asks for a ``kind`` alone where that is known."""
+    """Read a cleaned question; if its ``kind`` is known, it asks for that kind only."""
     temporal = bool(_TEMPORAL.search(question)) if kind is None else kind == "date"
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
     reading = read(question.rstrip("? "), temporal=temporal)
@@ -146,7 +146,7 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
 
 
 def kinds_asked(asked: Question, facts: tuple[Fact, ...], words: tuple[str, ...]) -> tuple[type, ...]:
-    """The kinds of fact that answer a question, of those there are; none where everything counts."""
+    """Return the kinds among ``facts`` that answer a question; empty if everything in the reference counts."""
     dates = [fact for fact in facts if isinstance(fact, Date)]
     if asked.several:
         return ()

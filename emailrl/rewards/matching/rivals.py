@@ -1,4 +1,4 @@
-"""Rivals: another fact or name in place of the right one, joined to it, or in a clause that answers better."""
+"""Detects rivals: another fact or name in place of the right one, joined to it, or in a clause of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The text between two joints, and the joint before it."""
+    """One item of a list: the text between two joints, and the joint before it."""
 
     joint: str
     text: str
@@ -35,7 +35,7 @@ class Item:
 
 
 def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator[list[Item]]:
-    """A text cut at commas and conjunctions, a list for what stands between two ends of a sentence or brackets."""
+    """Cut a text at ``joints`` and yield the items between two sentence ends or brackets as one list."""
     found: list[Item] = []
     joint, position = "", 0
     for cut in [*joints.finditer(text), None]:
@@ -51,7 +51,7 @@ def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator
 
 
 def rival_items(case: Case) -> bool:
-    """A list or a choice in which the reference is one item and another is new."""
+    """Whether a list or a choice contains the reference as one item and something new as another."""
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
     for items in lists(case.given.masked, case.given.units, JOINT):
@@ -91,13 +91,13 @@ def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
 
 
 def is_bare(item: Item) -> bool:
-    """Only a candidate."""
+    """Whether an item is only a short candidate, without a verb."""
     verb = re.search(r"\b(?:is|was|are|were|has|had|will)\b", item.text)
     return len(item.units) <= 3 and len(item.text.split()) <= 4 and verb is None
 
 
 def state(case: Case, item: Item, bare: bool) -> str:
-    """ "held": it has a part of the reference; "new": a short one of which nothing was said; else "other"."""
+    """Return "held" if an item contains part of the reference, "new" if it is short and unknown, else "other"."""
     if case.holds(*item.units):
         return "held"
     new = case.new(item.units)
@@ -111,7 +111,7 @@ def state(case: Case, item: Item, bare: bool) -> str:
 
 
 def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Adjacent items that can be candidates."""
+    """Yield the ranges (first, last + 1) of two or more adjacent candidates."""
     first = 0
     for at, one in enumerate([*states, "other"]):
         if one == "other":
@@ -121,7 +121,7 @@ def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def touches(case: Case, run: Sequence[Item]) -> bool:
-    """Whether an item touches the next one with a part of the reference: not "by Ada at noon and in Rome"."""
+    """Whether a part of the reference is directly next to a rival; it is not in "by Ada at noon and in Rome"."""
     return any(
         case.holds(*left.units) != case.holds(*right.units)
         and not case.new(left.units[-1:] if case.holds(*left.units) else right.units[:1])
@@ -130,7 +130,7 @@ def touches(case: Case, run: Sequence[Item]) -> bool:
 
 
 def rival_facts(case: Case) -> bool:
-    """A fact that contradicts the right one, beside it, alone in its sentence or as the new value of a change."""
+    """Whether a fact contradicts the right one: next to it, alone in its sentence, or as the new value of a change."""
     kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
     if not case.expected.kinds and len(case.expected.words) > 6:
         return False
@@ -147,7 +147,7 @@ def rival_facts(case: Case) -> bool:
 
 
 def is_rival(case: Case, unit: Unit) -> bool:
-    """Whether a fact is of the kind of the reference's and contradicts everything said."""
+    """Whether a fact has the kind of the reference's fact and contradicts all known facts of that kind."""
     fact = unit.fact
     if fact is None or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
         return False
@@ -156,7 +156,7 @@ def is_rival(case: Case, unit: Unit) -> bool:
 
 
 def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
-    """Whether between a fact and one of the reference nothing new is said."""
+    """Whether nothing new stands between a fact and one of the reference."""
     for others in (units[:at][::-1], units[at + 1 :]):
         for unit in others:
             if unit.fact is not None and case.holds(unit):
@@ -167,7 +167,7 @@ def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
 
 
 def is_alone(case: Case, unit: Unit) -> bool:
-    """Whether a fact stands in a sentence that says nothing else new."""
+    """Whether a fact is in a sentence that says nothing else new, or is the new value of a change."""
     own = next(part for part in case.clauses if unit in part.units)
     if _CHANGED.search(own.text[: unit.start - own.start]):
         return True
@@ -175,7 +175,7 @@ def is_alone(case: Case, unit: Unit) -> bool:
 
 
 def rival_clause(case: Case) -> bool:
-    """A clause without the reference answers the question in its own words, and names nobody but another."""
+    """Whether a clause without the reference takes up the question and names only somebody else."""
     if not (case.is_mixed and case.expected.names and (case.is_short or case.asked.person)):
         return False
     for part in case.clauses:

@@ -1,4 +1,4 @@
-"""Vetoes on an answer that contains the reference: it retracts, doubts or reverses it, or adds too much."""
+"""Rejects an answer that contains the reference but retracts, doubts or reverses it, or adds too much."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def stands_against(case: Case) -> bool:
 
 
 def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
-    """Whether a marker is in a text, and in neither reference nor question."""
+    """Whether a marker occurs in a text but in neither the reference nor the question."""
     return marker.search(text) is not None and not marker.search(case.texts)
 
 
 def hedges(case: Case) -> bool:
-    """A clause that holds a part of the reference only supposes it."""
+    """Whether a clause only supposes its part of the reference."""
     return any(is_new(case, HEDGE, part.text) for part in case.clauses if case.holds(*part.units))
 
 
 def takes_back(case: Case) -> bool:
-    """The answer retracts its statement, doubts it in a separate clause, or asks it."""
+    """Whether the answer retracts its statement, doubts it in a separate clause, or phrases it as a question."""
     if is_new(case, RETRACTION, case.given.masked):
         return True
     last = case.clauses[-1]
@@ -56,7 +56,7 @@ def takes_back(case: Case) -> bool:
 
 
 def gives_up(case: Case) -> bool:
-    """What a clause says is missing is what was asked for: nothing of its own is named."""
+    """Whether a clause states that what was asked for is missing."""
     if GIVES_UP.search(case.expected.full.text) and not case.is_quoted:
         return False
     for number, part in enumerate(case.clauses):
@@ -68,7 +68,7 @@ def gives_up(case: Case) -> bool:
 
 
 def denied(case: Case) -> bool:
-    """What the reference asserts is denied and nowhere asserted, or vice versa."""
+    """Whether the answer denies what the reference asserts, or asserts what it denies."""
     if case.is_quoted:
         return False
     asserts, denies, statuses = case.stems(True), case.stems(False), case.expected.statuses
@@ -82,7 +82,7 @@ def denied(case: Case) -> bool:
 
 
 def opposed(case: Case) -> bool:
-    """A word of the reference, or of the question, is answered by its opposite."""
+    """Whether the answer uses the opposite of a word of the reference or the question."""
     parts = [part for part in case.clauses if case.holds(*part.units)]
     given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
     given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
@@ -99,9 +99,9 @@ def opposed(case: Case) -> bool:
 
 
 def says_too_much(case: Case) -> bool:
-    """What the answer adds to reference and question: a flood of it, sentences on something else, or a mail's text.
+    """Whether the answer adds too much: many new words, sentences about something else, or an email's text.
 
-    An answer with a short reference may go on longer where it repeats the question.
+    An answer to a short reference may be longer if it repeats the question.
     """
     units = list(case.sentences.values())
     news = [len(case.new(one)) for one in units]
