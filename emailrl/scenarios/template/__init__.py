@@ -1,7 +1,7 @@
-"""Questions with exact answers out of any mailbox database, without a model.
+"""Generates questions with exact answers from any mailbox database, without a model.
 
-Each ``*_kinds`` module holds a family of kinds, each of which searches a mail for one provable answer; ``generate``
-balances and splits what they find.
+Each ``*_kinds`` module defines a family of question kinds; each kind searches an email for one provable answer.
+``generate`` balances and splits their findings.
 """
 
 from emailrl.scenarios.template.generate import DEFAULT_LIMIT, HARD_KINDS, KINDS, generate

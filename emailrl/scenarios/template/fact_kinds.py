@@ -1,4 +1,4 @@
-"""Questions that one fact in the text of one mail answers: a phone number, an amount, a time, a place."""
+"""Questions answered by one fact in one email's text: a phone number, an amount, a time, a place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
     def find(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
-        if fact.text.lower() in mail.addresses:  # an address the header shows already
+        if fact.text.lower() in mail.addresses:  # the header already shows this address
             return None
-        if fact.text.startswith("100") and extractor is mentions.PERCENT:  # a manner of speaking
+        if fact.text.startswith("100") and extractor is mentions.PERCENT:  # a figure of speech
             return None
         if extractor is mentions.URL and box.is_boilerplate(fact.text, mail):
             return None

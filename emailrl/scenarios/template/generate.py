@@ -1,4 +1,4 @@
-"""Questions from any mailbox database without a model: found, balanced over kinds and inboxes, split by inbox."""
+"""Finds template questions in a mailbox database, balances kinds and inboxes, and splits them by inbox."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_
 HARD_KINDS: tuple[Kind, ...] = (*SEVERAL_KINDS, *ABSENT_KINDS)
 DEFAULT_LIMIT = 6000
 MAX_PER_MAIL = 2
-"""Questions on one mail, at most."""
+"""Maximum questions per email."""
 EARLIEST = "1990"
-"""Mails dated before are not asked about: their sender's clock was never set."""
+"""Earlier emails are not used: their sender's clock was not set."""
 SPARE = 6
-"""Candidates looked for per question wanted, so that there is a choice."""
+"""Candidates to find per question, so that there is a choice."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Candidate:
     scenario: Scenario
     sources: frozenset[str]
     subject: str
-    """What tells its mail's thread."""
+    """Identifies the thread of its email."""
 
 
 def generate(
@@ -54,15 +54,16 @@ def generate(
     kinds: Sequence[Kind] = KINDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
-    """Make questions with one provable answer each, deterministic by ``seed``.
+    """Generate questions with one provable answer each, deterministic by ``seed``.
 
-    ``inboxes`` names the mailboxes to ask about (default: the ``MAX_INBOXES`` largest);
-    ``limit`` is the most questions (default ``DEFAULT_LIMIT``). Kinds and inboxes get equal shares as far as their
-    mails allow. No two splits share a source mail, nor an inbox unless ``allow_shared`` and there are fewer than three:
-    then their subjects are split. A question with more than ``max_source_mails`` source mails is not asked, unless its
-    kind needs all of them. ``kinds`` are ``KINDS`` or ``HARD_KINDS``. ``progress(done, total)`` is called after each
-    mailbox. Raises UsageError for a file that is no mail database and for an inbox without mail, EmailRLError for a
-    damaged one.
+    ``inboxes`` are the mailboxes to ask about (default: the ``MAX_INBOXES`` largest), ``limit`` is the maximum number
+    of questions (default ``DEFAULT_LIMIT``), and ``kinds`` is ``KINDS`` or ``HARD_KINDS``. Kinds and inboxes get equal
+    shares as far as their emails allow. Splits share no source email and no inbox; with ``allow_shared`` and fewer
+    than three inboxes, subjects are split instead. A question with more than ``max_source_mails`` sources is left out
+    unless its kind needs all of them. ``progress(done, total)`` is called after each mailbox.
+
+    Raises ``UsageError`` for a file that is not a mail database or an inbox without mail, ``EmailRLError`` for a
+    damaged database or if no question is found.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
@@ -80,7 +81,7 @@ def _generate(
     progress: Callable[[int, int], None] | None,
 ) -> list[Scenario]:
     chosen = choose_inboxes(reader, inboxes)
-    # Where sizes decide on the splits, a smaller limit must not find less: its questions would be split otherwise.
+    # If sizes determine the splits, a smaller limit must find as much, or its questions would be split differently.
     wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
     most = max(10, SPARE * wanted // (len(chosen) * len(kinds)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
@@ -90,7 +91,7 @@ def _generate(
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
-    sizes = Counter(scenario.inbox_address for scenario in _balanced(found, wanted))  # as if all were one split
+    sizes = Counter(scenario.inbox_address for scenario in _balanced(found, wanted))  # as if everything were one split
     split_of = split_of_mail({inbox: sizes[inbox] for inbox in chosen}, allow_shared=allow_shared)
     for candidate in chain.from_iterable(chain.from_iterable(found.values())):
         candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
@@ -103,7 +104,7 @@ def _generate(
 def _candidates(
     box: Inbox, kinds: Sequence[Kind], most: int, seed: int, max_source_mails: int | None
 ) -> dict[str, list[_Candidate]]:
-    """At most ``most`` questions of each kind on one mailbox, from mails in random order."""
+    """At most ``most`` questions per kind about one mailbox, from its emails in random order."""
     found: dict[str, list[_Candidate]] = {}
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
     for kind in kinds:
@@ -124,7 +125,7 @@ def _candidates(
 
 
 def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
-    """The question put into words, or None where the words give the answer away."""
+    """The question in words, or None if its words give the answer away."""
     wording = rng.choice(kind.wordings)
     shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
     if _words(finding.answer) & _words(shown):
@@ -152,7 +153,7 @@ def _words(text: str) -> set[str]:
 
 
 def realism_of(box: Inbox, kind: Kind, mail: Mail) -> float:
-    """An estimate: people ask about mails from people, under subjects that read like language."""
+    """Estimate how realistic a question is, 0.1 to 1: people ask about emails from people with readable subjects."""
     realism = kind.realism
     if box.received(mail) and not box.people.is_person(mail.sender):
         realism -= 0.2
@@ -171,10 +172,10 @@ def realism_of(box: Inbox, kind: Kind, mail: Mail) -> float:
 
 
 def _balanced(found: dict[str, list[list[_Candidate]]], limit: int) -> list[Scenario]:
-    """Take questions kind by kind, and within a kind mailbox by mailbox, until there are ``limit`` or the rarer kinds
-    are used up: a quarter of the kinds left over would make the set lopsided.
+    """Take questions in turn from each kind, and within a kind from each mailbox, up to ``limit``.
 
-    Leaves out questions on a mail that serves another split or has ``MAX_PER_MAIL`` questions, and repeated wordings.
+    Stops once only a quarter of the kinds have any left, as more would unbalance the set. Leaves out repeated wordings
+    and questions on an email that is used by another split or has ``MAX_PER_MAIL`` questions.
     """
     queues = {kind: deque(_by_turns(lists)) for kind, lists in found.items() if any(lists)}
     too_few = len(queues) // 4
@@ -204,7 +205,7 @@ def _by_turns(lists: list[list[_Candidate]]) -> Iterator[_Candidate]:
 
 
 def _is_free(candidate: _Candidate, split_of: dict[str, str], uses: Counter[str], asked: set[tuple[str, str]]) -> bool:
-    """Claim the candidate's sources and wording, if no other split or question has them."""
+    """Claim the candidate's sources and wording unless another split or question has them."""
     scenario = candidate.scenario
     question = (scenario.inbox_address, scenario.question)
     split = scenario.split or "test"

@@ -1,4 +1,4 @@
-"""Harder questions: answered by several mails together, by counting, by a whole thread, or by no mail at all."""
+"""Harder questions: answered by several emails together, by counting, by a whole thread, or by no email at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from emailrl.scenarios.template.thread_kinds import reply_to_me
 from emailrl.scenarios.template.timeline_kinds import MAX_COUNT, TIMELINE_KINDS
 
 MIN_MAILS = 30
-"""Mails that a mailbox must hold when something it lacks is asked for."""
+"""Minimum emails in a mailbox for a question without an answer."""
 MAX_EARLY = 14
-"""Most days before its arrival that a mail is asked for in vain."""
+"""Maximum days before an email's arrival for a question that it does not answer yet."""
 _USUAL = {kind.name: kind for kind in (*HEADER_KINDS, *TIMELINE_KINDS, *FACT_KINDS)}
 _ABSENT_FACTS = ("phone", "amount", "percentage", "time")
 
 
 def _both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """The subjects of the only two mails of a sender's day."""
+    """The subjects of a sender's only two emails of a day."""
     if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
         return None
     both = [other for other in box.on_day(mail.day) if other.sender == mail.sender]
@@ -36,7 +36,7 @@ def _both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _reply_gap(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """The days between the owner's one mail in a thread and the one answer."""
+    """The days between the owner's only email in a thread and the only reply."""
     finding = reply_to_me(box, mail, rng)
     if finding is None:
         return None
@@ -78,7 +78,7 @@ def _last_in_thread(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """A mail asked for before it came: no subject has its words yet, no body its topic."""
+    """An email asked about before it arrived: no subject has its words yet, no body its topic."""
     day = mail.day - timedelta(days=rng.randint(0, MAX_EARLY))
     if not box.received(mail) or not mail.topic.is_telling or box.before(day) < MIN_MAILS:
         return None
@@ -89,7 +89,7 @@ def _absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """A day between two mails of a sender's on which, and on the days around it, there is none."""
+    """A day between two emails of a sender without any on that day and the days around it."""
     if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
         return None
     days = [other.day for other in box.sent_by(mail.sender)]
@@ -102,7 +102,7 @@ def _absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _absent_fact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """A fact of a kind that a mail does not state, and nothing like it."""
+    """A fact of a kind that an email does not state, nor anything similar."""
     day = box.ask_day(mail, rng)
     kind = _USUAL[rng.choice(_ABSENT_FACTS)]
     told = f"{mail.subject}\n{mail.body}"
@@ -114,7 +114,7 @@ def _absent_fact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _nothing(kind: str, day: date, slots: dict[str, str], rng: Random) -> Finding:
-    """A question in the words of a usual kind, so that its words do not give away that there is no answer."""
+    """A question in the wording of a usual kind, so that it does not reveal that there is no answer."""
     return Finding(I_DONT_KNOW, day, {"question": rng.choice(_USUAL[kind].wordings).format(**slots)})
 
 

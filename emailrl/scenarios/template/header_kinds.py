@@ -1,4 +1,4 @@
-"""Questions that the header of one mail answers: who, when, to whom, under what subject."""
+"""Questions answered by one email's header: sender, date, recipients, subject."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding | None:
-    """Ask for one recipient of a mail that its sender and topic tell."""
+    """Ask for one recipient of an email that its sender and topic identify."""
     day = box.ask_day(mail, rng)
     if box.people.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None

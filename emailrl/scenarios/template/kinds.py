@@ -1,4 +1,4 @@
-"""What a kind of question is: a name, its wordings, and a search for one provable answer in one mail."""
+"""Defines a kind of question: its name, its wordings, and a search for one provable answer in an email."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ THEIR_MAIL = (
     'the message {person} sent about "{topic}"',
     "{persons} message on {topic}",
 )
-"""How a mail of someone else's is called; ``{persons}`` is the possessive."""
+"""References to somebody else's email; ``{persons}`` is the possessive."""
 MY_MAIL = ('my mail about "{topic}"', 'the mail "{topic}" that I sent', "the message I wrote on {topic}")
-"""How a mail of the mailbox's owner is called."""
+"""References to an email by the mailbox's owner."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """An answer that holds for one mail, proved against its mailbox before ``ask_day``."""
+    """An answer from one email, verified against its mailbox before ``ask_day``."""
 
     answer: str
     ask_day: date
     slots: dict[str, str]
-    """What fills the wordings' ``{names}``."""
+    """Values for the ``{names}`` in the wordings."""
     sources: list[Mail] = field(default_factory=list)
-    """The mails that hold the answer, where it is not the one mail alone."""
+    """The emails that hold the answer, if it is not only the one email."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of question; ``find`` returns None where the mail does not carry exactly one answer."""
+    """One kind of question; ``find`` returns None if the email does not have exactly one answer."""
 
     name: str
     realism: float
-    """How likely a person asks such a thing, 0 to 1, before the mail itself is looked at."""
+    """How likely a person is to ask this, 0 to 1, before the email itself is considered."""
     wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
     needs_all: bool = False
-    """Whether the answer takes all of the sources; such a question is kept however many they are."""
+    """Whether the answer needs all sources; such a question is kept however many there are."""
     answerable: bool = True
-    """False for a kind whose findings are proved to have no answer in the mailbox."""
+    """False for a kind whose questions provably have no answer in the mailbox."""
     fact: Extractor | None = None
-    """What finds the answer in the mail's text, where a fact of the text answers."""
+    """Extracts the answer if it is a fact in the email's text."""
 
 
 def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
-    """Words that mean one mail by its sender and topic, as its mailbox's owner would say them."""
+    """Return a phrase for one email by its sender and topic, as the mailbox's owner would say it."""
     if mail.sender == box.me:
         return rng.choice(MY_MAIL).format(topic=mail.topic.text)
     person = box.people.called(mail.sender)
@@ -59,5 +59,5 @@ def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
 
 
 def possessive(name: str) -> str:
-    """``Lynn Blair's``, ``Chris Williams'``."""
+    """Return the possessive of a name: ``Lynn Blair's``, ``Chris Williams'``."""
     return f"{name}'" if name.endswith("s") else f"{name}'s"

@@ -1,4 +1,4 @@
-"""Questions on threads: who replied to what, when, and who began it."""
+"""Questions about threads: who replied, when, and who started them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emailrl.scenarios.template.kinds import Finding, Kind
 
 
 def reply_to_me(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """The one reply to a mail of the owner's; the thread holds nothing else from others after it."""
+    """Find the only reply to an email of the owner; nobody else writes in the thread."""
     day = box.ask_day(mail, rng)
     if not mail.topic.is_telling or not mail.topic.is_reply or not box.received(mail):
         return None
@@ -33,7 +33,7 @@ def _reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """The owner's one reply in a thread that one other person began."""
+    """The owner's only reply in a thread started by one other person."""
     day = box.ask_day(mail, rng)
     if not mail.topic.is_telling or not mail.topic.is_reply or mail.sender != box.me or DATE.find(mail.topic.text):
         return None
@@ -48,10 +48,10 @@ def _my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 def _thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    """The author of the first mail of a thread, when every later one is a reply to it or forwards it."""
+    """The author of a thread's first email, if every later one replies to it or forwards it."""
     if not mail.topic.is_telling or mail.topic.is_reply or mail.topic.is_forward or not box.received(mail):
         return None
-    if mail.own != mail.body:  # it quotes or forwards one that may have begun the thread
+    if mail.own != mail.body:  # it quotes or forwards an email that may have started the thread
         return None
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day)

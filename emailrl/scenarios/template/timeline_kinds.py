@@ -1,4 +1,4 @@
-"""Questions on one correspondent over time: the first mail, the last before a date, how many in a month."""
+"""Questions about one correspondent over time: the first email, the last before a date, the count in a month."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from emailrl.scenarios.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.scenarios.template.kinds import Finding, Kind
 
 MAX_COUNT = 9
-"""A search shows ten mails at most, so that ten or more cannot be counted in one."""
+"""A search shows at most ten emails, so ten or more cannot be counted with one."""
 
 
 def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
-    """The mails of a received mail's sender, oldest first; empty where another address may be the same person's."""
+    """The emails of a received email's sender, oldest first; empty if the person may have another address."""
     if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
         return []
     return list(box.sent_by(mail.sender))

@@ -1,7 +1,7 @@
-"""Invented names and values, drawn so that no two splits can ever share one.
+"""Invented names and values that no two splits share.
 
-Every drawn text belongs to exactly one split by its checksum, so worlds for training and for testing have no person,
-project or value in common, whatever their seeds.
+The checksum of a text assigns it to exactly one split, so training and test worlds have no person, project or value in
+common, whatever their seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MONTHS = (
 
 
 def split_of(text: str) -> str:
-    """The one split in which this name or value may be drawn."""
+    """Return the only split in which a name or value may be drawn."""
     return SPLITS[crc32(text.encode()) % len(SPLITS)]
 
 
@@ -35,7 +35,7 @@ class Pool:
         self._used: set[str] = set()
 
     def draw(self, make: Callable[[], str]) -> str:
-        """The first text from ``make`` that belongs to this split and was not drawn before."""
+        """Return the first text from ``make`` that belongs to this split and was not drawn before."""
         while True:
             text = make()
             if text not in self._used and split_of(text) == self.split:
@@ -43,7 +43,7 @@ class Pool:
                 return text
 
     def word(self, syllables: int) -> str:
-        """An invented capitalised word."""
+        """Return an invented capitalized word."""
         rng = self.rng
         parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
         return ("".join(parts) + rng.choice(_CODAS)).capitalize()

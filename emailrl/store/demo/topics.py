@@ -1,7 +1,7 @@
-"""What demo mails talk about: for each topic its keyword, its sentences and the ways to ask for it.
+"""The topics of demo emails: a keyword, sentences and question wordings for each.
 
-``[a|b]`` chooses one; the choices multiply, so that wording cannot be memorised. A mail that states a topic's value
-always holds the topic's keyword; questions often do not.
+``[a|b]`` chooses one alternative; choices multiply, so that wordings cannot be memorized. An email that states a
+topic's value always contains the topic's keyword; questions often do not.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ PROMISES = (
     "[Does anyone have|Who has|I am looking for] the {keyword} for {project}?",
     "[Still waiting|We wait] for the {project} {keyword}.",
 )
-"""Mails that hold a project and a topic's keyword, but no value."""
+"""Sentences with a project and a topic's keyword but no value."""
 
 FILLERS = (
     "Hope [you are well|the week is good|all is fine].",

@@ -1,4 +1,4 @@
-"""One demo world: a small company, its projects, and the mails in which facts about them are stated and corrected."""
+"""One demo world: a small company, its projects, and emails that state and correct facts about them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from emailrl.trajectory import Scenario
 NUM_PROJECTS = 5
 FACTS_PER_PROJECT = 5
 CORRECTED = 0.35
-"""Share of facts a later mail corrects."""
+"""Share of facts that a later email corrects."""
 QUOTED = 0.5
-"""Share of corrections that quote what they correct."""
+"""Share of corrections that quote the corrected sentence."""
 PROMISED = 0.15
-"""Share of facts a later mail mentions without stating them."""
+"""Share of facts that another email mentions without stating them."""
 CHATTER_PER_PROJECT = 1
 _SCATTER = 387_420_489
-"""Has no factor in common with a million, so that multiplying by it modulo a million never makes two numbers one."""
+"""Coprime to a million, so that multiplying by it modulo a million keeps numbers distinct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class ProjectFact:
-    """What is true at the end about one topic of one project, and the mail that says so."""
+    """The final value of one topic of one project, and the email that states it."""
 
     project: str
     topic: ProjectTopic
@@ -56,7 +56,7 @@ class ProjectFact:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A finished world; the first of ``people`` owns the inbox."""
+    """A complete world; the first of ``people`` owns the inbox."""
 
     split: str
     people: list[Person]
@@ -71,7 +71,7 @@ class World:
 
 @dataclass(slots=True)
 class _Draft:
-    """A mail before it has a date: ``after`` is the draft it must follow."""
+    """An email without a date yet; ``after`` is a draft that must come before it."""
 
     subject: str
     sentence: str
@@ -81,7 +81,7 @@ class _Draft:
 
 
 def make_world(seed: int, split: str, number: int) -> World:
-    """Build world ``number`` of ``split``; its mails have ids made from ``number``, unique over all worlds."""
+    """Build world ``number`` of ``split``; its email ids derive from ``number`` and are unique over all worlds."""
     rng = random.Random(f"{seed}/{split}/{number}")
     pool = Pool(rng, split)
     domain = pool.name(2).lower() + ".example"
@@ -123,8 +123,7 @@ def _value(topic: ProjectTopic, pool: Pool, rng: random.Random, people: list[Per
 
 
 def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
-    """A subject that says nothing, or project and topic; never the project alone, which would hide the topic from a
-    search's snippets."""
+    """A generic subject, or project and topic; never the project alone, which would hide the topic in snippets."""
     general = "[Update|News|A note|Quick note|For your files|FYI|Hello]"
     if keyword is None or keyword == "approved":
         return expand(general, rng)
@@ -132,7 +131,7 @@ def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
 
 
 def _order(drafts: list[_Draft], rng: random.Random) -> None:
-    """Shuffle the mails in time, corrections after what they correct (they come later in ``drafts``)."""
+    """Shuffle the drafts; corrections stay after what they correct (they come later in ``drafts``)."""
     for draft in drafts:
         draft.order = rng.uniform(draft.after.order if draft.after else 0.0, 1.0)
     drafts.sort(key=lambda draft: draft.order)
@@ -153,7 +152,7 @@ def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split
 
 
 def _message_id(number: int, position: int) -> str:
-    """Six digits, unique for worlds below 10,000 of at most 100 mails; those of neighbours share no digits."""
+    """Six digits, unique for up to 10,000 worlds of at most 100 emails; neighboring ids share no digits."""
     return f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
 
 
@@ -182,7 +181,7 @@ def _email(
 
 
 def ask(world: World, fact: ProjectFact, rng: random.Random) -> Scenario:
-    """A question for one fact, in one of its wordings."""
+    """Return a question about one fact in a random wording."""
     question = expand(rng.choice(fact.topic.questions), rng).format(project=fact.project)
     return Scenario(
         id=f"demo-{fact.message_id[1:-1]}", question=question, answer=fact.value,

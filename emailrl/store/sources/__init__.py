@@ -1,4 +1,4 @@
-"""Mail sources: a source yields ``RawEmail``, or ``Skipped`` with the reason, for every message it sees."""
+"""Mail sources: each yields ``RawEmail``, or ``Skipped`` with a reason, for every message it sees."""
 
 from emailrl.store.sources.detect import Source, open_source
 from emailrl.store.sources.message import parse_message

@@ -1,7 +1,7 @@
-"""The addresses of a header, read as mail programs write them, in time that grows with its length alone.
+"""Reads the addresses of a header as mail programs write them, in time linear in its length.
 
-Where an item has ``<address>``, that is the address; what stands around is a name, be it ``bob@x.org`` or
-``Smith, John``. Comments and the names of groups are left out.
+If an item has ``<address>``, that is the address and the text around it is a name, even if it is ``bob@x.org`` or
+``Smith, John``. Comments and group names are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 MAX_ADDRESS_CHARS = 1_000_000
-"""Characters that are read of an address header."""
+"""Maximum characters read from an address header."""
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 _AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
@@ -19,16 +19,16 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')
-"""A route, the name of a group, or ``mailto``."""
+"""A route, a group name, or ``mailto``."""
 _MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
 
 
 def addresses_of(value: str) -> list[str]:
-    """The addresses of a header's value on one line, bare and in lower case, in its order.
+    """Return the addresses of a header's value in order, bare and in lower case; the value is one line.
 
-    A word without ``@`` is one where it stands alone, as the mailboxes of a machine itself do, unless the next item
-    shows that it was the beginning of a name (``Smith, John <john@x.org>``).
+    A single word without ``@`` counts as an address, as for local mailboxes, unless the next item shows that it begins
+    a name (``Smith, John <john@x.org>``).
     """
     found: list[str] = []
     words: list[str] = []  # items of one word since the last address
@@ -45,7 +45,7 @@ def addresses_of(value: str) -> list[str]:
             if not complete:
                 words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
                 continue
-            if len(tokens) > len(complete):  # the words before were the beginning of a name, too
+            if len(tokens) > len(complete):  # the preceding words also begin a name
                 words.clear()
         found += words + [_bare(address) for address in complete]
         words.clear()
@@ -53,7 +53,7 @@ def addresses_of(value: str) -> list[str]:
 
 
 def _bare(address: str) -> str:
-    """An address without single quotes around it, or the dot that ends a sentence or a full domain name."""
+    """An address without enclosing single quotes and without a final dot."""
     bare = address.rstrip(".")
     if bare[0:1] == "'" == bare[-1:]:
         bare = bare[1:-1]
@@ -61,7 +61,7 @@ def _bare(address: str) -> str:
 
 
 def _items(value: str) -> Iterator[tuple[str, list[str]]]:
-    """What stands between commas and semicolons: the text outside of angle brackets, and what is inside of each."""
+    """The items between commas and semicolons: the text outside angle brackets, and the content of each pair."""
     text: list[str] = []
     angles: list[str] = []
     quoted = ""
@@ -83,7 +83,7 @@ def _items(value: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _specs(angle: str) -> Iterator[str]:
-    """The addresses between angle brackets: one, or several that should each have their own."""
+    """The addresses between angle brackets: normally one, but some programs put several there."""
     for spec in re.split("[,;]", angle.lower()):
         address = "".join(_PREFIX.sub("", spec, count=1).split())
         if address and address[0] != "@":
@@ -91,7 +91,7 @@ def _specs(angle: str) -> Iterator[str]:
 
 
 def _without_comments(value: str) -> str:
-    """The value without what stands in round brackets; brackets without their partner stay."""
+    """The value without parenthesized comments; unmatched parentheses stay."""
     if "(" not in value:
         return value
     opened: list[int] = []

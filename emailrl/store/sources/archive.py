@@ -1,7 +1,7 @@
-"""A tar archive of mail, plain or compressed, read as a stream: nothing is extracted, no member is written anywhere.
+"""Reads a tar archive of mail, plain or compressed, as a stream; nothing is extracted to disk.
 
-The headers are read here rather than by ``tarfile``, which spends more time on a member than parsing the mail in it
-takes, and which takes an archive that breaks off between two members for a whole one.
+Headers are read here rather than by ``tarfile``, which spends more time on a member than parsing its mail takes and
+accepts an archive truncated between two members as complete.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from emailrl.store.sources.streams import BROKEN, broken_off, decompressed
 BLOCK = 512
 _END = bytes(BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
-_EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they speak of the member after them
+_EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they describe the next member
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_EXTENSION = 1024 * 1024
 _HELD_BYTES = 16 * 1024 * 1024
-"""A larger member is read piece by piece where it is an mbox."""
+"""A larger member is read in pieces if it is an mbox."""
 _START_BYTES = 8 * BLOCK
 _Header = tuple[str, int, bytes]
 """Name, size in bytes, kind of member."""
 
 
 class _Damage(Exception):
-    """The archive breaks off or is corrupt here."""
+    """The archive is truncated or corrupt at this point."""
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether these 512 bytes are a tar header (their checksum is right)."""
+    """Whether a block of 512 bytes is a tar header with a correct checksum."""
     return len(block) == BLOCK and block != _END and _checksum_holds(block)
 
 
 def _checksum_holds(block: bytes) -> bool:
-    """Whether the sum of a header's bytes, its own field read as spaces, is what that field says.
+    """Whether the sum of a header's bytes, with the checksum field as spaces, equals that field.
 
-    Adler-32's lower half is one more than the sum of the bytes, modulo 65521, and much quicker than adding them up.
+    The lower half of Adler-32 is the sum of the bytes plus one, modulo 65521, and much faster than a loop.
     """
     try:
         checksum = int(block[148:156].strip(b" \0") or b"0", 8)
@@ -95,12 +95,12 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
 
 
 def _headers(stream: IO[bytes]) -> Iterator[_Header]:
-    """The members' headers; who asks for the next has read the data of the one before."""
+    """The members' headers; the caller reads a member's data before asking for the next header."""
     name, size = None, None
     while True:
         block = stream.read(BLOCK)
         if not block or block == _END:
-            while stream.read(1 << 20):  # to the end, where the checksum of the whole stands
+            while stream.read(1 << 20):  # to the end, which holds the checksum of the stream
                 continue
             return
         if len(block) < BLOCK or not _checksum_holds(block):
@@ -126,13 +126,13 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
 
 
 class _Member:
-    """A member whose first bytes have been read."""
+    """A member of which the first bytes are already read."""
 
     def __init__(self, stream: IO[bytes], start: bytes, size: int) -> None:
         self._stream, self._start, self.left = stream, start, size - len(start)
 
     def read1(self, size: int) -> bytes:
-        """The first bytes, then up to ``size`` of those that follow."""
+        """Return the first bytes, then up to ``size`` of the following ones."""
         if self._start:
             start, self._start = self._start, b""
             return start
@@ -175,10 +175,10 @@ def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Sk
 
 
 def read_archive(path: Path, file: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
-    """The messages of an archive in its order, as (name, bytes); a member that is an mbox gives all of its own.
+    """Yield the messages of an archive in order as (name, bytes); an mbox member yields all of its messages.
 
-    Raises ``EmailRLError`` where the archive breaks off or is damaged; with ``allow_truncated`` that ends the messages,
-    the broken one as ``Skipped("truncated")``.
+    Raises ``EmailRLError`` if the archive is truncated or damaged. With ``allow_truncated`` the messages end there
+    instead, with ``Skipped("truncated")`` for the broken one.
     """
     seen = 0
     try:

@@ -1,8 +1,8 @@
-"""The charsets of mail: from the label that a message gives to a codec, and from bytes to text.
+"""Decodes the charsets of mail: from a message's label to a codec, and from bytes to text.
 
-Labels mean what the WHATWG's Encoding standard says, by which mail programs and browsers go: a label of an older set
-is read as the superset that programs really write under it. Only sets that mail uses are known; Python's other codecs
-(punycode, zip, rot13 …) are no charsets, and some take time squared.
+Labels follow the WHATWG Encoding standard, as in mail programs and browsers: the label of an older charset means the
+superset that programs really write under it. Only charsets used in mail are known; Python's other codecs (punycode,
+zip, rot13 …) are not charsets, and some take quadratic time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CODECS = {
     "iso88596i": "iso8859_6", "iso88596e": "iso8859_6", "macintosh": "mac_roman", "mac": "mac_roman",
     "macukrainian": "mac_cyrillic", "ksc5601": "euc_kr", "unicode": "utf_16", "ucs2": "utf_16", "big5eten": "big5",
 }  # fmt: skip
-"""Codecs by label, all but letters and digits left out of it."""
+"""Codecs by label, reduced to letters and digits."""
 
 _SUPERSETS = {
     "latin_1": "cp1252", "iso8859_9": "cp1254", "iso8859_11": "cp874", "tis_620": "cp874",
@@ -40,24 +40,26 @@ _SUPERSETS = {
     "shift_jis": "cp932", "euc_jp": "euc_jis_2004", "iso2022_jp": "iso2022_jp_2004",
 }  # fmt: skip
 _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
-"""Sets that read the bytes 0x80 to 0x9f as control characters, which no mail has: letters of the superset are meant."""
+"""Charsets that read the bytes 0x80 to 0x9f as control characters; in mail these are letters of the superset."""
 _CONTROLS = re.compile("[\x80-\x9f]")
 _JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
 _HALF_WIDTH = b"\x1b(I"
-"""Begins half-width kana, which only one superset of ISO-2022-JP has."""
+"""Begins half-width kana, which only one superset of ISO-2022-JP supports."""
 _TRUSTED_SHARE = 4
-"""A charset is still believed where it fits so many times more signs beyond ASCII than it does not."""
+"""A label is accepted if its charset decodes this many times more non-ASCII characters than it fails to."""
 
 
 def codec_of(label: str) -> str | None:
-    """Python's codec for a charset label, however written; None where mail uses no such charset."""
+    """Return Python's codec for a charset label in any spelling, or None if mail uses no such charset."""
     key = _key(label.partition("*")[0])  # what follows an asterisk is a language (RFC 2231)
     return _CODECS.get(key) or _CODECS.get(key.removeprefix("x"))
 
 
 def decode(raw: bytes, label: str, defects: list[str]) -> str:
-    """Bytes to text: as the charset says, else (``bad_charset`` is noted) as UTF-8, a form that no other text has by
-    chance, as the charset's superset, or as Windows-1252. Text with a few broken signs keeps all others.
+    """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252.
+
+    ``bad_charset`` is added to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever
+    valid UTF-8. Text with a few broken characters keeps all others.
     """
     codec = codec_of(label)
     text = _strictly(raw, codec) if codec else None
@@ -78,7 +80,7 @@ def decode(raw: bytes, label: str, defects: list[str]) -> str:
 
 
 def _strictly(raw: bytes, codec: str) -> str | None:
-    if codec == "iso2022_jp_2004":  # its signs stand in a set of another name
+    if codec == "iso2022_jp_2004":  # its characters are in a charset of another name
         raw = _JIS_X_0208.sub(_JIS_X_0213, raw)
     try:
         return raw.decode(codec)

@@ -1,4 +1,4 @@
-"""The Date header of a mail, as programs write it."""
+"""Parses the Date header of an email as programs write it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DATE = re.compile(
 )
 _DAY_MINUTES = 24 * 60
 _LAST_SECOND = 59
-"""A leap second is read as the one before it."""
+"""A leap second is read as the second before it."""
 _SHORT_YEARS = range(100, 1000)
 """Years of three digits count from 1900 (RFC 5322, 4.3)."""
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
-"""A zone whose summer time the zone database knows."""
+"""A zone whose daylight saving time is in the zone database."""
 _MONTHS = {
     name: i + 1
     for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
@@ -32,7 +32,7 @@ _ZONES = {
     "JST": "+0900", "KST": "+0900", "AEST": "+1000", "AEDT": "+1100", "NZST": "+1200", "NZDT": "+1300",
     "AKST": "-0900", "AKDT": "-0800", "HST": "-1000", "NST": "-0330", "NDT": "-0230",
 }  # fmt: skip
-"""Names of zones that the library lacks and that mean one zone alone, to mail at least."""
+"""Unambiguous zone names, at least in mail, that the library lacks."""
 _ZONE_NAMES = frozenset(_ZONES) | {
     "UT", "UTC", "GMT", "AST", "ADT", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT",
 }  # fmt: skip
@@ -43,8 +43,10 @@ _ZONE = re.compile(
 
 
 def parse_date(value: str) -> datetime | None:
-    """A Date header as an aware time in UTC; None where it cannot be read or its zone is a day or more off. A time
-    without a zone is taken as UTC."""
+    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC.
+
+    None if the header cannot be read or its zone offset is a day or more.
+    """
     try:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
             day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
@@ -72,7 +74,7 @@ def parse_date(value: str) -> datetime | None:
         TypeError,
         IndexError,
         KeyError,  # a machine without a zone database
-    ):  # the library lets odd fields through, or trips over them
+    ):  # the library accepts odd fields or fails on them
         return None
 
 
@@ -81,7 +83,7 @@ def _second(second: int) -> int:
 
 
 def _plain(value: str) -> str:
-    """The date as ``parsedate_tz`` reads it: without comments, in 24 hours, its zone a number or a name it knows."""
+    """The date in the form ``parsedate_tz`` reads: no comments, 24 hours, and a zone that it knows."""
     comments = _COMMENT.findall(value)
     value = _COMMENT.sub(" ", value)
     value = _AROUND_COLON.sub(":", value)

@@ -35,12 +35,15 @@ class Source:
     reading: Reading = field(default_factory=Reading)
 
     def __iter__(self) -> Iterator[RawEmail | Skipped]:
-        """Every message, parsed in this process."""
+        """Yield every message, parsed in this process."""
         return self.read(_unchanged, 0)
 
     def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Iterator[T]:
-        """What ``judge`` makes of every message, in order; parsing and ``judge`` run in ``workers`` processes beside
-        this one (None: as many as the machine has use for; 0: in this one)."""
+        """Yield the result of ``judge`` for every message, in order.
+
+        Parsing and ``judge`` run in ``workers`` other processes; None chooses a number for the machine, 0 uses this
+        process.
+        """
         workers = default_workers() if workers is None else workers
         return parse_all(self.items, judge, workers, self.reading.max_message_bytes)
 
@@ -57,10 +60,10 @@ def open_source(
 ) -> Source:
     """Open ``hf`` (the hub's dataset) or a path of any known kind.
 
-    Raises ``UsageError`` where the path does not exist, cannot be read or is of no known kind; reading it raises
-    ``EmailRLError`` where it breaks off, unless ``allow_truncated``, and where the hub's dataset cannot be had.
+    Raises ``UsageError`` if the path does not exist, cannot be read or is of no known kind. Reading the source raises
+    ``EmailRLError`` if it is truncated, unless ``allow_truncated``, or if the hub's dataset is unavailable.
     """
-    if not str(source).strip():  # as a path it would mean the folder one happens to be in
+    if not str(source).strip():  # an empty path would mean the current folder
         raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
     reading = Reading(allow_truncated, max_message_bytes)
     if source == "hf":
@@ -100,7 +103,7 @@ def _open_file(path: Path, reading: Reading) -> Source:
     def fraction() -> float | None:
         if file.closed:
             return 1.0
-        return min(file.tell() / size, 1.0) or None  # pyarrow reads Parquet by a file of its own
+        return min(file.tell() / size, 1.0) or None  # pyarrow opens the Parquet file itself
 
     return Source(opened.items, fraction, reading)
 

@@ -1,4 +1,4 @@
-"""One file that holds many messages: which reader it needs, told by its content."""
+"""Opens a file of many messages with the reader that its content calls for."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class MailFile(NamedTuple):
     kind: str
     items: Iterator[Item]
     file: IO[bytes]
-    """Where reading stands in it."""
+    """The open file; its position is how far reading has got."""
 
 
 def may_hold_many(start: bytes) -> bool:
-    """Whether a file that starts so (512 bytes do) may be one for ``open_file``, not a single mail; quick."""
+    """Whether a file may hold many messages, judged quickly by its start (at least 512 bytes)."""
     if is_tar_header(start[:BLOCK]):
         return True
     if _HEADER.match(start):
@@ -43,9 +43,9 @@ def may_hold_many(start: bytes) -> bool:
 
 
 def open_file(path: Path, name: str, reading: Reading) -> MailFile | None:
-    """The messages of a file, those without a name of their own named after ``name``; None for no known kind.
+    """Open a file of many messages; returns None if it is of no known kind.
 
-    Raises ``OSError`` where it cannot be opened.
+    Messages without a name of their own are named after ``name``. Raises ``OSError`` if the file cannot be opened.
     """
     start = start_of(path, START_BYTES)
     kind = _kind(path, start, reading)
@@ -94,7 +94,7 @@ def _closing(file: IO[bytes], items: Iterator[Item]) -> Iterator[Item]:
 
 
 def under(name: str, items: Iterator[Item]) -> Iterator[Item]:
-    """Items of an archive or a table within a folder, their names below that of the file."""
+    """Yield the items of an archive or a table in a folder, with names below that of the file."""
     for item in items:
         if isinstance(item, Skipped):
             yield Skipped(item.reason, f"{name}/{item.file_name}" if item.file_name else name)

@@ -1,4 +1,4 @@
-"""A folder tree of mail: one file a message, as in the CMU Enron release or a Maildir, or files that hold many."""
+"""Reads a folder tree of mail: one message per file (CMU Enron release, Maildir), or files of many messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emailrl.store.sources.raw_email import Reading, Skipped
 
 
 class FolderShare:
-    """How much of a folder tree has been read, by its files; they are counted when that is asked for first."""
+    """The fraction of a folder tree that has been read, in files; they are counted on the first call."""
 
     def __init__(self, root: Path) -> None:
         self.read = 0
@@ -21,15 +21,18 @@ class FolderShare:
         self._all: int | None = None
 
     def __call__(self) -> float:
-        """The share, 0 to 1."""
+        """Return the fraction, 0 to 1."""
         if self._all is None:
             self._all = sum(len(files) for _, _, files in os.walk(self._root))
         return min(self.read / max(self._all, 1), 1.0)
 
 
 def read_folder(root: Path, reading: Reading, share: FolderShare) -> Iterator[Item]:
-    """The messages under ``root`` in a fixed order of files, named by their path below it; links and devices are not
-    followed. A file that holds many messages gives all of them; any other is taken for one."""
+    """Yield the messages under ``root`` in a fixed order of files, named by their path below it.
+
+    A file of many messages yields all of them; any other file counts as one message. Links and devices are not
+    followed.
+    """
     folders = [root]
     while folders:
         folder = folders.pop()

@@ -1,4 +1,4 @@
-"""The header block of a message or of a part of one: its fields, and where the body begins."""
+"""Splits a message or a part into its header fields and its body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from email.header import decode_header
 from emailrl.store.sources.charsets import decode
 
 Fields = list[tuple[str, bytes]]
-"""Header fields in their order: name in lower case, value on one line."""
+"""Header fields in order: name in lower case, value on one line."""
 
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
 _ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
@@ -21,14 +21,14 @@ _KNOWN_FIELD = re.compile(
 _ENVELOPES = (b"From ", b">From ")
 _LIST_GOES_ON = (b",", b";")
 _MAX_ENCODED = 65_536
-"""Characters that are read of a header with encoded words: the library takes time squared over them."""
+"""Maximum characters read from a header with encoded words, which take the library quadratic time."""
 
 
 def read_headers(raw: bytes, defects: list[str]) -> tuple[Fields, bytes]:
-    """The fields of a message or part, and its body.
+    """Return the header fields of a message or part, and its body.
 
-    A line that is no field (``bad_header`` is noted) goes on with the list above it, is left out where a known field
-    follows, and else begins the body.
+    A line that is not a field adds ``bad_header`` to ``defects``; it continues the address list above it, is left out
+    if a known field follows, or else begins the body.
     """
     if raw[:1] == b"\n":
         return [], raw[1:]
@@ -63,7 +63,7 @@ def _unfolded(fields: list[tuple[str, list[bytes]]]) -> Fields:
 
 
 def header_text(text: str, defects: list[str]) -> str:
-    """A header's value with its encoded words read."""
+    """Return a header's value with its encoded words decoded."""
     if "=?" not in text:
         return text
     if len(text) > _MAX_ENCODED:

@@ -1,4 +1,4 @@
-"""ART-E's dataset ``corbt/enron-emails``, from the hub or a local folder, read by ``datasets``."""
+"""Reads ART-E's dataset ``corbt/enron-emails`` from the hub or a local folder with ``datasets``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ALTERNATIVES = (
 
 
 def is_dataset_folder(path: Path) -> bool:
-    """Whether ``save_to_disk`` wrote a folder; the hub's Parquet and JSONL files are read one by one."""
+    """Whether ``save_to_disk`` wrote a folder; other folders of Parquet and JSONL files are read file by file."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def read_hub() -> Iterator[RawEmail | Skipped]:
-    """The mails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
+    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
 
-    Raises ``EmailRLError`` with the alternatives where the hub cannot be reached and the cache lacks it, ``UsageError``
-    where a folder of that name would be read in its place.
+    Raises ``EmailRLError`` if the hub cannot be reached and the dataset is not cached, ``UsageError`` if a folder of
+    that name would be read in its place.
     """
     if Path(DATASET).exists():
         raise UsageError(
@@ -38,15 +38,15 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
 
     try:
         dataset = load_dataset(DATASET, split="train")
-    except Exception as error:  # datasets and the HTTP stack below it raise many kinds; all mean that there is no data
+    except Exception as error:  # datasets and its HTTP stack raise many kinds; all mean that there is no data
         raise EmailRLError(f"The dataset {DATASET} could not be loaded: {describe(error)}.", _ALTERNATIVES) from error
     yield from _rows([dataset])
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
-    """The mails of a dataset with ART-E's columns that ``save_to_disk`` wrote, all its splits.
+    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``.
 
-    Raises ``UsageError`` where it cannot be loaded or lacks a column.
+    Raises ``UsageError`` if it cannot be loaded or lacks a column.
     """
     from datasets import Dataset, load_from_disk
 
@@ -62,8 +62,8 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
 
 
 def describe(error: Exception) -> str:
-    """Why ``datasets`` loaded nothing, in at most 200 characters and without a full stop."""
-    if isinstance(error, ConnectionError):  # its text ends in the name of a class
+    """Return why ``datasets`` loaded nothing, in at most 200 characters and without a final period."""
+    if isinstance(error, ConnectionError):  # its text ends with a class name
         return "the hub cannot be reached"
     return (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
 

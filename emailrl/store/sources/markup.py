@@ -1,18 +1,18 @@
-"""Marked-up text as it is shown: HTML (Beautiful Soup on the standard library's parser), enriched and flowed text."""
+"""Renders marked-up text: HTML (Beautiful Soup on the standard library's parser), enriched and flowed text."""
 
 from __future__ import annotations
 
 import re
 
 MAX_HTML_CHARS = 500_000
-"""What stands beyond is left out: a tree takes about a hundred times the memory of its text."""
+"""Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
 
 _BLOCKS = re.compile(
     r"<(?=/?(?:address|blockquote|br|center|d[dlt]|div|h[1-6]|hr|li|ol|p|pre|table|title|tr|ul)[\s/>])", re.IGNORECASE
 )
 _CELLS = re.compile(r"<(?=/?t[dh][\s/>])", re.IGNORECASE)
-# The parser looks for the end of a comment or tag that is never closed once more at every "<" after it, which makes
-# half a megabyte of them take minutes; both are settled before it sees them.
+# The parser searches for the end of an unclosed comment or tag again at every following "<", so half a megabyte of
+# them takes minutes; both are closed before parsing.
 _COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
 _PRE = re.compile(r"(<pre(?:\s[^<>]*)?>)(.*?)(?=</pre|\Z)", re.DOTALL | re.IGNORECASE)
 _LINE_END = re.compile(r"<[^<>]*>|\n")
@@ -21,7 +21,7 @@ _ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IG
 
 
 def enriched_to_text(text: str) -> str:
-    """The text of ``text/enriched`` (RFC 1896): of several line ends one is none, and one alone is a space."""
+    """Return the text of ``text/enriched`` (RFC 1896): one line end is a space, and n line ends are n - 1."""
 
     def plain(found: re.Match[str]) -> str:
         if found[0][0] == "\n":
@@ -32,12 +32,13 @@ def enriched_to_text(text: str) -> str:
 
 
 def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
-    """The text of ``format=flowed`` (RFC 3676), each paragraph on one line; ``delete_spaces`` is its DelSp.
+    """Return the text of ``format=flowed`` (RFC 3676) with each paragraph on one line; ``delete_spaces`` is DelSp.
 
-    A line that ends in a space goes on below where as deep in quotes; the signature's mark and empty lines never do.
+    A line that ends in a space continues on the next line of the same quote depth; signature separators and empty
+    lines stay alone.
     """
     lines: list[str] = []
-    open_depth = None  # of the paragraph that goes on
+    open_depth = None  # of the paragraph being continued
     for line in text.split("\n"):
         content = line.lstrip(">")
         depth = len(line) - len(content)
@@ -54,10 +55,10 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
-    """The visible text of an HTML mail, a line for each block; ``html_cut`` and ``bad_html`` are noted in ``defects``.
+    """Return the visible text of an HTML email, one line per block.
 
-    Of more than ``MAX_HTML_CHARS`` characters the first are read; of markup that the parser refuses the tags alone are
-    taken out.
+    Only the first ``MAX_HTML_CHARS`` characters are read (``html_cut`` in ``defects``). If the parser rejects the
+    markup, only its tags are removed (``bad_html``).
     """
     from bs4 import BeautifulSoup, ParserRejectedMarkup
 
@@ -84,6 +85,6 @@ def html_to_text(html: str, defects: list[str]) -> str:
 
 
 def _with_breaks(preformatted: re.Match[str]) -> str:
-    """Preformatted text with a break for each line end outside its tags."""
+    """Preformatted text with a break for each line end outside tags."""
     inside = preformatted[2].removeprefix("\n")
     return preformatted[1] + _LINE_END.sub(lambda found: "<br>" if found[0] == "\n" else found[0], inside)

@@ -1,10 +1,10 @@
-"""An mbox, read as a stream: messages one after another, each under an envelope line ``From sender date`` (RFC 4155).
+"""Reads an mbox as a stream: messages, each under an envelope line ``From sender date`` (RFC 4155).
 
-Where a message ends is not certain in the wild: bodies hold lines that begin with ``From `` too. A line is an envelope
-here if it ends in a date and the line after it is a header, or if it holds no date, but a sender, a dash or nothing, as
-Thunderbird writes it, and the line after it is a header that every mail program knows; every other stays in the body.
-The empty line before, which RFC 4155 asks for, is required only of a sender without a date, since some writers forget
-it. One ``>`` is taken off lines such as ``>From`` (mboxrd).
+In practice the end of a message is ambiguous, since bodies also contain lines that begin with ``From ``. A line is
+taken as an envelope if it ends in a date and the next line is a header, or if it has no date but a sender, a dash or
+nothing (as Thunderbird writes it) and the next line is a header that every mail program knows. All other lines stay in
+the body. The empty line that RFC 4155 requires before an envelope is only required for a sender without a date, since
+some programs omit it. One ``>`` is removed from lines such as ``>From`` (mboxrd).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KNOWN_HEADER = (
     rb"[ \t]{0,9}:"
 )
 _FROM = rb"From (?![ \t]{0,9}:)"
-"""No header ``From :``, which may have spaces before its colon."""
+"""Not the header ``From :``, which may have spaces before its colon."""
 _DATED = (
     _FROM + rb"[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
     + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:" + _HEADER + rb")"
@@ -47,23 +47,24 @@ _ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
 _START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
 MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
 _ENVELOPE_BYTES = 2048
-"""No match of ``_ENVELOPE`` is longer."""
+"""Maximum length of a match of ``_ENVELOPE``."""
 _STATUS = b"\nX-Mozilla-Status:"
 _EXPUNGED = 0x0008
-"""Thunderbird's flag of a mail that goes when its folder is compacted."""
+"""Thunderbird's flag for an email that will be removed when its folder is compacted."""
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 
 def is_mbox(start: bytes) -> bool:
-    """Whether content that starts so is an mbox: a line ``From …`` and a header."""
+    """Whether content is an mbox, by its start: an envelope line and a header."""
     return start.startswith(MBOX_STARTS) and _START.match(start) is not None
 
 
 def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
-    """The messages of an mbox, plain or compressed, as (``name#number``, bytes).
+    """Yield the messages of an mbox, plain or compressed, as (``name#number``, bytes).
 
-    Raises ``EmailRLError`` where a compressed file breaks off; with ``allow_truncated`` that ends the messages, the
-    broken one as ``Skipped("truncated")``. A plain one that breaks off has a shorter last message: nothing tells.
+    Raises ``EmailRLError`` if a compressed file is truncated. With ``allow_truncated`` the messages end there instead,
+    with ``Skipped("truncated")`` for the broken one. A truncated plain file cannot be detected: its last message is
+    shorter.
     """
     seen = 0
     try:
@@ -78,16 +79,19 @@ def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Itera
 
 
 class Stream(Protocol):
-    """What an mbox is read from."""
+    """The byte stream that an mbox is read from."""
 
     def read1(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes, as soon as there are any; none at the end."""
+        """Return up to ``size`` bytes as soon as there are any, and none at the end."""
         ...
 
 
 def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """The messages of a decompressed mbox; those of more than ``largest`` bytes as ``Skipped("too_large")``, those that
-    Thunderbird has deleted, and not yet taken out of the file, as ``Skipped("deleted")``."""
+    """Yield the messages of a decompressed mbox as (``name#number``, bytes).
+
+    Messages of more than ``largest`` bytes are ``Skipped("too_large")``; those that Thunderbird has deleted but not yet
+    removed from the file are ``Skipped("deleted")``.
+    """
     for number, piece in enumerate(_pieces(stream, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
@@ -98,14 +102,13 @@ def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, 
 
 
 def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
-    """What stands from one envelope line to the next, None where that is more than ``largest`` bytes.
+    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes.
 
-    Raises what the stream raises where it breaks off, after every piece that is whole. Holds ``largest`` bytes and a
-    block at most.
+    If the stream raises an error, complete pieces are yielded first. Holds at most ``largest`` bytes and one block.
     """
     buffer = bytearray()
-    looked = 0  # no envelope begins before it, save the first
-    dropped = False  # whether bytes of the first message in the buffer were thrown away
+    looked = 0  # no envelope begins before it except the first
+    dropped = False  # whether bytes of the first message in the buffer were discarded
     ended, broken = False, None
     while not ended:
         try:
@@ -121,7 +124,7 @@ def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
             if _ENVELOPE.match(buffer, looked):
                 yield None if dropped or looked - start > largest else bytes(buffer[start:looked])
                 start, dropped = looked, False
-        looked = max(looked, last - 8, 0)  # an empty line and "From" may stand astride
+        looked = max(looked, last - 8, 0)  # an empty line and "From" may straddle two blocks
         if looked - start > largest:
             start, dropped = looked, True
         del buffer[:start]
@@ -142,7 +145,7 @@ def _is_deleted(piece: bytes) -> bool:
 
 
 def _message(piece: bytes) -> bytes:
-    """The message below its envelope line, without the empty line that ends it, ``>From`` unquoted."""
+    """The message below its envelope line, without the final empty line and with ``>From`` unquoted."""
     message = piece.partition(b"\n")[2]
     for ending in (b"\r\n\r\n", b"\n\n"):
         if message.endswith(ending):

@@ -1,8 +1,8 @@
-"""One message: from the bytes of a mail to a ``RawEmail``.
+"""Parses one message: from the bytes of an email to a ``RawEmail``.
 
-Most mail is one plain-text part under plain ASCII headers and is read here by a short path; everything else (MIME
-trees, encoded words, quoted names, unusual charsets, odd lines) goes to ``emailrl.store.sources.mime``. Tests hold both
-paths to the same result.
+Most mail is one plain-text part under plain ASCII headers and takes a short path here; everything else (MIME trees,
+encoded words, quoted names, unusual charsets, odd lines) goes to ``emailrl.store.sources.mime``. Tests require the same
+result from both paths.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from emailrl.store.sources.raw_email import PEOPLE, RawEmail, Skipped, assemble
 
 
 def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
-    """Read one message; ``Skipped`` where the bytes are none or no mail.
+    """Parse one message; returns ``Skipped`` if the bytes are empty or not an email.
 
-    A message without Message-ID gets one made from the hash of its bytes; one without a readable date has none; each is
-    listed in ``defects``.
+    A missing Message-ID is made from the hash of the bytes, and an unreadable date is None; both are listed in
+    ``defects``.
     """
     if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
         raw = raw[counted.end() : counted.end() + int(counted[1])]
@@ -42,9 +42,9 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
 
 
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")
-"""How an mbox announces a message."""
+"""The envelope line of a message in an mbox."""
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
-"""How Apple Mail's .emlx begins: the length of the message, which other data follow."""
+"""The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 
 
 def _parse_any(raw: bytes, file_name: str) -> RawEmail | Skipped:
@@ -52,7 +52,7 @@ def _parse_any(raw: bytes, file_name: str) -> RawEmail | Skipped:
         return Skipped("empty", file_name)
     if not _MAIL_HEADER.search(raw.partition(b"\n\n")[0]):
         return Skipped("not_mail", file_name)
-    if is_tar_header(raw[:BLOCK]):  # the headers found are those of a mail in it
+    if is_tar_header(raw[:BLOCK]):  # the headers found are those of an email in the archive
         return Skipped("not_mail", file_name)
     return parse_mime(raw, file_name)
 
@@ -65,8 +65,10 @@ _FOLD = re.compile(r"\n[ \t]+")
 
 
 def _plain_headers(head: bytes) -> dict[str, str] | None:
-    """The headers that are kept, by lower-case name; None unless they are plain ASCII without encoded words or escape
-    sequences and the block looks like a mail's."""
+    """The headers to keep, by lower-case name.
+
+    None unless they are plain ASCII without encoded words or escape sequences and the block looks like an email's.
+    """
     if not head.isascii() or b"=?" in head or b"\0" in head or b"\x1b" in head or not _MAIL_HEADER.search(head):
         return None
     text = head.decode("ascii")
@@ -108,11 +110,11 @@ def _plain_body(headers: Mapping[str, str], body: bytes) -> str | None:
 
 _ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
 _BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
-# A name begins with no space: spaces after a comma could else be matched in two ways, and the search take for ever.
+# A name does not begin with a space: otherwise spaces after a comma match in two ways and backtracking explodes.
 _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
 _ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")
-"""What may be no part of an address."""
+"""Characters at the end of an address that may not belong to it."""
 _NAME = re.compile(r"[^,<]*<|>")
 
 

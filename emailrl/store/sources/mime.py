@@ -15,7 +15,7 @@ from emailrl.store.sources.raw_email import PEOPLE, RawEmail, Skipped, assemble
 _META_CHARSET = re.compile(rb"<meta[^>]{1,200}?charset\s{0,9}=\s{0,9}[\"']?([\w.:-]+)", re.IGNORECASE)
 _META_BYTES = 4096
 _PLAIN, _HTML, _OTHER, _DATA, _NO_TEXT = range(5)
-"""How good parts are as a mail's text; of a kind of data only where there is nothing else."""
+"""Ranks of parts as an email's text, best first; data is used only if there is nothing else."""
 _DATA_SUBTYPES = frozenset(
     (
         "calendar",
@@ -36,7 +36,7 @@ _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 
 def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
-    """Read one message (line ends already ``\\n``) of any form; ``Skipped("unreadable")`` if that fails."""
+    """Parse one message of any form, with ``\\n`` line ends; returns ``Skipped("unreadable")`` if that fails."""
     defects: list[str] = []
     try:
         fields, body = read_headers(raw, defects)
@@ -47,14 +47,13 @@ def parse_mime(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             name: header_text(values[name][0], defects) for name in ("message-id", "date", "subject") if name in values
         }
         people = [_people(", ".join(values.get(name, ())), defects) for name in PEOPLE]
-    except Exception:  # the library raises many kinds over hostile input; the message is counted, never lost
+    except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
     return assemble(raw, file_name, headers, people, text, sorted(set(defects)))
 
 
 def _values(fields: Fields, charset: str) -> dict[str, list[str]]:
-    """The values of each header; bytes outside ASCII are read as UTF-8 or else in the charset of the text, and escape
-    sequences as ISO-2022-JP."""
+    """The values of each header; non-ASCII bytes are UTF-8 or the text's charset, escape sequences ISO-2022-JP."""
     values: dict[str, list[str]] = {}
     for name, value in fields:
         try:
@@ -72,8 +71,10 @@ def _people(value: str, defects: list[str]) -> list[str]:
 
 
 def _text_of(tree: Group, defects: list[str]) -> str:
-    """The texts of the parts in order, joined by a line end; of alternatives one, plain text before HTML. Parts with a
-    file's name or attached are left out, unless there is no other text (``named_text`` is noted)."""
+    """The texts of the parts in order, joined by line ends; one of several alternatives, preferably plain text.
+
+    Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``).
+    """
     for named in (False, True):
         found = _texts(tree, named, defects)
         if found:
@@ -88,7 +89,7 @@ def _text_of(tree: Group, defects: list[str]) -> str:
 
 
 def _without_repeats(texts: list[tuple[int, str]]) -> list[str]:
-    """The texts without HTML that says, word for word, what another kind does: some programs send both as ``mixed``."""
+    """The texts without HTML that repeats another kind word for word: some programs send both as ``mixed``."""
     if len({rank for rank, _ in texts}) == 1:
         return [text for _, text in texts]
     words = [tuple(_WORD.findall(text)) for _, text in texts]
@@ -97,7 +98,7 @@ def _without_repeats(texts: list[tuple[int, str]]) -> list[str]:
 
 
 def _texts(member: Part | Group, named: bool, defects: list[str]) -> list[tuple[int, str]]:
-    """The texts in a part or group with their ranks, those that say nothing too."""
+    """The texts of a part or group with their ranks, including blank ones."""
     if isinstance(member, Part):
         return [(_rank(member), _decoded(member, defects))] if _is_text(member, named) else []
     if not member.is_choice:
@@ -118,13 +119,13 @@ def _highest_rank(member: Part | Group, named: bool) -> int:
 
 
 def _is_text(part: Part, named: bool) -> bool:
-    """Whether a part is text, or a container shown as it stands; and is a file, if that is asked for."""
+    """Whether a part is text or a container shown as is; with ``named``, only if it is a file."""
     is_file = bool(part.name) or part.head.get_content_disposition() == "attachment"
     return is_file is named and _rank(part) < (_DATA if named else _NO_TEXT)
 
 
 def _rank(part: Part) -> int:
-    """The less, the better a part is as a mail's text."""
+    """The rank of a part as an email's text; lower is better."""
     kind, subtype = part.head.get_content_maintype(), part.head.get_content_subtype()
     if kind == "multipart":
         return _PLAIN
@@ -134,12 +135,12 @@ def _rank(part: Part) -> int:
 
 
 def _says(text: tuple[int, str]) -> bool:
-    """Whether a text has a sign that can be seen."""
+    """Whether a text has a visible character."""
     return _SEEN.search(text[1]) is not None
 
 
 def _charset(part: Part) -> str:
-    """The charset of a text part, as its header or the HTML itself says; empty where neither does."""
+    """The charset of a text part from its header or the HTML itself, or an empty string."""
     if part.head.get_content_maintype() != "text":
         return ""
     label = part.parameter("charset")

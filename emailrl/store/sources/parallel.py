@@ -1,4 +1,4 @@
-"""Parsing beside reading and writing: batches of messages go to worker processes and come back in order."""
+"""Parses in worker processes: batches of messages are handed out and come back in order."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from emailrl.store.sources.rows import JsonLine, parse_line
 from emailrl.store.sources.table import TableMail
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes (a ``JsonLine`` where it is a row of columns, a
-``TableMail`` where it comes from Kaggle's table) or the file that holds them."""
+"""A message not yet parsed: its name in the source, and its bytes or the file that holds them.
+
+The bytes are a ``JsonLine`` for a row of JSONL and a ``TableMail`` for a row of Kaggle's table.
+"""
 
 Item = Unread | RawEmail | Skipped
 
 T = TypeVar("T")
 
 _CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
-"""How CMU's Enron release names its files, ``allen-p/inbox/1.``, and no mail program does."""
+"""File names such as ``allen-p/inbox/1.``, which are specific to CMU's Enron release."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 512
@@ -40,7 +42,7 @@ _ASSUMED_FILE_BYTES = 4096
 
 
 def default_workers() -> int:
-    """Parsing processes beside the one that reads and writes: one for each usable core, as far as that can feed."""
+    """Return the number of parsing processes: one per usable core, limited by what the reading process can feed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
@@ -48,9 +50,10 @@ def default_workers() -> int:
 def parse_all(
     items: Iterable[Item], judge: Callable[[RawEmail | Skipped], T], workers: int, max_message_bytes: int
 ) -> Iterator[T]:
-    """What ``judge`` makes of every item's ``RawEmail`` or ``Skipped``, in order; by ``workers`` processes, 0: here.
+    """Yield the result of ``judge`` for every item's ``RawEmail`` or ``Skipped``, in order.
 
-    A few batches per worker are under way at any time, so memory stays flat however large the source.
+    ``workers`` processes do the work, or this process if it is 0. Only a few batches per worker are in flight at any
+    time, so memory does not grow with the source.
     """
     batches = _batches(items)
     first = list(islice(batches, 2))
@@ -64,7 +67,7 @@ def parse_all(
     pending: deque[Future[list[T]]] = deque()
     try:
         with _interrupts_held():
-            pool.submit(int)  # any work makes the pool fork its workers
+            pool.submit(int)  # the first task makes the pool fork its workers
         for batch in batches:
             pending.append(pool.submit(_parse_batch, batch, judge, max_message_bytes))
             if len(pending) > 2 * workers + 1:
@@ -79,8 +82,10 @@ def parse_all(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: while forking, Python would drop the ``KeyboardInterrupt``; workers, who inherit
-    this, leave both to the process that writes."""
+    """Block SIGINT and SIGTERM: while forking, Python would drop the ``KeyboardInterrupt``.
+
+    Workers inherit the mask and leave both signals to the writing process.
+    """
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -90,10 +95,10 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """End when the process that writes ends, be it killed, and at its SIGTERM, by which a broken pool ends its workers.
+    """End with the writing process, even if it is killed, and at its SIGTERM, which a broken pool sends.
 
-    A SIGTERM that others send to all processes is left to it: a worker that died while it hands on a batch would have
-    it wait for the rest for ever.
+    A SIGTERM sent by others to all processes is left to the writing process: if a worker died while handing over a
+    batch, it would wait for the rest forever.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

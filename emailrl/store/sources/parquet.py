@@ -1,4 +1,4 @@
-"""A Parquet file with ART-E's columns, read a few rows at a time by ``pyarrow``."""
+"""Reads a Parquet file with ART-E's columns, a few rows at a time, with ``pyarrow``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def is_mail_parquet(path: Path) -> bool:
-    """Whether a Parquet file has the columns of mail; a broken one, whose columns are lost with its end, may have."""
+    """Whether a Parquet file has the columns of mail; True for a truncated one, whose columns are unknown."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -27,17 +27,17 @@ def is_mail_parquet(path: Path) -> bool:
 
 
 def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[RawEmail | Skipped]:
-    """The rows as mails, named by their own ``file_name`` or else ``name#row``.
+    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``.
 
-    Raises ``EmailRLError`` where the file breaks off (its index stands at its end, so no row is left) or is damaged;
-    with ``allow_truncated`` that ends the rows, the broken one as ``Skipped("truncated")``.
+    Raises ``EmailRLError`` if the file is truncated (its index is at the end, so no row can be read) or damaged. With
+    ``allow_truncated`` the rows end there instead, with ``Skipped("truncated")`` for the broken one.
     """
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     seen = 0
     try:
-        # Pages as they are needed, not row groups, which may be most of the file.
+        # Read pages as needed rather than row groups, which may be most of the file.
         with ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             columns = [column for column in COLUMNS if column in table.schema_arrow.names]
             for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):

@@ -1,8 +1,8 @@
-"""A message taken apart: containers, the parts in them, and the bytes of each.
+"""Takes a message apart: containers, their parts, and the bytes of each.
 
-The library reads parameters and uuencode. The tree is walked here, since the library's parser ends the headers at the
-first odd line, knows no boundary whose header was broken, leaves encoded messages as they are, and takes time squared
-over nested containers.
+The standard library reads parameters and uuencode. The tree is walked here, because the library's parser ends the
+headers at the first odd line, misses boundaries whose header is broken, leaves encoded messages undecoded, and takes
+quadratic time on nested containers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from emailrl.store.sources.headers import Fields, read_headers
 from emailrl.store.sources.signed import signed_content
 
 _MAX_PARAMETERS = 2_048
-"""Characters that are read of a header with parameters: the library takes time squared over them."""
+"""Maximum characters read from a header with parameters, which take the library quadratic time."""
 _MAX_PARTS = 10_000
-"""Parts of one container that are read."""
+"""Maximum parts read from one container."""
 _MAX_DEPTH = 50
-"""Containers within containers that are opened."""
+"""Maximum depth of nested containers."""
 _SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
 _MESSAGES = ("rfc822", "global", "news", "partial")
 _DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
 _STRAY_SHARE = 20
-"""Base64 has no more than one stray sign in so many; what has more is text as it stands."""
+"""Base64 has at most one stray character in this many; content with more is plain text."""
 
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
 _BASE64_LINE = 16
-"""A first line so long, without a space, is no word."""
+"""A first line of this length without a space is Base64, not a word."""
 
 
 class Part(NamedTuple):
@@ -42,24 +42,24 @@ class Part(NamedTuple):
     head: Message
     """Its content headers."""
     body: bytes
-    """As it stands there."""
+    """The body as it is in the message, still encoded."""
     depth: int = 0
-    """In how many containers it is."""
+    """Number of enclosing containers."""
 
     @property
     def name(self) -> str:
-        """The name of the file that the part is."""
+        """The part's file name."""
         return self.parameter("filename", "content-disposition") or self.parameter("name")
 
     def parameter(self, name: str, header: str = "content-type") -> str:
-        """A parameter of a header; empty where there is none."""
+        """Return a parameter of a header, or an empty string."""
         value = self.head.get_param(name, "", header)
         if isinstance(value, tuple):  # with a charset (RFC 2231)
             value = decode(value[2].encode("latin-1", "replace"), value[0] or "us-ascii", [])
         return unquote(value).strip()
 
     def decoded(self, defects: list[str]) -> bytes:
-        """The body without its transfer encoding; ``bad_encoding`` is noted where that does not fit."""
+        """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
         encoding = str(self.head.get("content-transfer-encoding", "")).strip("\"' \t").lower()
         if encoding.startswith("base64"):
             content, footer = _without_footer(self.body)
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
 
 def part_of(fields: Fields, body: bytes, depth: int = 0, default_type: str = "text/plain") -> Part:
-    """The part of these header fields and this body."""
+    """Return the part made of these header fields and this body."""
     head = Message()
     head.set_default_type(default_type)
     for name, value in fields:
@@ -85,14 +85,14 @@ def part_of(fields: Fields, body: bytes, depth: int = 0, default_type: str = "te
 
 
 class Group(NamedTuple):
-    """The parts of a container that may be shown, in order."""
+    """The displayable parts of a container, in order."""
 
     members: list[Part | Group]
     is_choice: bool = False
-    """Whether each of them says the same (``multipart/alternative``)."""
+    """Whether the parts are alternatives of the same content (``multipart/alternative``)."""
 
     def parts(self) -> Iterator[Part]:
-        """All parts that are no containers."""
+        """Yield all parts that are not containers."""
         for member in self.members:
             if isinstance(member, Part):
                 yield member
@@ -101,8 +101,10 @@ class Group(NamedTuple):
 
 
 def shown_parts(part: Part, defects: list[str]) -> Group:
-    """The tree of a message's parts without what is attached: attached containers, and attached files with a name. A
-    container without parts to be found (``bad_mime`` is noted) is itself a part."""
+    """Return the tree of a message's parts without attached containers and attached files with a name.
+
+    A container in which no parts are found counts as a part (``bad_mime`` in ``defects``).
+    """
     if part.head.get_content_type() in _SMIME and part.depth < _MAX_DEPTH:
         return Group([shown_parts(one, defects) for one in _signed_in(part, defects)])
     kind = part.head.get_content_maintype()
@@ -132,8 +134,10 @@ def _parts_in(container: Part, defects: list[str]) -> list[Part] | None:
 
 
 def _message_in(container: Part, defects: list[str]) -> list[Part]:
-    """The message in a part that holds one. Of a message in fragments the first is read, which has its headers; what is
-    in the others cannot be told from one alone. Reports on delivery and the like have only fields, or else text."""
+    """The message in a part that holds one; delivery reports and the like have only fields, or else text.
+
+    Of a fragmented message only the first fragment, with the headers, is read; the others cannot be read alone.
+    """
     subtype = container.head.get_content_subtype()
     if subtype == "partial":
         defects.append("partial_message")
@@ -147,7 +151,7 @@ def _message_in(container: Part, defects: list[str]) -> list[Part]:
 
 
 def _signed_in(part: Part, defects: list[str]) -> list[Part]:
-    """The message that an opaque signature wraps; none where it is ``encrypted`` or cannot be read, as is noted."""
+    """The message in an opaque signature; none if it is encrypted or unreadable, which is added to ``defects``."""
     content = signed_content(part.decoded(defects))
     if content is None:
         defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
@@ -156,9 +160,11 @@ def _signed_in(part: Part, defects: list[str]) -> list[Part]:
 
 
 def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
-    """What stands between a container's delimiters; None where it has none. Where none opens a part by its boundary as
-    it was folded, it is looked for in other spacing, and then any line above a content header is taken for one
-    (``bad_mime`` is noted)."""
+    """The content between a container's delimiters, or None if there are none.
+
+    If the boundary as it was folded opens no part, it is searched with other spacing; after that, any line above a
+    content header counts as a delimiter (``bad_mime`` in ``defects``).
+    """
     boundary = container.parameter("boundary")
     words = boundary.split()
     pieces = None
@@ -171,7 +177,7 @@ def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
 
 
 def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
-    """The parts between delimiters; None where there is none."""
+    """The parts between delimiters, or None if there are none."""
     text, mark = b"\n" + body, b"\n--" + boundary
     pieces: list[bytes] | None = None
     begin = None
@@ -194,7 +200,7 @@ def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
 
 
 def _without_footer(body: bytes) -> tuple[bytes, bytes]:
-    """Base64, and the plain text that a mailing list has put below it, if it has."""
+    """Base64 content, and the plain-text footer that a mailing list may have added."""
     found = _BASE64_LINES.match(body)
     if not found or not (footer := body[found.end() :].strip()):
         return body, b""
@@ -222,5 +228,5 @@ def _from_uuencode(body: bytes) -> bytes:
     part["Content-Transfer-Encoding"] = "uuencode"
     part.set_payload(body.decode("ascii", "replace"))
     payload = part.get_payload(decode=True)
-    assert isinstance(payload, bytes)  # as decode=True promises for a part that is no container
+    assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
     return payload

@@ -1,4 +1,4 @@
-"""What every source hands on, and how a message's parts are put together to it."""
+"""Defines ``RawEmail``, which every source yields, and assembles it from a message's parts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PEOPLE = ("from", "to", "cc", "bcc")
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is to be read."""
+    """Options for reading a source."""
 
     allow_truncated: bool = False
-    """A file that breaks off ends there, and is no error."""
+    """Whether a truncated file just ends instead of raising an error."""
     max_message_bytes: int = 100 * 1024 * 1024
     """Larger messages are skipped as ``too_large``."""
 
 
 @dataclass(slots=True)
 class RawEmail:
-    """A message as a source hands it on, before any filter.
+    """A message as a source yields it, before any filter.
 
-    Addresses are bare and in lower case, in the order of the header, repeats included.
+    Addresses are bare and in lower case, in the order of the header, including repeats.
     """
 
     message_id: str
@@ -37,19 +37,21 @@ class RawEmail:
     cc: list[str]
     bcc: list[str]
     date: datetime | None
-    """Aware, in UTC; None where the header is missing or cannot be read."""
+    """Aware, in UTC; None if the header is missing or cannot be read."""
     body: str
     file_name: str = ""
     defects: tuple[str, ...] = ()
-    """What was wrong with the message and has been mended, by kind."""
+    """Kinds of defects that were found in the message and repaired."""
     is_research: bool = field(default=True, compare=False)
-    """Whether it comes from a research corpus, to which ART-E's filters apply unless the settings say otherwise; False
-    for a person's own mail."""
+    """Whether the message is from a research corpus rather than a person's own mail.
+
+    ART-E's filters apply to a corpus unless the settings say otherwise.
+    """
 
 
 @dataclass(slots=True)
 class Skipped:
-    """A message that was seen and is not handed on, and why."""
+    """A message that was seen but not yielded, and the reason."""
 
     reason: str
     file_name: str = ""
@@ -58,7 +60,10 @@ class Skipped:
 def assemble(
     raw: bytes, file_name: str, headers: Mapping[str, str], people: list[list[str]], body: str, defects: list[str]
 ) -> RawEmail:
-    """Make the ``RawEmail`` of decoded headers, the address lists of ``PEOPLE`` and the text; note what is missing."""
+    """Assemble a ``RawEmail`` from decoded headers, the address lists of ``PEOPLE`` and the text.
+
+    Missing headers and NUL bytes are added to ``defects``.
+    """
     date = parse_date(headers.get("date", ""))
     if date is None:
         defects.append("bad_date" if "date" in headers else "no_date")
@@ -78,10 +83,12 @@ def assemble(
 
 
 MADE_UP = "@made-up.emailrl>"
-"""How a made-up Message-ID ends."""
+"""The end of a generated Message-ID."""
 
 
 def made_up_id(content: bytes) -> str:
-    """A Message-ID for a message without one, the same whenever the same content is read: archives differ in the empty
-    lines that end it."""
+    """Return a Message-ID for a message without one, determined by its content.
+
+    Trailing line ends do not count, because archives differ in them.
+    """
     return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}{MADE_UP}"

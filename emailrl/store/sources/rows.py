@@ -1,4 +1,4 @@
-"""Mail as rows with ART-E's columns: of a dataset, of a Parquet file, or of JSONL, one object a line."""
+"""Reads mail as rows with ART-E's columns: of a dataset, a Parquet file, or JSONL (one object per line)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JsonLine(bytes):
 
 
 def has_mail_columns(columns: object) -> bool:
-    """Whether a row or the names of a table's columns are those of mail; cc, bcc and file_name may be missing."""
+    """Whether ``columns`` (a row or column names) contain those of mail; cc, bcc and file_name may be missing."""
     return isinstance(columns, Mapping | Sequence) and set(columns) >= _REQUIRED
 
 
@@ -36,10 +36,10 @@ def is_mail_line(line: bytes) -> bool:
 
 
 def read_lines(path: Path, stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, JsonLine] | Skipped]:
-    """The rows of JSONL as (``name#line``, bytes), empty lines left out.
+    """Yield the rows of JSONL as (``name#line``, bytes) without empty lines.
 
-    Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the rows, the broken
-    one as ``Skipped("truncated")``.
+    Raises ``EmailRLError`` if the file ends inside a row. With ``allow_truncated`` the rows end there instead, with
+    ``Skipped("truncated")`` for the broken one.
     """
     number, seen = 1, 0
     largest = reading.max_message_bytes
@@ -71,7 +71,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _load(line: bytes) -> tuple[Any, list[str]]:
-    """A line's value, and what was wrong with its bytes."""
+    """A line's value, and the defects of its bytes."""
     try:
         return json.loads(line.decode("utf-8-sig"), strict=False), []
     except UnicodeDecodeError:
@@ -79,8 +79,10 @@ def _load(line: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
-    """A line of JSONL as a mail, named by its own ``file_name`` or else ``name``; ``Skipped("bad_row")`` where it is no
-    object or lacks a column."""
+    """Parse a line of JSONL as an email, named by its own ``file_name`` or else ``name``.
+
+    Returns ``Skipped("bad_row")`` if the line is not an object or lacks a column.
+    """
     try:
         row, defects = _load(line)
     except (ValueError, RecursionError):
@@ -94,8 +96,10 @@ def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
 
 
 def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
-    """One row with ART-E's columns as a mail, named by its ``file_name`` or else ``name``; ``Skipped("bad_row")`` where
-    a value has the wrong type."""
+    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``.
+
+    Returns ``Skipped("bad_row")`` if a value has the wrong type.
+    """
     try:
         name = clean_text(row.get("file_name") or name)
         to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
@@ -130,10 +134,10 @@ def _bare_list(addresses: Sequence[str] | None) -> list[str]:
 
 
 def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:
-    """A timestamp in UTC, without a zone it already is, or None and what is wrong with it.
+    """A timestamp in UTC (assumed if it has no zone) and no defects, or None and the defects.
 
-    A number counts milliseconds from 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or as in
-    a mail's header. ``TypeError`` for anything else.
+    A number is milliseconds since 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or a Date
+    header. ``TypeError`` for anything else.
     """
     if isinstance(value, bool) or not isinstance(value, datetime | str | float | int | None):
         raise TypeError("not a time")

@@ -1,15 +1,15 @@
-"""What an opaque signature wraps (S/MIME, RFC 8551): the message inside CMS signed data. Nothing is verified."""
+"""Reads the message in an opaque signature (S/MIME, RFC 8551) from CMS signed data; nothing is verified."""
 
 from __future__ import annotations
 
 _DATA = bytes.fromhex("06092a864886f70d010701")
-"""The identifier of plain content: signed data has the content behind it, encrypted data a cipher."""
+"""Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
 _CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
 _END = b"\0\0"
 
 
 def signed_content(cms: bytes) -> bytes | None:
-    """The content of signed data in DER or BER; None where none can be read: encrypted, detached or cut off."""
+    """Return the content of signed data in DER or BER, or None if it is encrypted, detached or truncated."""
     at = cms.find(_DATA)
     try:
         tag, begin, _ = _header(cms, at + len(_DATA))
@@ -30,7 +30,7 @@ def signed_content(cms: bytes) -> bytes | None:
 
 
 def _header(data: bytes, at: int) -> tuple[int, int, int]:
-    """The tag at this place, where its content begins, and where that ends (-1: at a mark)."""
+    """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
     tag, length, begin = data[at], data[at + 1], at + 2
     if length == 0x80:
         if tag == _OCTETS:

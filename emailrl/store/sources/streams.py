@@ -23,7 +23,7 @@ COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zX
 
 
 class _AsItComes(io.RawIOBase):
-    """Decompressed data as soon as there is any: reading ahead must not lose what stands before a break."""
+    """Decompressed data as it arrives: reading ahead must not lose data before a truncation."""
 
     def __init__(self, stream: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File) -> None:
         self._stream = stream
@@ -39,7 +39,7 @@ class _AsItComes(io.RawIOBase):
 
 
 def decompressed(file: IO[bytes]) -> IO[bytes]:
-    """The content of a file compressed by gzip, xz or bzip2 (told by its first bytes), or the file itself."""
+    """Return the decompressed content of a gzip, xz or bzip2 file (by its first bytes), or the file itself."""
     magic = file.read(6)
     file.seek(0)
     for start, opener in COMPRESSED.items():
@@ -49,7 +49,7 @@ def decompressed(file: IO[bytes]) -> IO[bytes]:
 
 
 def start_of(path: Path, size: int) -> bytes:
-    """The first bytes of a file's decompressed content; fewer where it is shorter or damaged."""
+    """Return the first bytes of a file's decompressed content; fewer if it is shorter or damaged."""
     start = b""
     with path.open("rb") as file:
         try:
@@ -62,7 +62,7 @@ def start_of(path: Path, size: int) -> bytes:
 
 
 def broken_off(path: Path, where: str) -> EmailRLError:
-    """The error for a file that breaks off or is damaged, ``where`` saying how far it was read."""
+    """Return the error for a truncated or damaged file; ``where`` states how far it was read."""
     return EmailRLError(
         f"{path} is truncated or damaged after {where}.",
         "Nothing was written. Download the file again, or keep the readable part with --allow-truncated.",

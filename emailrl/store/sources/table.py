@@ -1,4 +1,4 @@
-"""Kaggle's ``emails.csv``: a row a message, its file's name in the column ``file``, all its text in ``message``."""
+"""Reads Kaggle's ``emails.csv``: one message per row, with its file name in ``file`` and its text in ``message``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COLUMNS = ("file", "message")
 
 
 class TableMail(bytes):
-    """A message out of a table, not yet parsed."""
+    """A message from a table, not yet parsed."""
 
 
-_LARGEST_FIELD = 2**31 - 1  # the size of a message is judged where it is parsed
+_LARGEST_FIELD = 2**31 - 1  # message size is checked by the parser
 
 
 def is_mail_table(start: bytes) -> bool:
-    """Whether a file that starts so is a CSV with the columns ``file`` and ``message``."""
+    """Whether a file is a CSV with the columns ``file`` and ``message``, by its start."""
     line = start.partition(b"\n")[0].decode("utf-8-sig", "replace").strip()
     try:
         return set(COLUMNS) <= set(next(csv.reader([line]), []))
@@ -31,10 +31,10 @@ def is_mail_table(start: bytes) -> bool:
 
 
 def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, TableMail] | Skipped]:
-    """The messages of the table as (file, bytes).
+    """Yield the messages of the table as (file, bytes).
 
-    Raises ``EmailRLError`` where the file ends inside a row; with ``allow_truncated`` that ends the messages, the
-    broken one as ``Skipped("truncated")``.
+    Raises ``EmailRLError`` if the file ends inside a row. With ``allow_truncated`` the messages end there instead, with
+    ``Skipped("truncated")`` for the broken one.
     """
     csv.field_size_limit(_LARGEST_FIELD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
