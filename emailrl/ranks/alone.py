@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from emailrl.errors import EmailRLError
+from emailrl.ranks.activity import Activity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,12 +68,13 @@ class Ranks:
         """Do ``work``, which must not use collectives; if it raises on one rank, every rank raises EmailRLError."""
         return work()
 
-    def apart(self, work: Callable[[], T]) -> T:
+    def apart(self, work: Callable[[Activity], T]) -> T:
         """Do ``work``, which must not use collectives and may take any time; return once every rank is done.
 
-        An error on rank 0 interrupts the others; an error on another rank is raised on all at the end, as in ``agree``.
+        It notes its progress in the ``Activity``. If it raises on one rank, or one makes no progress for RANK_TIMEOUT
+        seconds, all ranks end at once: rank 0 raises EmailRLError, the others are interrupted.
         """
-        return work()
+        return work(Activity())
 
     def check_same(self, what: str, value: str) -> None:
         """Raise EmailRLError unless ``value`` is equal on all ranks; ``what`` names it."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
+from emailrl.ranks.activity import Activity, first_line, said
 from emailrl.ranks.alone import Ranks, T
 from emailrl.ranks.missing import missing_ranks
 from emailrl.ranks.place import Place
@@ -48,7 +48,7 @@ class RankGroup(Ranks):
         self._group: Any = self._starting
         pulses = dist.new_group(timeout=limit, backend="gloo")
         self._caller = Caller(pulses, seconds, self._lose) if self.is_first else None
-        self._listener = None if self.is_first else Listener(pulses)
+        self._listener = None if self.is_first else Listener(pulses, seconds)
         self.on_stop = lambda: None
         self._working = False
         self._agreed: Exception | None = None
@@ -57,10 +57,13 @@ class RankGroup(Ranks):
 
     # -- rank 0 calls, the others wait
 
-    def rest(self) -> None:
-        """Rank 0 continues alone, and from now on signals the others every few seconds that it is alive."""
+    def rest(self, activity: Activity | None = None) -> None:
+        """Rank 0 continues alone, and from now on signals the others every second that it is alive.
+
+        With ``activity`` all ranks work on their own; this is rank 0's.
+        """
         if self._caller is not None:
-            self._caller.begin(lambda: self.on_stop())
+            self._caller.begin(lambda: self.on_stop(), activity)
 
     def started(self) -> None:
         """See ``Ranks.started``."""
@@ -183,42 +186,60 @@ class RankGroup(Ranks):
             raise
         except Exception as error:
             failed = error
-        said = self.gather(None if failed is None else _said(failed))
-        for rank, words in enumerate(said):
-            if words is not None:
-                message, hint = words
+        reasons = self.gather(None if failed is None else said(failed))
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                message, hint = reason
                 self._agreed = failed or EmailRLError(f"Rank {rank}: {message}", hint)
                 raise self._agreed
         return result
 
-    def apart(self, work: Callable[[], T]) -> T:
+    def apart(self, work: Callable[[Activity], T]) -> T:
         """See ``Ranks.apart``; rank 0 and the others keep exchanging pulses."""
         if self._caller is None:
-            return self.agree(self._apart_from_first(work))
-        self._working = False
-        self.rest()
-        result = work()
-        self._caller.wait_for_all()
-        self._raise_lost()
+            return self._apart_from_first(work)
+        self._working, activity = False, Activity()
+        self.rest(activity)
+        try:
+            result = work(activity)
+            activity.end()
+            self._caller.leave()
+            self._caller.wait_for_all()
+        except KeyboardInterrupt:
+            self.raise_failure()
+            raise
+        finally:
+            activity.end()
+            self._caller.leave()
+        self.raise_failure()
         self._caller.call(Call.WORK)
         self._raise_lost()
         self._working = True
-        return self.agree(lambda: result)
+        return result
 
-    def _apart_from_first(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Do ``work`` until rank 0 calls; returns a function that returns its result or raises its error."""
+    def raise_failure(self) -> None:
+        """On rank 0: raise what ended the work apart of all ranks, if it was interrupted for that."""
+        self._raise_lost()
+        if self._caller is not None and self._caller.failure is not None:
+            raise self._caller.failure.as_error() from None
+
+    def _apart_from_first(self, work: Callable[[Activity], T]) -> T:
+        """Do ``work`` until rank 0 calls; KeyboardInterrupt if it calls to end."""
         assert self._listener is not None
-        outcome: Future[T] = Future()
-        self._listener.begin(lambda: self.on_stop())
+        activity = Activity()
+        self._listener.begin(lambda: self.on_stop(), activity)
         try:
-            outcome.set_result(work())
+            result = work(activity)
         except Exception as error:
-            outcome.set_exception(error)
+            self._listener.fail(error)
+            if not isinstance(error, EmailRLError):
+                logger.exception("Rank %d of %d failed.", self.rank, self.world)
         finally:
+            activity.end()
             self._listener.end()
         if self.is_over or self._hear() is not Call.WORK:
             raise KeyboardInterrupt
-        return outcome.result
+        return result
 
     def check_same(self, what: str, value: str) -> None:
         """See ``Ranks.check_same``."""
@@ -266,16 +287,5 @@ class RankGroup(Ranks):
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.world}"
             message = f"{ranks} ended or did not answer within {self._wait_seconds:g} s."
         else:
-            message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({_first_line(error)})."
+            message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, "Continue from the last checkpoint with --resume latest.")
-
-
-def _said(error: Exception) -> tuple[str, str]:
-    """How the other ranks report an error."""
-    if isinstance(error, EmailRLError):
-        return error.message, error.hint
-    return f"{type(error).__name__}: {_first_line(error)}", ""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

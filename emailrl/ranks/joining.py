@@ -38,8 +38,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
     try:
         yield ranks
     except KeyboardInterrupt:
-        if ranks.lost is not None:
-            raise ranks.lost from None
+        ranks.raise_failure()
         raise
     finally:
         ranks.on_stop = lambda: None  # losing a rank now interrupts nothing

@@ -1,21 +1,24 @@
-"""Heartbeat between rank 0 and the waiting ranks while rank 0 runs rollouts.
+"""Heartbeat between rank 0 and the other ranks while rank 0, or every rank, runs rollouts.
 
-A rollout may take seconds or hours. Meanwhile a thread of rank 0 and the waiting ranks run a tiny all-reduce every few
-seconds. It carries rank 0's call (keep waiting, work, end), whether a rank was asked to stop, and whether one is busy.
-If a rank ends or hangs, it fails within the timeout.
+A rollout may take seconds or hours. Meanwhile all ranks run a tiny all-reduce every second. It carries rank 0's call
+(keep waiting, work, end), whether a rank was asked to stop, whether one is busy, and whether the work of one has failed
+or makes no progress; then rank 0 gathers the reasons. If a rank ends or hangs, it fails within the timeout.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
-from emailrl.ending import bounded
+from emailrl.ending import SECONDS, bounded
+from emailrl.ranks.activity import Activity, Failure
 
-LONGEST_INTERVAL: Final = 5.0
+LONGEST_INTERVAL: Final = 1.0
 """Maximum seconds between pulses; a quarter of the timeout if that is shorter."""
 
 SHORTEST_INTERVAL: Final = 0.02
@@ -30,32 +33,91 @@ class Call(IntEnum):
     END = 2
 
 
+class Pulses:
+    """The exchange of pulses by one rank; all ranks take part in each of them."""
+
+    def __init__(self, group: Any, limit: float) -> None:
+        """``limit``: seconds that work may go without progress."""
+        import torch.distributed as dist
+
+        self._group, self._limit = group, limit
+        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        self._activity: Activity | None = None
+        self._own: Failure | None = None
+        self._told = False
+        self.failure: Failure | None = None
+        """On rank 0: why the work on all ranks must end."""
+
+    def watch(self, activity: Activity | None) -> None:
+        """From now on report the failures of this work; None: of no work."""
+        self._activity, self._own, self._told, self.failure = activity, None, False, None
+
+    def fail(self, error: Exception) -> None:
+        """Report with the next pulse that this rank's work raised ``error``."""
+        self._own = Failure.of(self._rank, error)
+
+    def exchange(self, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
+        """One pulse: rank 0's call, whether any rank was asked to stop, and whether any is busy.
+
+        The first failure after ``watch`` is gathered with it.
+        """
+        import torch
+        import torch.distributed as dist
+
+        failed = not self._told and self._failing() is not None
+        flags = torch.tensor([int(call), int(stopping), int(busy), int(failed)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        call_now, stops, works, fails = flags.tolist()
+        if fails:
+            self._told = True
+            failures: list[Failure | None] = [None] * self._world if self._rank == 0 else []
+            dist.gather_object(self._failing(), failures or None, dst=0, group=self._group)
+            self.failure = max((one for one in failures if one), key=lambda one: one.seconds, default=None)
+        return Call(call_now), bool(stops), bool(works)
+
+    def _failing(self) -> Failure | None:
+        if self._own is not None or self._activity is None:
+            return self._own
+        return self._activity.stalled(f"Rank {self._rank} of {self._world}", self._limit)
+
+
 class Caller:
     """Rank 0's side: a thread between calls."""
 
-    def __init__(self, group: Any, limit: float, failed: Callable[[Exception], None]) -> None:
-        """``failed`` is called with a pulse's error, on the thread."""
-        self._group, self._longest, self._failed = group, min(LONGEST_INTERVAL, limit / 4), failed
+    def __init__(self, group: Any, limit: float, lost: Callable[[Exception], None]) -> None:
+        """``lost`` is called with a pulse's error, on the thread; ``limit``: see ``Pulses``."""
+        self._pulses, self._longest, self._lost = Pulses(group, limit), min(LONGEST_INTERVAL, limit / 4), lost
         self._interval = self._longest
         self._call = Call.WAIT
-        self._wake, self._all_idle = threading.Event(), threading.Event()
+        self._wake, self._all_idle, self._left = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._asked = False
         self._parent = os.getppid()
 
-    def begin(self, stop: Callable[[], None]) -> None:
+    def begin(self, stop: Callable[[], None], activity: Activity | None = None) -> None:
         """Send pulses until the next call.
 
-        ``stop`` is called on the thread if a rank is lost or was asked to stop, or if the launcher has ended.
+        ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work (that of this
+        rank notes its ``activity``), or if the launcher has ended.
         """
         self._call, self._interval = Call.WAIT, self._longest
-        self._wake.clear()
-        self._all_idle.clear()
+        for event in (self._wake, self._all_idle, self._left):
+            event.clear()
+        self._pulses.watch(activity)
         self._thread = threading.Thread(target=self._beat, args=(stop,), name="pulse", daemon=True)
         self._thread.start()
 
+    @property
+    def failure(self) -> Failure | None:
+        """Why the work that began last must end."""
+        return self._pulses.failure
+
+    def leave(self) -> None:
+        """The work of this rank is over; if this call does not follow a failure within seconds, the process exits."""
+        self._left.set()
+
     def wait_for_all(self) -> None:
-        """Wait until no rank is busy, or one is lost."""
+        """Wait until no rank is busy, or one is lost or has failed."""
         self._interval = SHORTEST_INTERVAL
         self._wake.set()
         self._all_idle.wait()
@@ -70,18 +132,25 @@ class Caller:
         self._thread = None
 
     def _beat(self, stop: Callable[[], None]) -> None:
+        failed_at: float | None = None
         while True:
             self._wake.wait(self._interval)
             self._wake.clear()
             call = self._call
             try:
-                _, stopping, busy = exchange(self._group, call, stopping=os.getppid() != self._parent, busy=False)
+                _, stopping, busy = self._pulses.exchange(call, stopping=os.getppid() != self._parent, busy=False)
             except RuntimeError as error:
-                self._failed(error)
+                self._lost(error)
                 self._all_idle.set()
                 stop()
                 return
-            if not busy:
+            if failed_at is not None:
+                self._check_left(failed_at)
+            elif self.failure is not None:
+                failed_at, self._interval = time.monotonic(), self._longest
+                if not self._left.is_set():
+                    stop()
+            if not busy or self.failure is not None:
                 self._all_idle.set()
             if stopping and not self._asked:
                 self._asked = True
@@ -89,12 +158,18 @@ class Caller:
             if call is not Call.WAIT:
                 return
 
+    def _check_left(self, failed_at: float) -> None:
+        """Exit if native code keeps this rank in its work, where no signal interrupts it."""
+        if time.monotonic() - failed_at > SECONDS and not self._left.is_set() and self.failure is not None:
+            print(f"error: {self.failure.as_error()}", file=sys.stderr, flush=True)
+            os._exit(1)
+
 
 class Listener:
     """The side of a rank that waits or works on its own."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, limit: float) -> None:
+        self._pulses = Pulses(group, limit)
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self.stopping = False
@@ -108,10 +183,10 @@ class Listener:
         """Answer pulses until one carries a call other than to wait."""
         self.heard = Call.WAIT
         while self.heard is Call.WAIT:
-            self.heard, _, _ = exchange(self._group, Call.WAIT, stopping=self.stopping, busy=False)
+            self.heard, _, _ = self._pulses.exchange(Call.WAIT, stopping=self.stopping, busy=False)
         return self.heard
 
-    def begin(self, interrupt: Callable[[], None]) -> None:
+    def begin(self, interrupt: Callable[[], None], activity: Activity) -> None:
         """Answer pulses from a thread, as a busy rank, until ``end``.
 
         ``interrupt`` is called on the thread if rank 0 ends the run or is lost. If ``end`` does not follow within
@@ -119,8 +194,13 @@ class Listener:
         """
         self.heard = Call.WAIT
         self._done.clear()
+        self._pulses.watch(activity)
         self._thread = threading.Thread(target=self._answer, args=(interrupt,), name="pulse", daemon=True)
         self._thread.start()
+
+    def fail(self, error: Exception) -> None:
+        """Tell rank 0 that the work raised ``error``."""
+        self._pulses.fail(error)
 
     def end(self) -> None:
         """Stop being busy."""
@@ -131,21 +211,10 @@ class Listener:
     def _answer(self, interrupt: Callable[[], None]) -> None:
         try:
             while self.heard is Call.WAIT and not self._done.is_set():
-                self.heard, _, _ = exchange(self._group, Call.WAIT, stopping=self.stopping, busy=True)
+                self.heard, _, _ = self._pulses.exchange(Call.WAIT, stopping=self.stopping, busy=True)
         except RuntimeError as error:
             self.error = error
         if self.error is not None or self.heard is not Call.WAIT:
             interrupt()
             with bounded():
                 self._done.wait()
-
-
-def exchange(group: Any, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
-    """One pulse: rank 0's call, whether any rank was asked to stop, and whether any is busy."""
-    import torch
-    import torch.distributed as dist
-
-    flags = torch.tensor([int(call), int(stopping), int(busy)])
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-    call_now, stops, works = flags.tolist()
-    return Call(call_now), bool(stops), bool(works)

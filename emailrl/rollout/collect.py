@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,12 +45,6 @@ class Collector(Player):
         self.scorer = scorer
         self.run_id = run_id
         self.team: Plays | None = None
-
-    def on(self, engine: Engine) -> Collector:
-        """The same collector with another engine."""
-        other = copy.copy(self)
-        other.engine = engine
-        return other
 
     def collect(
         self,

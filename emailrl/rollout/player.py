@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from emailrl.engines.base import Engine, SamplingParams
 from emailrl.environment.custom import MAIL, load_task, mail_agent
@@ -87,6 +88,12 @@ class Player:
             if trajectory.exception is None:
                 audit(trajectory)
         return trajectories
+
+    def on(self, engine: Engine) -> Self:
+        """The same player with another engine."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
 
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from emailrl.ranks import RankGroup, Ranks, joined
+from emailrl.settings import Settings, TrainingSettings
+
 
 def free_port() -> int:
     """A port that nobody listens on."""
@@ -47,6 +50,28 @@ def results(children: list[int], folder: Path, *, seconds: float = 120) -> list[
     assert not left, f"{len(left)} of {len(children)} ranks had not ended after {seconds:g} s"
     found = [folder / f"rank-{rank}.pickle" for rank in range(len(children))]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in found]
+
+
+def settings(seconds: float = 60) -> Settings:
+    """Settings with this RANK_TIMEOUT."""
+    return Settings(training=TrainingSettings(rank_timeout=seconds, rank_start_timeout=60))
+
+
+def ranked(work: Callable[[Ranks], Any], seconds: float = 60) -> Callable[[], Any]:
+    """``work`` of a rank that has met the others: rank 0 calls the rest to it."""
+
+    def run() -> Any:
+        with joined(settings(seconds)) as ranks:
+            ranks.started()
+            if ranks.is_first:
+                with ranks.at_work():
+                    return work(ranks)
+            found: list[Any] = []
+            assert isinstance(ranks, RankGroup)
+            ranks.follow(lambda: found.append(work(ranks)))
+            return found
+
+    return run
 
 
 def _fork(rank: int, world: int, port: int, work: Callable[[], Any], folder: Path) -> int:

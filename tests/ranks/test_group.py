@@ -5,37 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks.processes import begin, in_ranks, results
+from ranks.processes import begin, in_ranks, ranked, results, settings
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
 from emailrl.settings import Settings, TrainingSettings
-
-
-def settings(seconds: float = 60) -> Settings:
-    return Settings(training=TrainingSettings(rank_timeout=seconds, rank_start_timeout=60))
-
-
-def ranked(work: Callable[[Ranks], Any], seconds: float = 60) -> Callable[[], Any]:
-    """``work`` of a rank that has met the others: rank 0 calls the rest to it."""
-
-    def run() -> Any:
-        with joined(settings(seconds)) as ranks:
-            ranks.started()
-            if ranks.is_first:
-                with ranks.at_work():
-                    return work(ranks)
-            found: list[Any] = []
-            ranks.follow(lambda: found.append(work(ranks)))
-            return found
-
-    return run
 
 
 def test_alone_every_method_gives_back_what_it_is_given() -> None:
@@ -47,6 +26,7 @@ def test_alone_every_method_gives_back_what_it_is_given() -> None:
     assert tensor.tolist() == [1, 1]
     assert (ALONE.broadcast(1), ALONE.scatter([2]), ALONE.gather(3), ALONE.collect(4)) == (1, 2, [3], [4])
     assert ALONE.agree(lambda: 5) == 5
+    assert ALONE.apart(lambda activity: 6) == 6
 
 
 def test_objects_and_sums_reach_every_rank(tmp_path: Path) -> None:
@@ -81,55 +61,6 @@ def test_an_error_on_one_rank_is_raised_by_all_and_rank_0_says_whose_it_is(tmp_p
     zero, one, two = in_ranks(3, ranked(work), tmp_path)
     assert isinstance(zero, EmailRLError) and str(zero) == "Rank 1: No such thing. Try another."
     assert one == [] and two == []  # they heard of the end from rank 0
-
-
-def test_ranks_may_work_apart_for_longer_than_they_wait_for_each_other(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> list[int]:
-        def slow() -> int:
-            time.sleep(8 * (ranks.rank == 2))
-            return ranks.rank
-
-        return ranks.collect(ranks.apart(slow))
-
-    assert in_ranks(3, ranked(work, seconds=4), tmp_path) == [[0, 1, 2], [[]], [[]]]
-
-
-def test_an_error_of_a_rank_that_works_apart_is_raised_by_all(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        ranks.apart(lambda: 1 // (ranks.rank - 1))
-
-    zero, one, two = in_ranks(3, ranked(work), tmp_path)
-    assert isinstance(zero, EmailRLError) and zero.message.startswith("Rank 1: ZeroDivisionError")
-    assert one == [] and two == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_lost_while_all_work_apart_interrupts_the_others(number: signal.Signals, tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        ranks.apart(lambda: os.kill(os.getpid(), number) if ranks.rank == 1 else time.sleep(60))
-
-    children = begin(3, ranked(work, seconds=6), tmp_path)
-    try:
-        zero = results(children[:1], tmp_path, seconds=40)[0]
-        waited = os.waitpid(children[2], 0)
-    finally:
-        os.kill(children[1], signal.SIGKILL)
-        os.waitpid(children[1], 0)
-    assert isinstance(zero, LostRank) and "Rank 1 of 3 ended or did not answer within 6 s." in zero.message
-    assert waited[1] == 0
-
-
-def test_the_end_of_rank_0_interrupts_ranks_that_work_apart(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        def fail() -> None:
-            time.sleep(60 * (ranks.rank == 1))
-            raise UsageError("No more.")
-
-        ranks.apart(fail)
-
-    begun = time.monotonic()
-    zero, one = in_ranks(2, ranked(work), tmp_path)
-    assert str(zero) == "No more." and one == [] and time.monotonic() - begun < 40
 
 
 def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
-from emailrl.engines.base import PolicyEngine, SamplingParams
+from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
 from emailrl.engines.opened import OpenPolicy
 from emailrl.policy.adapter import CONFIG, WEIGHTS
-from emailrl.ranks import Ranks
+from emailrl.ranks import Activity, Ranks
 from emailrl.rollout.player import Player, build_player
 from emailrl.settings import Settings
 from emailrl.store.connection import no_database
@@ -100,6 +100,37 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
     return folder if files else None
 
 
+def noted(player: Player, activity: Activity) -> Player:
+    """The same player, which notes its progress: every turn of a conversation."""
+    activity.note("starting the environments")
+    return player.on(Noted(player.engine, activity))
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An engine that notes when it samples, and whose environment it waits for."""
+
+    engine: Engine
+    activity: Activity
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``."""
+
+        def advanced(completion: Completion) -> Request | None:
+            assert advance is not None
+            self.activity.note(f"in the environment of {completion.trajectory_id}")
+            following = advance(completion)
+            self.activity.note("sampling")
+            return following
+
+        self.activity.note("sampling")
+        return self.engine.generate(requests, None if advance is None else advanced)
+
+    def close(self) -> None:
+        """See ``Engine.close``."""
+        self.engine.close()
+
+
 class Team:
     """Rank 0's side; its own engine is one of those it directs."""
 
@@ -149,8 +180,8 @@ class TeamPlayer:
         ranks, per_engine = self.team.ranks, self.team.per_engine
         parts = deal(trajectories, ranks.world // per_engine)
 
-        def play_own() -> Sequence[Trajectory]:
-            return self.own.play(parts[0], sampling, seed=seed, progress=progress)
+        def play_own(activity: Activity) -> Sequence[Trajectory]:
+            return noted(self.own, activity).play(parts[0], sampling, seed=seed, progress=progress)
 
         orders = [Play(parts[rank // per_engine], sampling, seed, self.role) for rank in range(ranks.world)]
         with self.team.ordered(orders):
@@ -185,7 +216,7 @@ class Member:
             case Load():
                 self._load(order.version)
             case Play():
-                played = self.ranks.apart(lambda: self._play(order))
+                played = self.ranks.apart(lambda activity: self._play(order, activity))
                 self.ranks.collect(played if self.hands_in else [])
             case Release():
                 self.ranks.agree(self.engine.release)
@@ -207,6 +238,6 @@ class Member:
         self.ranks.agree(load)
         before.close()
 
-    def _play(self, order: Play) -> Sequence[Trajectory]:
+    def _play(self, order: Play, activity: Activity) -> Sequence[Trajectory]:
         self.engine.resume()
-        return self.players[order.role].play(order.trajectories, order.sampling, seed=order.seed)
+        return noted(self.players[order.role], activity).play(order.trajectories, order.sampling, seed=order.seed)

@@ -1,0 +1,145 @@
+"""Ranks that work on their own: progress, errors, hangs and losses, with real processes over gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ranks.processes import begin, in_ranks, ranked, results
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks import Activity, LostRank, Ranks
+
+
+def busy(activity: Activity, seconds: float) -> None:
+    """Make progress for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        activity.note("sampling")
+        time.sleep(0.1)
+
+
+def test_work_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> list[int]:
+        def slow(activity: Activity) -> int:
+            busy(activity, 8 * (ranks.rank == 2))
+            return ranks.rank
+
+        return ranks.collect(ranks.apart(slow))
+
+    assert in_ranks(3, ranked(work, seconds=4), tmp_path) == [[0, 1, 2], [[]], [[]]]
+
+
+def test_an_error_of_one_rank_ends_all_at_once(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail(activity: Activity) -> None:
+            if ranks.rank == 1:
+                raise UsageError("No such thing.", "Try another.")
+            busy(activity, 60)
+
+        ranks.apart(fail)
+
+    begun = time.monotonic()
+    zero, one, two = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, EmailRLError) and str(zero) == "Rank 1: No such thing. Try another."
+    assert (one, two) == ([], []) and time.monotonic() - begun < 40
+
+
+def test_an_error_after_rank_0_has_done_its_part_is_raised_too(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail(activity: Activity) -> None:
+            if ranks.rank == 1:
+                busy(activity, 3)
+                raise ZeroDivisionError("by zero\nand more")
+
+        ranks.apart(fail)
+
+    zero, one = in_ranks(2, ranked(work), tmp_path)
+    assert str(zero) == "Rank 1: ZeroDivisionError: by zero" and one == []
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_without_progress_is_named_with_what_it_does(which: int, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def hang(activity: Activity) -> None:
+            if ranks.rank == which:
+                activity.note("in the environment of train-1")
+                time.sleep(60)
+            busy(activity, 60)
+
+        ranks.apart(hang)
+
+    begun = time.monotonic()
+    zero, *others = in_ranks(3, ranked(work, seconds=4), tmp_path)
+    assert isinstance(zero, EmailRLError) and not isinstance(zero, LostRank)
+    expected = f"Rank {which} of 3 made no progress in its rollouts for 4 s: in the environment of train-1."
+    assert zero.message == expected and "RANK_TIMEOUT" in zero.hint and "--resume latest" in zero.hint
+    assert others == [[], []] and time.monotonic() - begun < 45
+
+
+def test_of_ranks_that_wait_for_each_other_the_first_to_stop_is_named(tmp_path: Path) -> None:
+    """As with one engine for both: what the others wait for is the cause."""
+
+    def work(ranks: Ranks) -> None:
+        def hang(activity: Activity) -> None:
+            if ranks.rank == 0:
+                busy(activity, 0.5)
+            activity.note("sampling" if ranks.rank == 0 else "in the environment of train-1")
+            time.sleep(60)
+
+        ranks.apart(hang)
+
+    zero, _ = in_ranks(2, ranked(work, seconds=4), tmp_path)
+    assert str(zero).startswith("Rank 1 of 2 made no progress")
+
+
+@pytest.mark.slow
+def test_rank_0_that_no_signal_interrupts_prints_the_line_and_exits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(ranks: Ranks) -> None:
+        def hang(activity: Activity) -> None:
+            if ranks.is_first:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as if it were in native code
+                time.sleep(120)
+            busy(activity, 120)
+
+        ranks.apart(hang)
+
+    begun = time.monotonic()
+    zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
+    assert zero is None and isinstance(one, LostRank) and time.monotonic() - begun < 60
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: Rank 0 of 2 made no progress in its rollouts for 4 s: starting. Raise RANK_TIMEOUT")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_interrupts_the_others(number: signal.Signals, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        ranks.apart(lambda activity: os.kill(os.getpid(), number) if ranks.rank == 1 else busy(activity, 60))
+
+    children = begin(3, ranked(work, seconds=6), tmp_path)
+    try:
+        zero = results(children[:1], tmp_path, seconds=40)[0]
+        waited = os.waitpid(children[2], 0)
+    finally:
+        os.kill(children[1], signal.SIGKILL)
+        os.waitpid(children[1], 0)
+    assert isinstance(zero, LostRank) and "Rank 1 of 3 ended or did not answer within 6 s." in zero.message
+    assert waited[1] == 0
+
+
+def test_the_end_of_rank_0_interrupts_the_others(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail(activity: Activity) -> None:
+            busy(activity, 60 * (ranks.rank == 1))
+            raise UsageError("No more.")
+
+        ranks.apart(fail)
+
+    begun = time.monotonic()
+    zero, one = in_ranks(2, ranked(work), tmp_path)
+    assert str(zero) == "No more." and one == [] and time.monotonic() - begun < 40

@@ -1,0 +1,48 @@
+"""What a rank notes of its rollouts, so that the others learn where it hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from emailrl.engines.base import Advance, Completion, Request, SamplingParams
+from emailrl.ranks import Activity
+from emailrl.training.run.team import Noted
+
+
+class Heard(Activity):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, what: str) -> None:
+        self.notes.append(what)
+
+
+class TwoTurns:
+    """Completes each request, and its follow-ups."""
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        ended = []
+        for first in requests:
+            request: Request | None = first
+            while request is not None:
+                ended.append(Completion(request.trajectory_id, [1], [-0.5], "stop"))
+                request = advance(ended[-1]) if advance else None
+        return ended
+
+    def close(self) -> None: ...
+
+
+def test_every_turn_is_progress_and_names_its_trajectory() -> None:
+    activity, turns = Heard(), []
+
+    def advance(completion: Completion) -> Request | None:
+        assert activity.notes[-1] == "in the environment of train-1"
+        turns.append(completion)
+        return Request("train-1", SamplingParams(8)) if len(turns) < 2 else None
+
+    ended = Noted(TwoTurns(), activity).generate([Request("train-1", SamplingParams(8))], advance)
+    assert ended == turns and len(turns) == 2
+    assert activity.notes == ["sampling", *["in the environment of train-1", "sampling"] * 2]
