@@ -16,7 +16,7 @@ TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip fa
 help:
 	@echo "make install      install emailrl and its test dependencies into $(VENV)"
 	@echo "make quickstart   run the whole cycle on a demo mailbox, on a CPU"
-	@echo "make test         run the tests"
+	@echo "make test         run the tests, in one process per core"
 	@echo "make test-vllm    run the tests against a real vLLM, if installed (minutes)"
 	@echo "make test-gpu     run the tests that need a CUDA GPU (minutes)"
 	@echo "make lint         run ruff and mypy"
@@ -42,7 +42,7 @@ quickstart: $(INSTALLED)
 	@$(BIN)/emailrl quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 test-vllm: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/engines/test_vllm_real.py -m slow -rs

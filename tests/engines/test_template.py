@@ -51,7 +51,8 @@ NESTED = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 def test_a_template_that_fails_or_knows_no_end_is_one_line(
     tokenizer_with: Make, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
-    monkeypatch.setattr(template, "MOST_SECONDS", 0.2)
+    if "takes longer" in reason:  # a template that ends must not be cut off on a busy machine
+        monkeypatch.setattr(template, "MOST_SECONDS", 0.2)
     monkeypatch.setattr(template, "MOST_CHARACTERS", 150)
     began = time.monotonic()
     with pytest.raises(EmailRLError) as caught:
