@@ -39,6 +39,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def not_a_file(path: Path) -> str | None:
+    """Return what a path is instead of a file, such as "a folder"; None for a file, a link to one, or a free name."""
+    if path.is_file() or not os.path.lexists(path):
+        return None
+    if not path.exists():
+        return "a broken link"
+    return "a folder" if path.is_dir() else "a device or pipe"
+
+
 def sync(path: Path) -> None:
     """Wait until the file's content, or the names in the folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

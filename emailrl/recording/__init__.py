@@ -1,7 +1,7 @@
 """Trajectories and metrics on disk: crash-safe JSON lines, and an index of each trajectory's position."""
 
 from emailrl.recording.entry import Entry
-from emailrl.recording.fields import trajectory_from_dict, trajectory_in_line
+from emailrl.recording.fields import check_metrics, trajectory_from_dict, trajectory_in_line
 from emailrl.recording.index import TrajectoryIndex
 from emailrl.recording.lines import (
     JsonlWriter,
@@ -32,6 +32,7 @@ __all__ = [
     "TrajectoryIndex",
     "TrajectoryWriter",
     "brief_notes",
+    "check_metrics",
     "encode",
     "finite",
     "keep_records",

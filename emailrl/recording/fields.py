@@ -42,23 +42,25 @@ class _Kind:
     expected: str
     accepts: Callable[[Any], bool]
     item: _Kind | None = None
-    """The kind of a list's items."""
+    """The kind of the items, if the value is a ``container`` of them."""
+    container: type = list
     types: frozenset[type] = frozenset()
     """Python types whose values are all accepted, as a fast path."""
 
     def check(self, name: str, value: Any) -> None:
         if self.accepts(value):
             return
-        if self.item is not None and type(value) is list:
-            number = next((at for at, each in enumerate(value) if not self.item.accepts(each)), None)
-            if number is None:
+        if self.item is not None and type(value) is self.container:
+            named = value.items() if self.container is dict else enumerate(value)
+            bad = next((at for at, each in named if not self.item.accepts(each)), None)
+            if bad is None:
                 return
-            self.item.check(f"{name}[{number}]", value[number])
+            self.item.check(f"{name}.{bad}" if self.container is dict else f"{name}[{bad}]", value[bad])
         raise WrongField(name, f"must be {self.expected}, not {_found(value)}")
 
     def optional(self) -> _Kind:
         accepts = lambda value: value is None or self.accepts(value)  # noqa: E731
-        return _Kind(f"{self.expected} or null", accepts, self.item, self.types | {NoneType})
+        return _Kind(f"{self.expected} or null", accepts, self.item, self.container, self.types | {NoneType})
 
 
 def _is_number(value: Any) -> bool:
@@ -106,7 +108,8 @@ _TEXT = _of_type("text", str)
 _NUMBER = _Kind("a finite number", _is_number)
 _OBJECT = _of_type("an object", dict)
 _IDS = _list_of(_Kind("a token id", lambda value: _are_ids([value])), _are_ids)
-_LOGPROBS = _list_of(_NUMBER.optional(), _are_logprobs)
+_NUMBER_OR_NULL = _NUMBER.optional()
+_LOGPROBS = _list_of(_NUMBER_OR_NULL, _are_logprobs)
 _KINDS: dict[Any, _Kind] = {
     str: _TEXT,
     int: _Kind("an integer", _is_int),
@@ -118,7 +121,10 @@ _KINDS: dict[Any, _Kind] = {
     list[float | None]: _LOGPROBS,
     dict[str, Any]: _OBJECT,
     dict[str, float]: _Kind(
-        "an object of finite numbers", lambda value: type(value) is dict and all(map(_is_number, value.values()))
+        "an object of finite numbers",
+        lambda value: type(value) is dict and all(map(_is_number, value.values())),
+        _NUMBER,
+        dict,
     ),
 }
 _MASK = _list_of(_Kind("0 or 1", lambda value: _is_mask([value])), _is_mask)
@@ -150,10 +156,12 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 """The rubric entries that are summed."""
 _NOTE = {
     "id": _TEXT,
-    "advantage": _NUMBER.optional(),
+    "advantage": _NUMBER_OR_NULL,
     "dropped": _TEXT.optional(),
     "samples": _list_of(_OBJECT),
 }
+_METRICS = dict.fromkeys(("seconds", "dropped"), _KINDS[dict[str, float]]) | {"step": _KINDS[int]}
+"""The fields of a metrics record that are not a number or null."""
 _SAMPLE = tuple(each.name for each in fields(TokenSample))
 
 Node = TypeVar("Node", Scenario, ToolCall, Message, Turn, TokenSample)
@@ -201,6 +209,17 @@ def check_note(path: Path, number: int, record: Record) -> Record:
     except WrongField as error:
         raise EmailRLError(f"{path}, line {number}: not a training note ({error}).") from None
     return note
+
+
+def check_metrics(path: Path, number: int, record: Record) -> Record:
+    """Return a line of metrics or of an evaluation; ``EmailRLError`` names file, line and field if a type is wrong."""
+    try:
+        _present(record, "step")
+        for name, value in record.items():
+            _METRICS.get(name, _NUMBER_OR_NULL).check(name, value)
+    except WrongField as error:
+        raise EmailRLError(f"{path}, line {number}: not a metrics record ({error}).") from None
+    return record
 
 
 def _samples(record: Record) -> list[TokenSample]:

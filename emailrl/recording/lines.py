@@ -69,7 +69,10 @@ def parse_line(path: Path, number: int, line: bytes) -> Record:
         record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
     except ValueError:
         try:
-            record = json.loads(line)  # also reads lone surrogates, and has better error messages
+            record = _loads(line)  # also reads lone surrogates, and has better error messages
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+            raise EmailRLError(f"{path}, line {number}: not UTF-8 ({found}).", "JSONL files are UTF-8.") from None
         except (ValueError, RecursionError) as error:
             raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(record, dict):
@@ -78,9 +81,14 @@ def parse_line(path: Path, number: int, line: bytes) -> Record:
     return record
 
 
+def _loads(line: bytes) -> Any:
+    """The value of a line; the standard library would guess UTF-16 from its first bytes."""
+    return json.loads(line.decode("utf-8-sig"))
+
+
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        _loads(line)
     except (ValueError, RecursionError):
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from emailrl.disk import not_a_file
 from emailrl.errors import EmailRLError
 from emailrl.recording.fields import check_note
 from emailrl.recording.lines import Record, parse_line
@@ -34,6 +35,8 @@ def _read(trajectories: Path, *, brief: bool) -> tuple[dict[str, Record], list[s
     path = notes_path(trajectories)
     found: dict[str, Record] = {}
     complaints: list[str] = []
+    if instead := not_a_file(path):
+        complaints.append(f"training/{path.name} is {instead}")
     if not path.is_file():
         return found, complaints
     with path.open("rb") as lines:

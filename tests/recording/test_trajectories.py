@@ -150,11 +150,18 @@ def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("{broken", "not JSON"), ("[" * 100_000, "not JSON"), ("[1]", "expected a JSON object, found list")],
+    [
+        (b"{broken", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[1]", "expected a JSON object, found list"),
+        (b'\xff\xfe{"step":1}', r"not UTF-8 \(byte 0xff at position 1\)"),  # no UTF-16, whatever it begins with
+        ('{"step":1}'.encode("utf-16"), r"not UTF-8 \(byte 0xff at position 1\)"),
+        (b'{"name":"caf\xe9"}', r"not UTF-8 \(byte 0xe9 at position 13\)"),
+    ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, complaint: str) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"step":1}\n\n' + line + '\n{"step":2}\n')
+    path.write_bytes(b'{"step":1}\n\n' + line + b'\n{"step":2}\n')
     with pytest.raises(EmailRLError, match=complaint) as caught:
         list(read_records(path))
     assert f"{path}, line 3" in caught.value.message
@@ -168,7 +175,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("reward", None, "reward must be a finite number, not null"),
     ("reward", math.nan, "reward must be a finite number, not NaN"),
     ("reward", 10**400, "reward must be a finite number, not 1000000000000000000000000000000000000000…"),
-    ("reward_terms", {"found": "0.1"}, "reward_terms must be an object of finite numbers, not an object"),
+    ("reward_terms", {"found": "0.1"}, 'reward_terms.found must be a finite number, not "0.1"'),
     ("rubric", [], "rubric must be an object, not a list"),
     ("rubric", {"prompt_tokens": "many"}, 'rubric.prompt_tokens must be a finite number, not "many"'),
     ("scenario", {"id": "q1"}, "scenario.question is missing"),

@@ -169,14 +169,13 @@ function failures() {
   if (!classes.length) return null;
   const count = (rows, name) => rows.filter((row) => row.failure === name).length;
   classes.sort((one, other) => sum(columns.map(({ rows }) => count(rows, other) - count(rows, one))));
-  const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length)));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
     const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory", "trajectories")}: ${name}, ${plain(file.label)}`, text: String(found) });
-    return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, most), el("span", { class: "under", text: percent(found / rows.length) })));
+    return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, 1), el("span", { class: "under", text: percent(found / rows.length) })));
   })));
   const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory", "trajectories") })))];
-  return section("Why answers fail", "How far the search for the email with the answer came. Each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+  return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
 const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, other) => one && !other], ["same", (one, other) => !one && !other]];

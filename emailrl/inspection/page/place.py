@@ -11,10 +11,11 @@ from typing import Any
 
 import emailrl
 from emailrl.checkpoints import list_checkpoints
+from emailrl.disk import not_a_file
 from emailrl.errors import EmailRLError
 from emailrl.inspection.locate import existing, find_file, has_numbers, newest_file, position_in
 from emailrl.inspection.makers import origin
-from emailrl.recording import Record, TrajectoryIndex, parse_line, trajectory_in_line
+from emailrl.recording import Record, TrajectoryIndex, check_metrics, parse_line, trajectory_in_line
 from emailrl.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
@@ -107,7 +108,7 @@ def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[in
 def run_record(place: Place, files: list[Record]) -> Record:
     """Return the record of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
     folder = place.folder
-    left_out: list[str] = []
+    left_out = _not_files(place)
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
@@ -133,8 +134,18 @@ def run_record(place: Place, files: list[Record]) -> Record:
     }
 
 
+def _not_files(place: Place) -> list[str]:
+    """The entries of a run that are named like a trajectory file but are not files."""
+    if place.kind != "run":
+        return []
+    folder = place.files[0].parent if place.files else place.root / "trajectories"
+    return [f"{each.name} is {instead}" for each in sorted(folder.glob("*.jsonl")) if (instead := not_a_file(each))]
+
+
 def _records(path: Path, left_out: list[str]) -> list[Record]:
     """The complete lines of a file, if it exists; errors in bad lines are added to ``left_out``."""
+    if instead := not_a_file(path):
+        left_out.append(f"{path.name} is {instead}")
     if not path.is_file():
         return []
     found: list[Record] = []
@@ -143,7 +154,7 @@ def _records(path: Path, left_out: list[str]) -> list[Record]:
             if not line.endswith(b"\n") or not line.strip():
                 continue
             try:
-                found.append(parse_line(path, number, line))
+                found.append(check_metrics(path, number, parse_line(path, number, line)))
             except EmailRLError as error:
                 left_out.append(error.message.removeprefix(f"{path.parent}/").removesuffix("."))
     return found

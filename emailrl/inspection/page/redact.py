@@ -40,7 +40,7 @@ _NO_NAMES = frozenset(
         announce pst cst est corp inc llc""",
     )
 )
-_REASON = re.compile(r"(could not be read|not a training note).*", re.DOTALL)
+_REASON = re.compile(r"(could not be read|not a training note|not a metrics record).*", re.DOTALL)
 """Read errors may quote the line."""
 _ROW_TEXTS = ("id", "group", "scenario", "question", "gold", "answer")
 

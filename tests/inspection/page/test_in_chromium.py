@@ -70,6 +70,17 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
 
 
 @needs_chromium
+def test_a_failure_bar_shows_the_share_of_all_trajectories(tmp_path: Path, trajectory: Trajectory) -> None:
+    made = [replace(trajectory, id=f"t{number}") for number in range(4)]
+    made[0] = replace(made[0], rubric=WRONG)
+    write_trajectories(tmp_path / "four.jsonl", made)
+    target = tmp_path / "page.html"
+    target.write_text(page(gather(place_of(tmp_path / "four.jsonl"), model_name="nano")), encoding="utf-8")
+    [row] = re.findall(r"<tr><th[^>]*>wrong.*?</tr>", shown(target, tmp_path / "profile"))
+    assert re.findall(r'class="fill" style="left: 0%; width: ([^;]*);', row) == ["25%"] and ">25.0%<" in row
+
+
+@needs_chromium
 @pytest.mark.parametrize(
     ("fragment", "counted"),
     [

@@ -6,7 +6,9 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,52 @@ def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) ->
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError, match="No trajectory file under"):
         place_of(folder)
+
+
+def test_what_is_no_file_is_said_to_be_left_out(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "trajectories" / "step-000002.jsonl").mkdir()
+    (run_dir / "trajectories" / "step-000003.jsonl").symlink_to("nowhere.jsonl")
+    linked = (run_dir / "trajectories" / "step-000010.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    (run_dir / "trajectories" / "step-000010.jsonl").symlink_to(linked)
+    (run_dir / "training" / "step-000010.jsonl").mkdir()
+    os.mkfifo(run_dir / "evaluations.jsonl")
+    data = gather(place_of(run_dir), model_name="nano")
+    assert data.run["left_out"] == [
+        "step-000002.jsonl is a folder",
+        "step-000003.jsonl is a broken link",
+        "evaluations.jsonl is a device or pipe",
+        "training/step-000010.jsonl is a folder",
+    ]
+    assert data.run["total"] == 8  # a link to a file is read
+    assert Served(run_dir, model_name="nano").run()["left_out"] == data.run["left_out"][:3]
+    shutil.rmtree(run_dir / "trajectories")
+    (run_dir / "trajectories" / "step-000001.jsonl").mkdir(parents=True)
+    assert "step-000001.jsonl is a folder" in gather(place_of(run_dir), model_name="nano").run["left_out"]
+
+
+def test_metrics_of_a_wrong_type_are_said_to_be_left_out(run_dir: Path) -> None:
+    steps: list[dict[str, Any]] = [
+        {"step": 1, "loss": 0.5, "kl": None, "seconds": {"total": 2}, "dropped": {}},
+        {"step": "2", "loss": 0.5},
+        {"loss": 0.5},
+        {"step": 3, "loss": "low"},
+        {"step": 4, "accuracy": True},
+        {"step": 5, "seconds": [1.0]},
+        {"step": 6, "dropped": {"groups_low_std": "4"}},
+    ]
+    write_records(run_dir / "metrics.jsonl", steps)
+    write_records(run_dir / "evaluations.jsonl", [{"step": 0, "accuracy": 0.5}, {"step": 9, "accuracy": [1]}])
+    run = gather(place_of(run_dir), model_name="nano").run
+    assert run["steps"] == steps[:1] and run["evaluations"] == [{"step": 0, "accuracy": 0.5}]
+    assert run["left_out"] == [
+        'metrics.jsonl, line 2: not a metrics record (step must be an integer, not "2")',
+        "metrics.jsonl, line 3: not a metrics record (step is missing)",
+        'metrics.jsonl, line 4: not a metrics record (loss must be a finite number or null, not "low")',
+        "metrics.jsonl, line 5: not a metrics record (accuracy must be a finite number or null, not true)",
+        "metrics.jsonl, line 6: not a metrics record (seconds must be an object of finite numbers, not a list)",
+        'metrics.jsonl, line 7: not a metrics record (dropped.groups_low_std must be a finite number, not "4")',
+        "evaluations.jsonl, line 2: not a metrics record (accuracy must be a finite number or null, not a list)",
+    ]
 
 
 def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:

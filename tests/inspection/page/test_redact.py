@@ -86,9 +86,11 @@ def test_what_a_bad_line_holds_is_not_quoted(trajectory: Trajectory, tmp_path: P
     bad = json.dumps(json.loads(file.read_text()) | {"final_sources": "Zoe Quill"})
     file.write_text(f"{file.read_text()}{bad}\n")
     write_records(tmp_path / "run" / "training" / file.name, [{"id": "t-7", "dropped": ["Zoe Quill"], "Zoe": 1}])
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": "Zoe Quill"}])
     data = gather(place_of(tmp_path / "run"), model_name="nano")
-    assert '"Zoe Quill"' in data.run["left_out"][0]
+    assert all('"Zoe Quill"' in each for each in data.run["left_out"][:2])
     assert redacted(data).run["left_out"] == [
+        "metrics.jsonl, line 1: not a metrics record",
         "step-000001.jsonl: 1 of 2 lines could not be read",
         "training/step-000001.jsonl, line 1: not a training note",
     ]
