@@ -43,7 +43,7 @@ class _Kind:
     accepts: Callable[[Any], bool]
     item: _Kind | None = None
     """The kind of the items, if the value is a ``container`` of them."""
-    container: type = list
+    container: type[Any] = list
     types: frozenset[type] = frozenset()
     """Python types whose values are all accepted, as a fast path."""
 
