@@ -43,7 +43,8 @@ def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], s
 
     adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]
     models = ", ".join(subject.label for subject in subjects)
-    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature)
+    bases = [subject.model_name for subject in subjects]
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)
     benchmark = {"samples": settings.benchmark.bench_samples, "sequential": settings.benchmark.bench_sequential}
     return {"models": models, "adapters": adapters} | benchmark | shared
 

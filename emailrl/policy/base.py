@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.errors import EmailRLError
-from emailrl.policy.device import choose_device, choose_dtype
+from emailrl.policy.device import choose_device, choose_dtype, sampling_dtype
 from emailrl.policy.resolve import read_chat_template, resolve_model
 from emailrl.policy.shard import check_shardable
-from emailrl.policy.size import check_fits, load_config, parameters_of
+from emailrl.policy.size import check_fits, load_config
 from emailrl.policy.unsloth_backend import load_unsloth
 from emailrl.settings import Settings
 
@@ -46,8 +46,7 @@ def load_base(settings: Settings, *, cards: int, trainable: bool) -> Base:
     else:
         path = resolve_model(settings.model.name, settings.model.smol_base)
         device = choose_device(settings.model.device)
-        sampled = 0 if trainable else parameters_of(settings.model.name, path)
-        dtype = choose_dtype(settings.model.dtype, device, sampled_parameters=sampled)
+        dtype = choose_dtype(settings.model.dtype, device) if trainable else sampling_dtype(settings.model)
         sharded = check_fits(settings.model, path, device, dtype, cards=cards)
         if sharded:
             check_shardable(settings)

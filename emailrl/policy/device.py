@@ -6,6 +6,9 @@ import torch
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import dtype_name
+from emailrl.policy.resolve import resolve_model
+from emailrl.policy.size import parameters_of
+from emailrl.settings import ModelSettings
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BF16_FROM = 50_000_000
@@ -36,6 +39,13 @@ def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0
     if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
         return torch.bfloat16
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
+
+
+def sampling_dtype(model: ModelSettings) -> torch.dtype:
+    """Return the dtype of a model that only samples; raises UsageError or EmailRLError if it is not found."""
+    path = resolve_model(model.name, model.smol_base)
+    sampled = parameters_of(model.name, path)
+    return choose_dtype(model.dtype, choose_device(model.device), sampled_parameters=sampled)
 
 
 def computes_bf16() -> bool:

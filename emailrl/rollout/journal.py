@@ -30,8 +30,13 @@ from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
-def playing_conditions(settings: Settings, scenarios: Sequence[Scenario], *, temperature: float) -> Record:
-    """Everything that determines how questions are played and scored, except the policy; without secrets."""
+def playing_conditions(
+    settings: Settings, scenarios: Sequence[Scenario], *, temperature: float, models: Sequence[str] = ()
+) -> Record:
+    """Everything that determines how questions are played and scored, except the policy; without secrets.
+
+    ``models`` are the base models that play, by default the one of the settings.
+    """
     agent, rewards, db = settings.agent, settings.rewards, settings.store.db
     asks_judge = uses_judge(rewards)
     return {
@@ -40,7 +45,7 @@ def playing_conditions(settings: Settings, scenarios: Sequence[Scenario], *, tem
         "database": database_fingerprint(db) if db.exists() else None,
         "engine": agent.engine,
         "server": without_credentials(settings.openai.openai_base_url) if is_chat(settings) else None,
-        "dtype": settings.model.dtype,
+        "dtype": _dtypes(settings, models or [settings.model.name]),
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": _template_hash(settings.model.chat_template),
         "environment": agent.environment,
@@ -60,6 +65,18 @@ def playing_conditions(settings: Settings, scenarios: Sequence[Scenario], *, tem
         "judge_model": rewards.judge_model if asks_judge else None,
         "judge_server": without_credentials(rewards.judge_base_url) if asks_judge else None,
     }
+
+
+def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
+    """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
+    if is_chat(settings) or settings.vllm.vllm_urls:
+        return None
+    from emailrl.policy.device import DTYPES, sampling_dtype  # imports torch
+
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    found = {model: names[sampling_dtype(settings.with_model(model).model)] for model in models}
+    same = len(set(found.values())) == 1
+    return found[models[0]] if same else ", ".join(f"{model}: {name}" for model, name in found.items())
 
 
 def _template_hash(path: Path | None) -> str | None:

@@ -81,6 +81,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
         "results.json",
         "trajectories",
     ]
+    assert json.loads((here / "bench" / "conditions.json").read_text())["dtype"] in ("fp32", "bf16")  # not auto
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
     assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0

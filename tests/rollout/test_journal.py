@@ -10,6 +10,7 @@ import pytest
 from tiny import make_questions, settings_of
 
 from emailrl.errors import UsageError
+from emailrl.policy import device
 from emailrl.recording import write_trajectories
 from emailrl.rollout.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.trajectory import StopReason, Trajectory
@@ -35,6 +36,24 @@ def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
     ]
     template.write_text("two")
     assert differences(path, conditions()) == ["other chat template"]
+
+
+def test_the_dtype_is_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "computes_bf16", lambda: True)
+
+    def dtype(*models: str, **changed: Any) -> str | None:
+        settings = settings_of(tmp_path, device="cpu", model_name="nano", **changed)
+        found = playing_conditions(settings, make_questions(1), temperature=0, models=models)["dtype"]
+        assert found is None or isinstance(found, str)
+        return found
+
+    large = "Qwen/Qwen3-0.6B"  # 600 M parameters by its name
+    assert [dtype(), dtype("nano", "nano"), dtype(large)] == ["fp32", "fp32", "bf16"]
+    assert dtype("nano", large) == "nano: fp32, Qwen/Qwen3-0.6B: bf16"
+    assert dtype("nano", large, dtype="fp16") == "fp16"
+    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    assert dtype(large) == "fp32"
+    assert dtype(engine="openai") is None and dtype(engine="vllm", vllm_urls="http://localhost:8001") is None
 
 
 def test_of_another_database_it_is_said_how_one_changes(tmp_path: Path) -> None:
