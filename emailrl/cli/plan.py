@@ -1,6 +1,6 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
-Reads the same settings as train. Of the model it reads only config.json, and not even that for common Qwen models.
+Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common Qwen models.
 With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates tokens per second.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
 start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
@@ -54,7 +54,7 @@ Mfu = Annotated[float | None, typer.Option(help="Model FLOP/s utilization in tra
 
 @setting_options(
     "mode algorithm backend model_name engine",
-    "max_steps per_device_train_batch_size num_generations max_turns max_tokens",
+    "max_steps per_device_train_batch_size num_generations max_turns max_tokens questions db allow_shared_inbox",
 )
 def plan(
     overrides: Overrides,
@@ -169,7 +169,7 @@ def _tokens(planned: Plan) -> list[Row]:
         (
             "whole run",
             f"{tokens.per_step * tokens.steps:,}",
-            f"{counted(tokens.steps, 'step')}, {tokens.epochs:.2g} epochs",
+            f"{counted(tokens.steps, 'step')}, {tokens.epochs:.2g} epochs of {counted(tokens.questions, 'question')}",
         ),
     ]
 

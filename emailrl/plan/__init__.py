@@ -16,6 +16,7 @@ from emailrl.plan.cluster import Cluster, Fabric, Split
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
 from emailrl.plan.obstacles import Obstacle, find_obstacles
+from emailrl.plan.questions import limit_to_questions
 from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
 from emailrl.plan.ways import Way, faster_ways, ways_to_fit
@@ -58,7 +59,7 @@ class Plan:
     measured: Measured | None = None
     """From a run of this model on this machine."""
     remarks: list[str] = field(default_factory=list)
-    """On what was measured."""
+    """On what was measured, and on the questions."""
 
     @property
     def runs(self) -> bool:
@@ -158,9 +159,11 @@ def make_plan(
     others are vLLM servers, regardless of ENGINE. ``here``: the device is this machine. Then missing packages are
     reported and the measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are.
 
-    Raises UsageError or EmailRLError for a model whose shape is unavailable, and for conflicting settings.
+    Raises UsageError or EmailRLError for a model whose shape is unavailable, for conflicting settings, and for a
+    question file that training would refuse.
     """
     _check(utilization, price)
+    settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
     if fabric.gpus > 1:
@@ -186,7 +189,7 @@ def make_plan(
         faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits else [],
         obstacles=find_obstacles(settings, shape, device, here=here),
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
-        remarks=measured.remarks_on(settings.model.name) if measured else [],
+        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *([assumed] if assumed else [])],
     )
 
 

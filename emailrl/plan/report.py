@@ -78,6 +78,7 @@ def _tokens(plan: Plan) -> dict[str, Any]:
         "run": tokens.per_step * tokens.steps,
         "steps": tokens.steps,
         "epochs": round(tokens.epochs, 4),
+        "questions": tokens.questions,
     }
 
 

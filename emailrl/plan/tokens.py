@@ -70,6 +70,8 @@ class Tokens:
     steps: int
     epochs: float
     """Passes over the training questions."""
+    questions: int
+    """Training questions."""
     evaluations: int
     source: str
     """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
@@ -115,8 +117,9 @@ def count_tokens(
             "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
         )
     per_step = questions_per_step(training) * ranks
+    num_questions = settings.data.train_dataset_size
     steps = count_steps(
-        settings.data.train_dataset_size,
+        num_questions,
         per_step,
         training.max_steps,
         None if training.mode == "masked" else training.num_train_epochs,
@@ -131,7 +134,8 @@ def count_tokens(
         trajectories=per_step * training.num_generations,
         eval_trajectories=settings.data.eval_dataset_size,
         steps=steps,
-        epochs=num_epochs(steps, per_step, settings.data.train_dataset_size),
+        epochs=num_epochs(steps, per_step, num_questions),
+        questions=num_questions,
         evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
         source=source,
     )

@@ -124,7 +124,7 @@ def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PEAK_ON_A_CPU], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shape, layout = find_shape("nano"), Layout("transformers", 4, 16, ALL, on_gpu=False, fused_head=False)
-    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, "given")
+    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, 1, "given")
     planned = training_bytes(shape, layout, Keep.ALL, 2048, tokens)
     assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, Keep.ALL)
     assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward pass"], rel=0.15)

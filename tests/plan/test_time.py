@@ -21,7 +21,7 @@ from emailrl.policy.shape import Shape
 def test_training_operations_by_hand() -> None:
     """One layer of one weight each way: 4 operations a weight, attention 3·2·T, head 4 a trained token's product."""
     shape = Shape("llama", 1, 1, 1, 1, 1, 1, 10, True, 100)
-    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1.0, 1, "given")
+    tokens = Tokens(10, 10, 10, 0.5, 2, 1, 1, 1.0, 1, 1, "given")
     layout = Layout("fused", 2, 16, ALL)
     # 7 weights; 20 tokens: 4·7 + 6·10 a token, and 4·10 for each of the 10 trained.
     assert training_flops(shape, layout, Keep.ALL, tokens) == 20 * (28 + 60) + 10 * 40
