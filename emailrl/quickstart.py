@@ -89,12 +89,15 @@ class Outcome:
     run_dir: Path
     curve: Path
     """Accuracy and reward over the steps, as a picture."""
+    best_step: int
+    """The step of the best model, which ``after`` measures; 0 is the untrained one."""
     seconds: float
 
     def record(self) -> dict[str, Any]:
         """The object that ``quickstart --json`` prints."""
         (before,), (after,) = self.before.records(), self.after.records()
-        return {"before": before, "after": after, "run_dir": self.run_dir, "curve": self.curve, "seconds": self.seconds}
+        run = {"run_dir": self.run_dir, "curve": self.curve, "best_step": self.best_step, "seconds": self.seconds}
+        return {"before": before, "after": after, **run}
 
     def example(self) -> tuple[Trajectory, Trajectory] | None:
         """The first question answered wrongly before and rightly after, both ways; None if there is none."""
@@ -155,7 +158,8 @@ def quickstart(
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
     after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)
-    outcome = Outcome(before, after, run_dir, run_dir / "curve.png", time.monotonic() - started)
+    step, seconds = best.metadata.step, time.monotonic() - started
+    outcome = Outcome(before, after, run_dir, run_dir / "curve.png", step, seconds)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
     return outcome
 

@@ -40,7 +40,7 @@ from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import with_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import result_lines, results_table, title_of
 from emailrl.plain import counted
@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     from emailrl.trajectory import Scenario, Trajectory
 
 INTERRUPTED = 130
+FAILURES = {
+    "wrong": "a wrong answer",
+    "no answer": "no answer",
+    "did not know": "the model did not know",
+    "crashed": "a failed rollout",
+}
+"""Verdicts to look at, the most telling first, and how the suggested command describes them."""
 
 
 @setting_options(
@@ -105,6 +112,10 @@ def benchmark(
     folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     _show(report, folder, result_console(json=json))
+    for note in _what_is_left(report, folder):
+        progress_console().print(note, soft_wrap=True)
+    if not report.interrupted:
+        _suggest_next(report)
     if json:
         records = report.records()
         print_json(records[0] if len(subjects) == 1 and records else records)
@@ -186,8 +197,6 @@ def _show(report: Report, folder: Path, console: Console) -> None:
             say(line, console)
         console.print(results_table(report))
         console.print(f"results: {folder}", soft_wrap=True)
-    for line in _next_steps(report, folder):
-        console.print(line, soft_wrap=True)
 
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
@@ -241,9 +250,9 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _next_steps(report: Report, folder: Path) -> Iterator[str]:
-    """Suggested next steps, one per line."""
-    from emailrl.evaluation import has_crashed, reason, verdict
+def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
+    """Notes on questions that were not played, not judged or not answered because of an error, and how to go on."""
+    from emailrl.evaluation import has_crashed, reason
 
     if report.interrupted:
         if count := sum(result.evaluation.num_questions for result in report.results):
@@ -254,12 +263,18 @@ def _next_steps(report: Report, folder: Path) -> Iterator[str]:
         yield f"{counted(unjudged, 'answer')} without a verdict; to judge again, {again}"
     if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
         yield f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)}); to retry, {again}"
-    for failure in ("wrong", "no answer", "did not know", "crashed"):
+
+
+def _suggest_next(report: Report) -> None:
+    """Print the next command: inspect the first failure of the most telling kind; without failures, export."""
+    from emailrl.evaluation import verdict
+
+    for failure, shown in FAILURES.items():
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]
             if failure in verdicts:
-                index = verdicts.index(failure)
-                yield f"Next: emailrl inspect-trajectory {_quoted(result.trajectories)} --index {index}  # {failure}"
+                index = str(verdicts.index(failure))
+                print_next(["inspect-trajectory", str(result.trajectories), "--index", index], shown)
                 return
     if adapters := [result.subject.adapter for result in report.results if result.subject.adapter]:
-        yield f"Next: emailrl export --checkpoint {_quoted(adapters[0].path)}"
+        print_next(["export", "--checkpoint", str(adapters[0].path)])

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.next_step import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
 from emailrl.plain import counted, one_line
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from emailrl.scenarios.inbox.owners import Owner
-    from emailrl.settings import Settings, StoreSettings
+    from emailrl.settings import Settings
     from emailrl.store.build import BuildReport
     from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
@@ -106,7 +107,7 @@ def gen_db(
                 "The database has changed: runs started on it cannot resume, and answers to old questions about the "
                 "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
             )
-    _print_next(settings, report.db, console)
+    _print_next(everything, report.db, console)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
@@ -152,7 +153,7 @@ def existing_database(db: Path) -> BuildReport:
     return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
-def _print_next(settings: StoreSettings, db: Path, console: Console) -> None:
+def _print_next(settings: Settings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.scenarios.beside import has_enron_email, questions_file
     from emailrl.scenarios.inbox.choice import largest_owners, listed
@@ -164,13 +165,12 @@ def _print_next(settings: StoreSettings, db: Path, console: Console) -> None:
     if owners:
         more = ", …" if len(owners) > NUM_SHOWN else ""
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}", console)
-    has_questions = questions_file(settings.db).is_file() or has_enron_email(settings.db)
-    command = ["benchmark", "--model", "nano", "--db", str(settings.db)]
-    if not has_questions:
-        command = ["gen-questions", "--db", str(settings.db)]
-        if owners and _is_named(owners):
-            command += ["--inbox", owners[0].address]
-    print_next(command)
+    named = settings.store.db
+    if questions_file(named).is_file() or has_enron_email(named):
+        suggest_benchmark(settings)
+        return
+    inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
+    print_next(["gen-questions", "--db", str(named), *inbox])
 
 
 def _is_named(owners: list[Owner]) -> bool:

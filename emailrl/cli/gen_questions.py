@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from emailrl.cli.completion import inboxes
+from emailrl.cli.next_step import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console
+from emailrl.cli.output import out_file, print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
 from emailrl.plain import counted
@@ -98,7 +99,7 @@ def gen_questions(
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
     _print_summary(scenarios, target, seconds, result_console(json=json))
-    _print_next(scenarios, target, database)
+    _print_next(scenarios, target, settings)
     if json:
         print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
 
@@ -276,7 +277,7 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, cons
     console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
 
 
-def _print_next(scenarios: list[Scenario], target: Path, database: Path) -> None:
+def _print_next(scenarios: list[Scenario], target: Path, settings: Settings) -> None:
     """Print notes on the questions' splits, and the next command."""
     from emailrl.scenarios.beside import questions_file
     from emailrl.scenarios.splits import shared_inboxes, split_note
@@ -284,6 +285,6 @@ def _print_next(scenarios: list[Scenario], target: Path, database: Path) -> None
     if note := split_note(scenarios):
         progress_console().print(note, style="yellow", soft_wrap=True)
     if any(scenario.split == "test" for scenario in scenarios):
-        named = [] if target == questions_file(database) else ["--questions", str(target)]
+        named = [] if target == questions_file(settings.store.db) else ["--questions", str(target)]
         shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
-        print_next(["benchmark", "--model", "nano", "--db", str(database), *named, *shared])
+        suggest_benchmark(settings, [*named, *shared])

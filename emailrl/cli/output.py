@@ -32,9 +32,11 @@ def print_json(value: object) -> None:
     print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
 
-def print_next(arguments: Sequence[str]) -> None:
-    """Print the suggested next emailrl command on stderr, ready to paste into a shell."""
-    print(one_line(f"Next: {program(Path.cwd())} {shlex.join(arguments)}"), file=sys.stderr)
+def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:
+    """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
+    there = f"cd {shlex.quote(str(folder))} && " if folder else ""
+    note = f" # {comment}" if comment else ""
+    print(one_line(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}"), file=sys.stderr)
 
 
 def progress_console() -> Console:

@@ -1,7 +1,8 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
-Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common Qwen models.
-With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates tokens per second.
+Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
+Qwen models. With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates
+tokens per second.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
 start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
 and emailrl.toml, as in train.

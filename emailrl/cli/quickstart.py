@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ import typer
 
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overwrite, path_option
-from emailrl.cli.output import print_json, program, result_console, say
+from emailrl.cli.output import print_json, print_next, result_console, say
 from emailrl.cli.progress import Tally
 
 if TYPE_CHECKING:
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 
     from emailrl.benchmark import Subject
     from emailrl.quickstart import Outcome
+
+UNTRAINED = (
+    "The best model is the untrained one: no evaluation during training was more accurate, so before and after are the "
+    "same model. Try more --steps."
+)
 
 
 def quickstart(
@@ -60,12 +64,13 @@ def quickstart(
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise
-    _show(outcome, folder, result_console(json=json))
+    _show(outcome, result_console(json=json))
+    print_next(["inspect-trajectory", "--verbose"], folder=folder)
     if json:
         print_json(outcome.record())
 
 
-def _show(outcome: Outcome, folder: Path, console: Console) -> None:
+def _show(outcome: Outcome, console: Console) -> None:
     """One question before and after, the curve, and both accuracies."""
     from emailrl.cli.trajectory import render_trajectory
     from emailrl.quickstart import curve_points
@@ -85,9 +90,9 @@ def _show(outcome: Outcome, folder: Path, console: Console) -> None:
             f"  {name:<7} {evaluation.accuracy:6.1%}   95 % interval {low:.1%} to {high:.1%}   "
             f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
         )
+    if outcome.best_step == 0:
+        console.print(UNTRAINED, style="yellow")
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {outcome.curve}", soft_wrap=True)
-    next_command = f"cd {shlex.quote(str(folder))} && {program(folder)} inspect-trajectory --verbose"
-    console.print(f"Next: {next_command}", soft_wrap=True)
 
 
 def _decoding(temperature: float) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sqlalchemy import select
+
 from emailrl.scenarios.beside import questions_file
 from emailrl.scenarios.coverage import missing_ids
 from emailrl.scenarios.rows import write_scenarios
 from emailrl.settings import StoreSettings
 from emailrl.store.build import BuildReport, build_database
+from emailrl.store.connection import opened
 from emailrl.store.demo import demo_emails, demo_questions
+from emailrl.store.schema import addresses
 
 
 def write_demo(
@@ -30,3 +34,10 @@ def write_demo(
     lost = set(missing_ids(questions, report.db).missing)
     write_scenarios(questions_file(report.db), [q for q in questions if lost.isdisjoint(q.message_ids)])
     return report
+
+
+def has_only_demo_email(db: Path) -> bool:
+    """Whether a database holds nothing but demo email: all its addresses are under .example, a reserved domain."""
+    with opened(db) as connection:
+        other = select(addresses.c.address).where(addresses.c.address.not_like("%.example")).limit(1)
+        return connection.scalar(other) is None

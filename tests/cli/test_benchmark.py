@@ -155,9 +155,9 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
         return played[-1]
 
     monkeypatch.setattr(benchmark, "evaluate", evaluate)
-    code, out, _ = emailrl("benchmark", "--sequential", "--out", "bench")
+    code, out, said = emailrl("benchmark", "--sequential", "--out", "bench")
     assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out
-    assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in out
+    assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in said
     written = json.loads((here / "bench" / "results.json").read_text())
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
 
@@ -240,10 +240,13 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
 
 
 def test_the_next_step_is_named(emailrl, here: Path) -> None:
-    out = emailrl("benchmark", "--model", "model", "--out", "bench")[1]
-    last = out.splitlines()[-1]  # its completions are cut off at the token limit
-    assert last == "Next: emailrl inspect-trajectory bench/trajectories/00-model.jsonl --index 0  # no answer"
-    assert emailrl(*shlex.split(last.partition("Next: emailrl ")[2], comments=True))[0] == 0
+    _, out, said = emailrl("benchmark", "--model", "model", "--out", "bench")
+    assert out.splitlines()[-1] == "results: bench"
+    last = said.splitlines()[-1]  # its completions are cut off at the token limit
+    assert last.startswith("Next: ")
+    suggested = "inspect-trajectory bench/trajectories/00-model.jsonl --index 0 # no answer"
+    assert last.endswith(f"emailrl {suggested}")
+    assert emailrl(*shlex.split(suggested, comments=True))[0] == 0
 
 
 def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:

@@ -40,5 +40,5 @@ def test_without_questions_the_assumed_number_is_named(tmp_path: Path) -> None:
 def test_questions_that_training_refuses_cannot_be_planned(tmp_path: Path) -> None:
     file = tmp_path / "mail_questions.jsonl"
     write_scenarios(file, [scenario(1, "ann@corvane.test", "train"), scenario(2, "ann@corvane.test", "test")])
-    with pytest.raises(UsageError, match="inbox ann@corvane.test is in the splits train and test"):
+    with pytest.raises(UsageError, match=r"inbox ann@corvane\.test is in the splits train and test"):
         make_plan(settings_with(tmp_path, db=tmp_path / "mail.db"), H200)
