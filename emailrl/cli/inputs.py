@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from emailrl.cli.output import say
+from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
+
+MAX_FOLDERS: Final = 20_000
+"""Maximum number of folders to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds."""
+
+
+def check_searchable(place: Path) -> None:
+    """Raise UsageError for a folder too large to search, such as a home folder."""
+    if sum(1 for _ in islice(os.walk(place), MAX_FOLDERS + 1)) > MAX_FOLDERS:
+        raise UsageError(
+            f"{place} contains more than {MAX_FOLDERS:,} folders, too many to search for a run.",
+            "Name a run's folder, such as outputs/grpo_masked.",
+        )
 
 
 def check_inputs(settings: Settings) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Overrides, Overwrite, setting_options
 from emailrl.cli.output import progress_console, result_console, say
 from emailrl.cli.page_file import HtmlFile, Redact, write_page
@@ -64,6 +65,8 @@ def inspect_trajectory(
     if redact and html is None:
         raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
+    if path is not None:
+        check_searchable(path)
     if follow:
         roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
         for growing, position in locate.follow(roots):

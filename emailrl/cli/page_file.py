@@ -37,7 +37,10 @@ def write_page(
     from emailrl.inspection.page import gather, page, place_of, redacted
 
     target = out_file(target, may_exist=overwrite)
-    data = gather(place_of(path, index), model_name=settings.model.name)
+    place = place_of(path, index)
+    if path in place.root.parents:
+        say(f"Newest in {path}: {place.root}")
+    data = gather(place, model_name=settings.model.name)
     content = page(redacted(data) if redact else data).encode("utf-8", "replace")
     replace_bytes(target, content)
     left_out = data.run["left_out"]

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, say
 from emailrl.cli.page_file import Redact, write_page
@@ -40,6 +41,8 @@ def report(
     folder = run or _newest_run(settings.output.output_dir)
     if run is None:
         say(f"Newest run: {folder}")
+    else:
+        check_searchable(run)
     target = html or Path(f"{folder.absolute().name}.html")
     written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
     if json:

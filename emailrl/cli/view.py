@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
 from emailrl.errors import UsageError
 
@@ -58,6 +59,8 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
     if run is not None and has_numbers(run):
         return run, ""
+    if run is not None:
+        check_searchable(run)
     said, output_dir = False, settings.output.output_dir
     while True:
         if run is not None and newest_file([run]) is not None:

@@ -82,3 +82,14 @@ def test_benchmark_says_before_it_loads_anything_that_out_is_a_file(emailrl: Ema
 def test_quickstart_does_not_offer_to_overwrite_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     assert emailrl("quickstart", "--out", "notes.txt")[2] == "error: notes.txt is a file. Name a folder with --out.\n"
+
+
+@pytest.mark.parametrize("command", ["report", "view", "inspect-trajectory"])
+def test_a_folder_too_large_to_search_is_refused_at_once(
+    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("emailrl.cli.inputs.MAX_FOLDERS", 3)
+    (tmp_path / "home" / "a" / "b" / "c").mkdir(parents=True)  # four with home
+    code, _, said = emailrl(command, "home")
+    assert code == 2 and said.startswith("error: home contains more than 3 folders, too many to search for a run.")
+    assert said.count("\n") == 1

@@ -66,3 +66,9 @@ def test_redaction_is_off_unless_asked_for(emailrl, run_dir: Path) -> None:
     assert code == 2 and "Add --html FILE." in error
     code, _, error = emailrl("inspect-trajectory", run_dir, "--html", "b.html", "--follow")
     assert code == 2 and "mutually exclusive" in error
+
+
+def test_the_run_found_below_a_folder_is_named(emailrl, run_dir: Path) -> None:
+    assert "Newest in outputs: outputs/grpo_masked\n" in emailrl("report", "outputs", "--html", "a.html")[2]
+    assert "Newest" not in emailrl("report", "outputs/grpo_masked", "--html", "b.html")[2]
+    assert "Newest" not in emailrl("report", "outputs/grpo_masked/trajectories", "--html", "c.html")[2]
