@@ -123,7 +123,8 @@ def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
     first = position_in(index, wanted)
     if wanted == -1:
         first = max(len(index) - limit, 0)
-    result_console().print(trajectory_list(index, first, limit))
+    console = result_console()
+    console.print(trajectory_list(index, first, limit, console.width))
 
 
 def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
@@ -132,7 +133,8 @@ def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
     while True:
         index.refresh()
         console = progress_console()
-        console.print(f"{position} of 0-{len(index) - 1}: Enter next, p previous, a number, q quit ", end="")
+        keys = "Enter: next, p: previous, number: that index, q: quit"
+        console.print(f"Index {position}, last {len(index) - 1}. {keys} > ", end="")
         try:
             answer = input().strip().lower()
         except EOFError:

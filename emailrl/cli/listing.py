@@ -17,29 +17,38 @@ STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
 """Colors of verdicts; others have none."""
 
 
-def trajectory_list(index: TrajectoryIndex, first: int, limit: int) -> RenderableType:
-    """A table of ``limit`` trajectories from position ``first`` on, titled with the range shown."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    widths = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
-    for name, width in widths.items():  # full width: only the question is truncated
+WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
+"""Columns of full width; only the question, the last one, is truncated."""
+NARROW = 72
+"""Width of a terminal below which ``step`` and ``tokens`` are left out, so that the question stays readable."""
+
+
+def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) -> RenderableType:
+    """A table of ``limit`` trajectories from position ``first`` on, for a terminal of ``width`` columns."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    names = [name for name in WIDTHS if width >= NARROW or name not in ("step", "tokens")]
+    for name in names:
         justify: Literal["left", "right"] = "left" if name == "verdict" else "right"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])
     table.add_column("question")
     shown = index[first : first + limit]
     for position, entry in enumerate(shown, first):
         if entry.id is not None:  # skip lines without a trajectory
-            table.add_row(str(position), *_cells(entry))
-    part = f"{first} to {first + len(shown) - 1} of 0 to {len(index) - 1}"
-    return Group(Text(plain_line(f"{index.path}, {part}"), style="bold"), table)
+            cells = _cells(position, entry)
+            table.add_row(*(cells[name] for name in [*names, "question"]))
+    count = f"{len(index):,} trajector{'y' if len(index) == 1 else 'ies'}"
+    title = f"{index.path}: {count}, index {first} to {first + len(shown) - 1} shown"
+    return Group(Text(plain_line(title), style="bold"), table)
 
 
-def _cells(entry: Entry) -> list[Text]:
+def _cells(position: int, entry: Entry) -> dict[str, Text]:
     came_of_it = verdict(entry)
-    return [
-        Text(str(entry.step)),
-        Text("-" if entry.reward is None else f"{entry.reward:.3f}"),
-        Text(came_of_it, style=STYLES.get(came_of_it, "")),
-        Text(str(entry.turns)),
-        Text(str(entry.tokens)),
-        Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"),
-    ]
+    return {
+        "index": Text(str(position)),
+        "step": Text(str(entry.step)),
+        "reward": Text("-" if entry.reward is None else f"{entry.reward:.3f}"),
+        "verdict": Text(came_of_it, style=STYLES.get(came_of_it, "")),
+        "turns": Text(str(entry.turns)),
+        "tokens": Text(str(entry.tokens)),
+        "question": Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"),
+    }

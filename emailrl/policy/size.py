@@ -76,10 +76,8 @@ def _refuse_if_too_large(
         return
     have = available_memory()
     if need > have:
-        raise EmailRLError(
-            f"The model '{model.name}' ({size}) needs a GPU; this machine has only {have / 1e9:.0f} GB of memory.",
-            _REMEDY,
-        )
+        free = f"{have / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
+        raise EmailRLError(f"The model '{model.name}' ({size}) needs a GPU; this machine has {free} free.", _REMEDY)
     if num_parameters > GPU_SIZED and model.device == "auto":
         raise EmailRLError(
             f"The model '{model.name}' ({size}) needs a GPU, but this machine has none.",
@@ -134,11 +132,21 @@ def available_memory() -> int:
     """Bytes this process may still allocate, respecting a container's limit."""
     import psutil  # type: ignore[import-untyped]
 
-    available = int(psutil.virtual_memory().available)
-    if _CGROUP_LIMIT.is_file():
-        limit = _CGROUP_LIMIT.read_text().strip()
-        available = min(available, int(limit)) if limit.isdigit() else available
-    return available
+    return _within_limit(int(psutil.virtual_memory().available))
+
+
+def total_memory() -> int:
+    """Bytes of this machine's memory, or of its container's limit."""
+    import psutil
+
+    return _within_limit(int(psutil.virtual_memory().total))
+
+
+def _within_limit(size: int) -> int:
+    if not _CGROUP_LIMIT.is_file():
+        return size
+    limit = _CGROUP_LIMIT.read_text().strip()
+    return min(size, int(limit)) if limit.isdigit() else size
 
 
 def _cached(name: str) -> bool:

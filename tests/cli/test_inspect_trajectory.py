@@ -105,11 +105,15 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = emailrl("inspect-trajectory", file, "--list", "--limit", 2)
     rows = [line.split() for line in out.splitlines() if re.match(" *\\d+ ", line)]
-    assert code == 0 and "2 to 3 of 0 to 3" in out.replace("\n", " ")
+    assert code == 0 and "step-000004.jsonl: 4 trajectories, index 2 to 3 shown" in out.replace("\n", "")
     assert rows[0] == ["2", "4", "1.250", "correct", "1", "1", "question", "of", "t3"]
     assert rows[1][:5] == ["3", "4", "0.000", "not", "judged"]
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
     assert "question of t0" in emailrl("inspect-trajectory", file, "--list", "--index", 0)[1]
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = emailrl("inspect-trajectory", file, "--list")[1].splitlines()
+    assert ["index", "reward", "verdict", "turns", "question"] in [line.split() for line in narrow]
+    assert any(line.endswith("question of t0") for line in map(str.rstrip, narrow)) and max(map(len, narrow)) <= 60
     assert "there is no --index 9" in emailrl("inspect-trajectory", file, "--list", "--index", 9)[2]
     assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
 
@@ -118,7 +122,7 @@ def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stdin", io.StringIO("\np\n2\n7\nwhat\nq\n"))
     code, out, error = emailrl("inspect-trajectory", run_dir, "--page", "--index", 0)
     assert code == 0 and re.findall("question of (t.)", out) == ["t0", "t1", "t0", "t2"]
-    assert "2 of 0-2" in error and error.count("No such trajectory.") == 1
+    assert "Index 2, last 2. Enter: next" in error and error.count("No such trajectory.") == 1
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert emailrl("inspect-trajectory", run_dir, "--page")[0] == 0
 

@@ -136,7 +136,8 @@ def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeyp
     with pytest.raises(EmailRLError, match="the hub cannot be reached"):
         load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
     monkeypatch.setattr(size, "available_memory", lambda: int(20e9))
-    with pytest.raises(EmailRLError, match="20 GB of memory"):
+    monkeypatch.setattr(size, "total_memory", lambda: int(64e9))
+    with pytest.raises(EmailRLError, match="this machine has 20 GB of 64 GB of memory free"):
         load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
 
 
