@@ -24,7 +24,7 @@ from emailrl.plain import plain, plain_line
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"
-"""Style of tokens with loss mask 1."""
+"""Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""
 CONTEXT = "grey58"
 """Style of tokens the policy only read."""
 
@@ -48,10 +48,12 @@ def render_trajectory(
     parts.append(_outcome(trajectory, note))
     if verbose:
         parts.append(_numbers("Rubric", trajectory.rubric))
+        is_trained = origin is None and not (note and note.dropped)
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
             advantages = note.token_advantages if note else ()
-            parts.append(_tokens(name, sample, tokens, advantages[number - 1] if len(advantages) >= number else None))
+            own = advantages[number - 1] if len(advantages) >= number else None
+            parts.append(_tokens(name, sample, tokens, own, is_trained=is_trained))
     return Group(*parts)
 
 
@@ -208,30 +210,37 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
 
 
 def _tokens(
-    name: str, sample: TokenSample, tokens: TokenTexts | None, advantages: tuple[float | None, ...] | None
+    name: str,
+    sample: TokenSample,
+    tokens: TokenTexts | None,
+    advantages: tuple[float | None, ...] | None,
+    *,
+    is_trained: bool,
 ) -> Panel:
-    """Every token of one training sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and
-    their advantage if it differs per token (``⟨-0.31 +0.50⟩``)."""
-    trained = sum(sample.loss_mask)
+    """Every token of one sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and their
+    advantage if it differs per token (``⟨-0.31 +0.50⟩``). Trained tokens stand out, or sampled ones without training.
+    """
     total = len(sample.token_ids)
-    share = trained / total if total else 0.0
     known = [logprob for logprob in sample.sampler_logprobs if logprob is not None]
-    facts = f"{trained} of {total} trained ({share:.1%})"
+    mask = sample.loss_mask if is_trained else [logprob is not None for logprob in sample.sampler_logprobs]
+    what = "trained" if is_trained else "sampled"
+    facts = f"{sum(mask)} of {total} {what} ({sum(mask) / max(total, 1):.1%})"
     if known:
-        facts += f", {len(known)} sampled, mean log-probability {sum(known) / len(known):.3f}, minimum {min(known):.3f}"
+        sampled = f"{len(known)} sampled, " if is_trained else ""
+        facts += f", {sampled}mean log-probability {sum(known) / len(known):.3f}, minimum {min(known):.3f}"
     if tokens is None:
         facts += "\ntoken ids only: no matching tokenizer found; name the model with --model"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
     none = (None,) * len(sample.token_ids)
     shown = advantages if advantages is not None and len(advantages) == len(none) else none
-    for piece, trainable, logprob, each in zip(pieces, sample.loss_mask, sample.sampler_logprobs, shown, strict=True):
-        text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if trainable else CONTEXT)
+    for piece, marked, logprob, each in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
+        text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if marked else CONTEXT)
         if logprob is not None:
             advantage = "" if each is None else f" {each:+.2f}"
             text.append(f"⟨{logprob:.2f}{advantage}⟩", style=_confidence(logprob))
     meaning = ", ⟨log-probability of a sampled token" + (", its advantage⟩" if any(shown) else "⟩")
-    legend = Text.assemble(("trained", TRAINED), ", ", ("context", CONTEXT), meaning)
+    legend = Text.assemble((what, TRAINED), ", ", ("context", CONTEXT), meaning)
     return Panel(Group(Text(facts, style="dim"), legend, Text(), text), title=name, title_align="left")
 
 

@@ -112,9 +112,9 @@ def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path) -> No
     assert error.startswith("Loading the model ...\nEvaluating on 2 queries...\n")
     assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and out.count("\n") == 1
     _, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--show-trajectory-details")
-    assert error.count("Verdict") == 2 and "trained (" not in error
+    assert error.count("Verdict") == 2 and "sampled (" not in error
     _, _, error = emailrl("benchmark", "--model", "model", "--limit", 1, "--show-trajectory-details", "--verbose")
-    assert "trained (" in error and "token ids only" not in error
+    assert "sampled (" in error and "token ids only" not in error
 
 
 def test_an_exported_adapter_is_measured(emailrl, here: Path) -> None:

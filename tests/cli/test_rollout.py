@@ -160,7 +160,7 @@ def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, monke
     monkeypatch.setenv("VERBOSE", "true")
     _, out, error = emailrl("rollout", "--num-scenarios", 2, "--json")
     assert json.loads(out)["num_trajectories"] == 2
-    assert error.count("Verdict") == 2 and error.count("trained (") == 2 and "token ids only" not in error
+    assert error.count("Verdict") == 2 and error.count("sampled (") == 2 and "token ids only" not in error
     monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "false")
     _, _, error = emailrl("rollout", "--num-scenarios", 2)
     assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and "Verdict" not in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
@@ -54,6 +55,15 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, minimum -3.500" in text
     assert "Who paid<call>⟨-0.25⟩<|end|>⟨-0.01⟩ result⏎" in text
     assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
+
+
+@pytest.mark.parametrize("where", [{"origin": "evaluation at step 0"}, {"note": TrainingNote(dropped="low_std")}])
+def test_tokens_that_nothing_was_trained_on_are_called_sampled(
+    trajectory: Trajectory, where: dict[str, object]
+) -> None:
+    text = shown(trajectory, verbose=True, **where)
+    assert "4 of 8 sampled (50.0%), mean log-probability -1.065" in text
+    assert "of 8 trained" not in text and "sampled, context, ⟨" in text
 
 
 def test_tokens_are_colored_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:

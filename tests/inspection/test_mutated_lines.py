@@ -84,7 +84,7 @@ def show_everything(run_dir: Path, tokens: TokenTexts) -> None:
     dump(served.run())
     for row in json.loads(dump(served.rows(0, 99))):
         dump(served.trajectory(file.name, row["offset"]))
-    console.print(trajectory_list(TrajectoryIndex(file), 0, 99))
+    console.print(trajectory_list(TrajectoryIndex(file), 0, 99, 80))
     page(gather(place_of(run_dir), model_name="nano"))
     for each in read_trajectories(file):
         console.print(render_trajectory(each, verbose=True, tokens=tokens, note=training_note(file, each)))
