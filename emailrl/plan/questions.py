@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.scenarios import load_scenario_set
+from emailrl.scenarios import Split, load_scenario_set
 from emailrl.scenarios.beside import questions_file
 from emailrl.settings import Settings
 
@@ -17,7 +17,7 @@ def limit_to_questions(settings: Settings) -> tuple[Settings, str | None]:
     file = data.questions or questions_file(settings.store.db)
     if not file.exists():
         return settings, f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"
-    limits = {"train": data.train_dataset_size, "val": data.eval_dataset_size}
+    limits: dict[Split, int] = {"train": data.train_dataset_size, "val": data.eval_dataset_size}
     found = {
         split: len(load_scenario_set(file, split, limit=limit, seed=settings.training.seed, data=data).scenarios)
         for split, limit in limits.items()
