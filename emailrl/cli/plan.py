@@ -2,7 +2,7 @@
 
 Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
 Qwen models. With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates
-tokens per second.
+tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
 start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
 and emailrl.toml, as in train.
@@ -62,7 +62,7 @@ def plan(
     *,
     preset: Preset = None,
     gpu: Gpu = None,
-    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs per host: trainers, and vLLM servers on the others.")] = 1,
+    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs per host, to train and to sample.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Hosts.")] = 1,
     network: Annotated[float, typer.Option(min=0.1, help="Gbit/s between hosts.")] = 100,
     price: Annotated[float | None, typer.Option(min=0, help="Price per GPU-hour.")] = None,
@@ -204,13 +204,15 @@ def _time(planned: Plan) -> list[Row]:
 def _shared_out(split: Split) -> list[Row]:
     """A step on several GPUs."""
     each = "" if split.tensor_parallel == 1 else f" of {split.tensor_parallel} GPUs each"
+    samplers = ("engines", "in the same processes") if split.shared else ("servers", "vLLM replicas")
+    loading = "including waking and loading the new adapter" if split.shared else "including loading the new adapter"
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
     order = "while the previous step trains" if split.overlaps else "then training"
     reduced = f"adapter gradients of {split.trainers} ranks"
     rows = [
         ("trainers", f"{split.trainers}", f"ranks of emailrl train{sharded}"),
-        ("servers", f"{split.servers}", f"vLLM replicas{each}"),
-        ("sampling per step", f"{split.sampler:,.1f} s", f"including loading the new adapter; {order}"),
+        (samplers[0], f"{split.servers}", f"{samplers[1]}{each}"),
+        ("sampling per step", f"{split.sampler:,.1f} s", f"{loading}; {order}"),
         ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),
         ("training per step", f"{split.train:,.1f} s", ""),
         ("all-reduce per step", f"{split.reduce:,.2f} s", reduced),

@@ -15,7 +15,7 @@ from emailrl.errors import UsageError
 from emailrl.plan.cluster import Cluster, Fabric, Split
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
-from emailrl.plan.obstacles import Obstacle, find_obstacles
+from emailrl.plan.obstacles import Obstacle, find_obstacles, shared_obstacles
 from emailrl.plan.questions import limit_to_questions
 from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
@@ -47,7 +47,9 @@ class Plan:
     seconds: Seconds
     """Of one GPU with its own trajectories."""
     split: Split | None
-    """With several GPUs that fit the run: which train and which serve."""
+    """With several GPUs that fit the run: which train and which serve, or that all do both."""
+    alternative: Split | None
+    """The same GPUs used the other way, if the run fits."""
     price: float | None
     """Per GPU-hour."""
     ways: list[Way]
@@ -98,7 +100,7 @@ class Plan:
     def _memory_verdict(self) -> str:
         memory = self.memory
         amounts = f"{memory.peak / GIB:.1f} of {self.device.gib:.0f} GiB"
-        if self.fits:
+        if self.fits or (memory.fits and self.obstacles):
             return f"fits: {amounts}"
         if memory.fits:
             return f"does not fit: {self.fabric.gpus} GPUs are too few for a trainer and a server; use more"
@@ -129,9 +131,22 @@ class Plan:
                 f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
                 "lower it to keep the batch"
             )
-        if self.split is not None and self.split.playing > self.split.sampling:
+        if self.split is not None and not self.split.shared and self.split.playing > self.split.sampling:
             notes.append("rank 0, which runs all rollouts, is the bottleneck: more GPUs do not make the run faster")
-        return [*notes, *map(self._comparison, self.faster), "times exclude mailbox search, the judge and saving"]
+        return [
+            *notes,
+            *self._other_use(),
+            *map(self._comparison, self.faster),
+            "times exclude mailbox search, the judge and saving",
+        ]
+
+    def _other_use(self) -> list[str]:
+        """How the GPUs would do used the other way, if that may be better."""
+        split, other = self.split, self.alternative
+        if split is None or other is None:
+            return []
+        reached, now = other.tokens_per_second, split.tokens_per_second
+        return [f"{other} would reach {reached:,.0f} tokens/s instead of {now:,.0f}"] * (split.shared or reached > now)
 
     def _comparison(self, way: Way) -> str:
         now = self.run_seconds
@@ -156,8 +171,9 @@ def make_plan(
     """Plan the run of ``settings`` on ``device``; ``measured`` holds the metrics of a similar run.
 
     With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
-    others are vLLM servers, regardless of ENGINE. ``here``: the device is this machine. Then missing packages are
-    reported and the measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are.
+    others are vLLM servers; with ENGINE=vllm or transformers and no VLLM_URLS, all train and sample in turn. ``here``:
+    the device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere,
+    and with several GPUs, only its token counts are.
 
     Raises UsageError or EmailRLError for a model whose shape is unavailable, for conflicting settings, and for a
     question file that training would refuse.
@@ -166,11 +182,13 @@ def make_plan(
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
-    if fabric.gpus > 1:
+    shares = fabric.gpus > 1 and _names_engine_in_process(settings)
+    if fabric.gpus > 1 and not shares:
         settings = _served(settings)
     estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
-    split = estimate.split(device, fabric)
+    split, alternative = estimate.splits(device, fabric, shared=shares)
     memory, seconds = estimate(settings, device, cards=num_gpus)
+    refused = shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
     tokens = estimate.tokens(1)
     if split is not None:
         memory, tokens = split.memory, split.tokens
@@ -184,10 +202,11 @@ def make_plan(
         worst=plan_memory(shape, settings, device, estimate.tokens(1).at_worst(), cards=memory.cards),
         seconds=seconds,
         split=split,
+        alternative=alternative,
         price=price,
         ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
-        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits else [],
-        obstacles=find_obstacles(settings, shape, device, here=here),
+        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and fabric.gpus == 1 else [],
+        obstacles=refused + find_obstacles(settings, shape, device, here=here),
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
         remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *([assumed] if assumed else [])],
     )
@@ -227,16 +246,38 @@ class _Estimator:
         needed = plan_memory(shape, settings, device, tokens, cards=cards)
         return needed, plan_seconds(shape, settings, device, tokens, needed, utilization=self.utilization)
 
-    def split(self, device: Device, fabric: Fabric) -> Split | None:
-        """The best split of several GPUs; None for one GPU or too few."""
+    def splits(self, device: Device, fabric: Fabric, *, shared: bool) -> tuple[Split | None, Split | None]:
+        """The best split of several GPUs, or if they are ``shared``, that; and the other; None for what does not fit.
+
+        Both are None for one GPU.
+        """
         if fabric.gpus == 1:
-            return None
-        own = cache(lambda share, cards: self(self.settings, device, share, cards))
-        return Cluster(self.shape, self.settings, device, fabric, self.tokens, own).best()
+            return None, None
+
+        def cluster(settings: Settings) -> Cluster:
+            own = cache(lambda share, cards: self(settings, device, share, cards))
+            return Cluster(self.shape, settings, device, fabric, self.tokens, own)
+
+        apart, together = cluster(_served(self.settings)).best(), cluster(_in_process(self.settings)).shared()
+        return (together, apart) if shared else (apart, together)
+
+
+def _names_engine_in_process(settings: Settings) -> bool:
+    """Whether every rank would sample, with the engine that the settings name; ``auto`` leaves it to the plan."""
+    return settings.agent.engine == "transformers" or vllm_in_process(settings)
 
 
 def _served(settings: Settings) -> Settings:
     """The same run with vLLM servers on separate GPUs."""
+    return _with_vllm(settings, settings.vllm.vllm_urls or "http://servers")
+
+
+def _in_process(settings: Settings) -> Settings:
+    """The same run with engines in the trainers' processes."""
+    return settings if _names_engine_in_process(settings) else _with_vllm(settings, "")
+
+
+def _with_vllm(settings: Settings, urls: str) -> Settings:
     agent = settings.agent.model_copy(update={"engine": "vllm"})
-    vllm = settings.vllm.model_copy(update={"vllm_urls": settings.vllm.vllm_urls or "http://servers"})
+    vllm = settings.vllm.model_copy(update={"vllm_urls": urls})
     return settings.model_copy(update={"agent": agent, "vllm": vllm})

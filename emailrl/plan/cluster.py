@@ -1,4 +1,4 @@
-"""Plan up to about a thousand GPUs: which train, which serve, and the time per step.
+"""Plan up to about a thousand GPUs: which train, which serve or whether all do both in turn, and the time per step.
 
 Either every rank trains the configured number of questions, so that a step grows with the ranks (weak scaling), or the
 step keeps the size for one rank (strong scaling). ``docs/scaling.md`` lists the assumptions beyond one GPU's figures.
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import USABLE, VLLM_WORK, Memory
+from emailrl.plan.memory import USABLE, VLLM_WORK, Memory, engine_gpus
 from emailrl.plan.time import Sampling, Seconds, scoring_passes
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
@@ -30,9 +31,13 @@ LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
 HOP: Final = 10e-6
 """Minimum seconds per ring step. Assumed."""
 HANDOVER: Final = 1.7
-"""Seconds to write an adapter, load it into the servers and verify it: docs/gpu.md, 14B."""
+"""Seconds to write an adapter, load it into vLLM and verify it: docs/performance.md, 14B."""
+SLEEPING: Final = 1.5
+"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep: the same step."""
 PLAYING: Final = 0.69 / 48
 """Rank 0's seconds per trajectory: templates, tokenizer, mailbox, audit and records, in a step of 48."""
+RECORDING: Final = 0.16 / 48
+"""The records' part of it, which stays with rank 0 if every rank plays its own conversations."""
 NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
 MOST_SEQUENCES: Final = 256
@@ -76,6 +81,8 @@ class Fabric:
 class Split:
     """Numbers of trainers and servers, and the seconds per step."""
 
+    shared: bool
+    """Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes."""
     trainers: int
     servers: int
     tensor_parallel: int
@@ -87,7 +94,9 @@ class Split:
     sampling: float
     """Seconds of the servers."""
     playing: float
-    """Rank 0's seconds, which runs all conversations while the servers work."""
+    """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
+    handover: float
+    """Seconds to load the new adapter, and to wake vLLM and put it to sleep."""
     score: float
     train: float
     gather: float
@@ -98,10 +107,18 @@ class Split:
     evaluation: float
     """Seconds of one evaluation."""
 
+    def __str__(self) -> str:
+        if self.shared:
+            engines = counted(self.servers, "engine")
+            return f"{self.trainers} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
+        trainers, servers = counted(self.trainers, "trainer"), counted(self.servers, "server")
+        return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
+
     @property
     def sampler(self) -> float:
         """Seconds of sampling per step: servers and rank 0."""
-        return max(self.sampling, self.playing) + HANDOVER
+        rollout = self.sampling + self.playing if self.shared else max(self.sampling, self.playing)
+        return rollout + self.handover
 
     @property
     def trainer(self) -> float:
@@ -126,7 +143,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The available GPUs, and one GPU's time for its part of a step."""
+    """The available GPUs, and one GPU's time for its part of a step.
+
+    The settings have servers, or an engine in the trainer's process to plan ``shared`` GPUs.
+    """
 
     shape: Shape
     settings: Settings
@@ -161,8 +181,8 @@ class Cluster:
             return None
         score, train = seconds.score / BALANCE, seconds.train / BALANCE
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
-        adapter = self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
         return Split(
+            shared=False,
             trainers=trainers,
             servers=servers,
             tensor_parallel=self.tensor_parallel(),
@@ -170,13 +190,55 @@ class Cluster:
             tokens=tokens,
             sampling=self._sampling(memory, tokens.trajectories, servers, self.settings.training.num_generations),
             playing=PLAYING * tokens.trajectories,
+            handover=HANDOVER,
             score=score,
             train=train,
             gather=self._exposed(memory, share, score, train),
-            reduce=updates_per_step(self.settings) * self.fabric.reduce_seconds(4 * adapter, trainers),
+            reduce=self._reduce(trainers),
             overlaps=self.settings.vllm.staleness(servers=True) > 0,
             evaluation=self._sampling(memory, tokens.eval_trajectories, servers, 1),
         )
+
+    def shared(self) -> Split | None:
+        """Every GPU trains, and samples in turn, alone or with its neighbors in one vLLM engine.
+
+        None if a rank does not fit with its engine, or the ranks of a host cannot be divided into engines.
+        """
+        ranks, each = self.fabric.gpus, engine_gpus(self.settings)
+        own, tokens = self.tokens(1), self.tokens(ranks)
+        memory, seconds = self.estimate(replace(own, trajectories=math.ceil(tokens.trajectories / ranks)), 1)
+        if not memory.fits or self.fabric.per_host % each:
+            return None
+        engines, vllm = ranks // each, self.settings.agent.engine == "vllm"
+
+        def sampling(trajectories: int, members: int) -> float:
+            part = math.ceil(trajectories / engines)
+            played, _ = self.estimate(replace(own, trajectories=part), 1)
+            device = self.device.times(each)
+            return Sampling(self.shape, self.settings, device, own, played).seconds(part, members=members)
+
+        return Split(
+            shared=True,
+            trainers=ranks,
+            servers=engines,
+            tensor_parallel=each,
+            memory=memory,
+            tokens=tokens,
+            sampling=sampling(tokens.trajectories, self.settings.training.num_generations),
+            playing=RECORDING * tokens.trajectories,
+            handover=vllm * (HANDOVER + SLEEPING * self.settings.vllm.vllm_enable_sleep),
+            score=seconds.score / BALANCE,
+            train=seconds.train / BALANCE,
+            gather=0.0,
+            reduce=self._reduce(ranks),
+            overlaps=False,
+            evaluation=sampling(tokens.eval_trajectories, 1),
+        )
+
+    def _reduce(self, ranks: int) -> float:
+        """Seconds of a step's all-reduces of the adapter's float32 gradients."""
+        adapter = self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
+        return updates_per_step(self.settings) * self.fabric.reduce_seconds(4 * adapter, ranks)
 
     def tensor_parallel(self) -> int:
         """GPUs per server: as set, or as many of a host as leave half of their memory for the KV cache."""

@@ -109,7 +109,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     resident = _resident(shape, settings, layout, cards)
     slots = _slots(shape, settings, layout, tokens)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
-    training = {"vLLM": _vllm_while_training(settings, total)} if vllm_in_process(settings) else {}
+    training = {"vLLM": _vllm_while_training(shape, settings, total)} if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     keep = keep_of(shape, settings, layout, batch, free)
@@ -222,10 +222,8 @@ def _sampling(
 ) -> tuple[dict[str, int], int | None, int]:
     """Bytes by part, the cache's capacity in tokens, and the tokens it must hold."""
     if vllm_in_process(settings):
-        gpus = settings.vllm.vllm_tensor_parallel_size
-        share = int(settings.vllm.vllm_gpu_memory_utilization * total)
-        weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // gpus
-        room = max(share - weights - VLLM_WORK, 0)
+        gpus, share = engine_gpus(settings), _vllm_share(shape, settings, total)
+        room = max(share - _vllm_besides_cache(shape, settings), 0)
         window = min(settings.model.max_model_len or shape.context, shape.context)
         return {"vLLM": share}, room * gpus // shape.cache_bytes(2), window
     if not samples_in_process(settings):
@@ -264,8 +262,25 @@ def rollout_pass(settings: Settings, layout: Layout) -> int:
     return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
 
 
-def _vllm_while_training(settings: Settings, total: int) -> int:
-    return ASLEEP if settings.vllm.vllm_enable_sleep else int(settings.vllm.vllm_gpu_memory_utilization * total)
+def _vllm_share(shape: Shape, settings: Settings, total: int) -> int:
+    """Bytes of in-process vLLM on each of its GPUs while it samples; KV_CACHE_GIB overrides its share."""
+    cache = settings.agent.kv_cache_gib
+    if cache is None:
+        return int(settings.vllm.vllm_gpu_memory_utilization * total)
+    return _vllm_besides_cache(shape, settings) + int(cache * GIB)
+
+
+def _vllm_besides_cache(shape: Shape, settings: Settings) -> int:
+    return shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // engine_gpus(settings) + VLLM_WORK
+
+
+def _vllm_while_training(shape: Shape, settings: Settings, total: int) -> int:
+    return ASLEEP if settings.vllm.vllm_enable_sleep else _vllm_share(shape, settings, total)
+
+
+def engine_gpus(settings: Settings) -> int:
+    """GPUs of one engine in the trainer's process."""
+    return settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
 
 
 def vllm_in_process(settings: Settings) -> bool:

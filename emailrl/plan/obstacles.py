@@ -8,6 +8,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from emailrl.plan.gpus import Device, count_gpus
+from emailrl.plan.memory import engine_gpus
 from emailrl.policy.shape import Shape
 from emailrl.policy.size import GPU_SIZED
 from emailrl.settings import Settings
@@ -28,6 +29,17 @@ def find_obstacles(settings: Settings, shape: Shape, device: Device, *, here: bo
     """Everything ``emailrl train`` would reject before its first step; ``here`` also checks this machine."""
     found = [*_of_settings(settings, shape, device)]
     return [*found, *_of_this_machine(settings, device)] if here else found
+
+
+def shared_obstacles(settings: Settings, per_host: int, *, sharded: bool) -> list[Obstacle]:
+    """What else it would reject if each rank on the ``per_host`` GPUs samples; ``sharded``: the base is spread."""
+    found, each = [], engine_gpus(settings)
+    if per_host % each:
+        reason = f"{per_host} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={each}"
+        found.append(Obstacle(reason, f"--num-gpus a multiple of {each}, or VLLM_URLS"))
+    if sharded:
+        found.append(Obstacle("a sharded base model needs vLLM servers", "VLLM_URLS, or SHARD=off"))
+    return found
 
 
 def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[Obstacle]:

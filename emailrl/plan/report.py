@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from emailrl.plan import Plan
-from emailrl.plan.cluster import HANDOVER, Split
+from emailrl.plan.cluster import Split
 from emailrl.plan.gpus import GIB
 from emailrl.plan.time import scoring_passes
 from emailrl.plan.ways import Way
@@ -29,6 +29,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "tokens": _tokens(plan),
         "seconds": _seconds(plan),
         "split": None if plan.split is None else _split(plan.split),
+        "alternative": None if plan.alternative is None else _split(plan.alternative),
         "price_per_gpu_hour": plan.price,
         "cost": None if plan.cost is None else round(plan.cost, 2),
         "ways": [_way(way) for way in plan.ways],
@@ -100,13 +101,14 @@ def _seconds(plan: Plan) -> dict[str, Any]:
 
 def _split(split: Split) -> dict[str, Any]:
     return {
+        "shared": split.shared,
         "trainers": split.trainers,
         "servers": split.servers,
         "tensor_parallel": split.tensor_parallel,
         "sharded_over": split.memory.cards,
         "sampling": round(split.sampling, 2),
         "playing": round(split.playing, 2),
-        "handover": HANDOVER,
+        "handover": split.handover,
         "score": round(split.score, 2),
         "train": round(split.train, 2),
         "gather": round(split.gather, 3),

@@ -12,7 +12,7 @@ from typing import Final
 
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory, samples_merged, vllm_in_process
+from emailrl.plan.memory import Memory, engine_gpus, samples_merged
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
@@ -82,8 +82,7 @@ def plan_seconds(
         batches = math.ceil(tokens.trajectories / together)
         train = max(train, batches * shape.layers * LAUNCH)
     score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
-    samplers = settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
-    sampling = Sampling(shape, settings, device.times(samplers), tokens, memory)
+    sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
     rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
     evaluation = sampling.seconds(tokens.eval_trajectories, members=1)
     train *= settings.training.update_epochs

@@ -1,0 +1,117 @@
+"""GPUs that train and sample in turn, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan.planned import H200, settings_with
+
+from emailrl.cli.app import app
+from emailrl.plan import Plan, find_device, make_plan
+
+A_TOKEN = 7_266_631_680 / 791.2e12
+"""Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
+DECODING = 1000 * 36 * 0.53e-3
+"""Seconds of a quarter of 4,000 tokens, one at a time through 36 layers."""
+WEIGHTS = 8_044_936_192
+GIB = 2**30
+
+
+def plan_of(tmp_path: Path, num_gpus: int, gpu: str = "H200", **values: Any) -> Plan:
+    settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B", "engine": "vllm"} | values))
+    return make_plan(settings, find_device(gpu), tokens_per_trajectory=4000, num_gpus=num_gpus)
+
+
+def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> None:
+    """Three ranks of 12 trajectories, each with an engine: the sampling of one GPU, and then its training."""
+    made, alone = plan_of(tmp_path, 3), plan_of(tmp_path, 1)
+    split = made.split
+    assert split is not None and split.shared and made.runs
+    assert (split.trainers, split.servers, split.tensor_parallel) == (3, 3, 1)
+    assert split.tokens.trajectories == 36
+    assert split.sampling == pytest.approx(36_000 * (13 / 15) * A_TOKEN + DECODING, rel=1e-5)
+    assert split.sampling == pytest.approx(alone.seconds.rollout)
+    assert split.playing == pytest.approx(36 * 0.16 / 48)  # rank 0 records all
+    assert split.sampler == pytest.approx(split.sampling + split.playing + 1.7 + 1.5)
+    assert split.train == pytest.approx(alone.seconds.train / 0.98)
+    assert split.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
+    assert split.step == pytest.approx(split.sampler + split.trainer)
+    assert split.tokens_per_second == pytest.approx(36 * 4000 / split.step)
+    assert made.run_seconds == pytest.approx(200 * split.step + 21 * split.evaluation)
+
+
+def test_each_gpu_holds_the_engine_beside_the_trainer(tmp_path: Path) -> None:
+    made = plan_of(tmp_path, 8)
+    assert made.memory == plan_of(tmp_path, 1).memory
+    assert made.memory.sampling == {"vLLM": int(0.45 * 139.8 * GIB)}
+    assert made.memory.training["vLLM"] == int(1.5 * GIB)
+    assert made.memory.resident["weights"] == WEIGHTS
+    assert made.memory.sampling_peak == sum(made.memory.resident.values()) + made.memory.sampling["vLLM"]
+
+
+def test_engines_of_two_gpus(tmp_path: Path) -> None:
+    """Two engines of 24 trajectories each: they read twice as fast, but launch as many kernels."""
+    made = plan_of(tmp_path, 4, vllm_tensor_parallel_size=2)
+    split = made.split
+    assert split is not None and (split.trainers, split.servers, split.tensor_parallel) == (4, 2, 2)
+    assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN / 2 + DECODING, rel=1e-5)
+    cache = int(0.45 * 139.8 * GIB) - WEIGHTS // 2 - 2 * GIB  # on each of them
+    assert made.memory.cache_tokens == 2 * cache // 147_456
+
+
+def test_evaluations_are_divided_among_the_engines(tmp_path: Path) -> None:
+    split = plan_of(tmp_path, 4, eval_dataset_size=12).split
+    assert split is not None
+    assert split.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
+
+
+def test_a_cache_of_its_own_size_replaces_vllms_share(tmp_path: Path) -> None:
+    made = plan_of(tmp_path, 2, kv_cache_gib=10, vllm_enable_sleep=False)
+    assert made.memory.cache_tokens == 10 * GIB // 147_456
+    assert made.memory.sampling["vLLM"] == made.memory.training["vLLM"] == WEIGHTS + 12 * GIB
+    assert made.split is not None and made.split.handover == 1.7  # nobody sleeps
+
+
+def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:
+    shared, apart = plan_of(tmp_path, 8), plan_of(tmp_path, 8, engine="auto")
+    assert shared.split == apart.alternative and apart.split == shared.alternative
+    assert shared.split is not None and apart.split is not None
+    assert shared.split.shared and not apart.split.shared
+    assert apart.split.tokens_per_second > shared.split.tokens_per_second
+    (note,) = [note for note in shared.notes if "would reach" in note]
+    trainers, servers = apart.split.trainers, apart.split.servers
+    assert note.startswith(f"{trainers} trainers and {servers} servers (VLLM_URLS; emailrl serve) would reach")
+    assert not any("would reach" in note for note in apart.notes)
+
+
+def test_transformers_on_every_rank_neither_wakes_nor_sleeps(tmp_path: Path) -> None:
+    split, alone = plan_of(tmp_path, 2, engine="transformers").split, plan_of(tmp_path, 1, engine="transformers")
+    assert split is not None and split.shared and split.handover == 0
+    assert split.sampling == pytest.approx(alone.seconds.rollout)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"vllm_tensor_parallel_size": 3}, "8 ranks on a host cannot be divided into engines"),
+        ({"model_name": "Qwen/Qwen3-32B"}, "a sharded base model needs vLLM servers"),
+    ],
+)
+def test_what_shared_gpus_cannot_do_is_said(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    made = plan_of(tmp_path, 8, "H100", **values)
+    assert not made.runs and made.verdict.startswith(f"cannot run: {reason}")
+    assert "too few for a trainer and a server" not in made.verdict
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-14B", "--engine", "vllm", "--num-gpus", "8"]
+    app([*asked, "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["split"]["shared"] and found["split"]["servers"] == 8 and not found["alternative"]["shared"]
+    app(asked, standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "in the same processes" in said and "then training" in said
+    assert H200.name in said
