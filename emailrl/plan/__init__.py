@@ -182,16 +182,12 @@ def make_plan(
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
-    shares = fabric.gpus > 1 and _names_engine_in_process(settings)
-    if fabric.gpus > 1 and not shares:
-        settings = _served(settings)
+    settings, shares = _on_several(settings) if fabric.gpus > 1 else (settings, False)
     estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
     split, alternative = estimate.splits(device, fabric, shared=shares)
     memory, seconds = estimate(settings, device, cards=num_gpus)
     refused = shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
-    tokens = estimate.tokens(1)
-    if split is not None:
-        memory, tokens = split.memory, split.tokens
+    memory, tokens = (split.memory, split.tokens) if split else (memory, estimate.tokens(1))
     return Plan(
         settings=settings,
         shape=shape,
@@ -260,6 +256,11 @@ class _Estimator:
 
         apart, together = cluster(_served(self.settings)).best(), cluster(_in_process(self.settings)).shared()
         return (together, apart) if shared else (apart, together)
+
+
+def _on_several(settings: Settings) -> tuple[Settings, bool]:
+    """The settings for several GPUs, and whether all of them train and sample in turn."""
+    return (settings, True) if _names_engine_in_process(settings) else (_served(settings), False)
 
 
 def _names_engine_in_process(settings: Settings) -> bool:
