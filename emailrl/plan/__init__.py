@@ -189,23 +189,15 @@ def make_plan(
     refused = shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
     memory, tokens = (split.memory, split.tokens) if split else (memory, estimate.tokens(1))
     return Plan(
-        settings=settings,
-        shape=shape,
-        device=device,
-        fabric=fabric,
-        tokens=tokens,
-        memory=memory,
+        settings=settings, shape=shape, device=device, fabric=fabric, tokens=tokens, memory=memory, seconds=seconds,
+        split=split, alternative=alternative, price=price,
         worst=plan_memory(shape, settings, device, estimate.tokens(1).at_worst(), cards=memory.cards),
-        seconds=seconds,
-        split=split,
-        alternative=alternative,
-        price=price,
         ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
         faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and fabric.gpus == 1 else [],
         obstacles=refused + find_obstacles(settings, shape, device, here=here),
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
         remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *([assumed] if assumed else [])],
-    )
+    )  # fmt: skip
 
 
 def _check(utilization: float | None, price: float | None) -> None:
