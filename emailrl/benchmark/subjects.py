@@ -41,7 +41,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     output_dir = settings.output.output_dir
     if is_chat(settings):
         if checkpoints:
-            raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+            raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
         return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
     if not checkpoints and not models:
         checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])

@@ -195,7 +195,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
     if checkpoint is not None and is_chat(settings):
-        raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+        raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     if model is not None or is_chat(settings):
         return settings.model.name, settings.model.name
     if checkpoint is not None or find_runs(settings.output.output_dir):

@@ -2,7 +2,7 @@
 
 Without --checkpoint or --model, the newest run's best checkpoint is measured, else the model itself. Several
 policies are compared on the same questions with an exact paired test. Each question is saved as soon as it ends.
-After Ctrl-C or a crash, --resume plays the rest of the benchmark in --out, or of the newest unfinished one. --engine
+After Ctrl-C or a crash, --resume runs the rest of the benchmark in --out, or of the newest unfinished one. --engine
 openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the cost of its answers.
 
 All metrics but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token
@@ -89,7 +89,7 @@ def benchmark(
     ] = None,
     overrides: Overrides,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Also play every question on emails with injected instructions.")
+        bool, typer.Option("--attack", help="Also run every question on emails with injected instructions.")
     ] = False,
     out: Annotated[
         Path | None, path_option("--out", help="Output folder for results.json, CSVs and trajectories.")

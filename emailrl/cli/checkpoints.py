@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 checkpoints = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[
-    Path | None, typer.Argument(help="Folder of a run. Default: all runs whose folder name begins with OUTPUT_DIR.")
+    Path | None, typer.Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
 ]
 
 
@@ -41,7 +41,7 @@ def checkpoints_command() -> None:
 @checkpoints.command("list", short_help="List the checkpoints of one run or all runs.")
 @setting_options("output_dir mode")
 def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -> None:
-    """List the checkpoints of a run, or of every run whose folder name begins with OUTPUT_DIR.
+    """List the checkpoints of one run, or of all runs of OUTPUT_DIR.
 
     Examples:
 

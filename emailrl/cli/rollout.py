@@ -1,7 +1,7 @@
 """Answer questions with a policy, score the answers, and write every trajectory with its tokens.
 
---checkpoint plays a checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it
-ends. After Ctrl-C or a crash, --resume plays the rest of --out, or of the newest file in outputs/rollouts/.
+--checkpoint runs a checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it
+ends. After Ctrl-C or a crash, --resume runs the rest of --out, or of the newest file in outputs/rollouts/.
 
 Examples:
 

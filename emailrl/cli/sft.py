@@ -1,8 +1,8 @@
 """Supervised fine-tuning on conversations: scripted experts or recorded trajectories.
 
-With --questions, scripted experts play the training questions on --db. With --trajectories, the best recorded
+With --questions, scripted experts answer the training questions on --db. With --trajectories, the best recorded
 trajectory of each question is imitated, whether an earlier policy or a teacher on a chat server produced it. With
-neither, experts play demo worlds. Only the assistant's own tokens are trained. Inboxes of the split val (else of a
+neither, experts answer demo questions. Only the assistant's own tokens are trained. Inboxes of the split val (else of a
 tenth of the conversations) are held out; their loss selects best_model, the starting point for `emailrl train
 --adapter` (--full: --model).
 
@@ -41,7 +41,7 @@ def sft(
         list[Path] | None, typer.Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that play demo worlds. Default: all cores.")
+        int | None, typer.Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
     ] = None,
     out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: <output-dir>_sft.")] = None,
     resume: Annotated[

@@ -217,7 +217,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
         (("When?", "--checkpoint", "best", "--model", "nano"), 2, "--model and --checkpoint are mutually exclusive."),
         (("When?", "--checkpoint", "best"), 1, "No checkpoint under outputs/grpo*."),
         (("When?", "--checkpoint", "empty"), 2, "empty has no metadata.json."),
-        (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot play a checkpoint."),
+        (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot run a checkpoint."),
         (("--json",), 2, "--json needs a question."),
     ],
 )

@@ -69,7 +69,7 @@ def test_rollout_end_to_end_and_no_checkpoint_is_played(
     assert (record["num_trajectories"], record["accuracy"]) == (4, 1.0)
     assert record["cost"] == pytest.approx(4 * 20 * 10 / 1e6)
     code, _, err = run("--checkpoint", "best")
-    assert code == 2 and "The openai engine cannot play a checkpoint" in err
+    assert code == 2 and "The openai engine cannot run a checkpoint" in err
 
 
 def test_benchmark_end_to_end(
