@@ -1,4 +1,4 @@
-"""Files as a crash leaves them: whole or not there, on the disk before their name says so, and readable by others."""
+"""Crash-safe files: complete or absent, on disk before they are renamed, and readable by others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Put ``content`` in place of the file in one step, on disk before the name points to it; ``mode`` less the umask.
+    """Replace a file atomically with ``content``, which is on disk before the rename; ``mode`` is masked by the umask.
 
-    A device or a pipe is written to and never replaced. OSError, with the path as its ``filename``, where the content
-    cannot be put there; nothing is then left beside it.
+    A device or a pipe is written to and never replaced. Raises OSError, with the path as its ``filename``, if the
+    content cannot be written; no temporary file is then left.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with naming(path):
@@ -31,7 +31,7 @@ def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError the path that it lacks: writing into an open file on a full disk names none."""
+    """Add the path to an OSError without one, such as a write to an open file on a full disk."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def not_a_file(path: Path) -> str | None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the file's content, or the names in the folder, are on the disk."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,7 +58,7 @@ def sync(path: Path) -> None:
 
 
 def share_files(folder: Path) -> None:
-    """Give every file of the folder the mode a new one gets; safetensors leaves its own to their owner alone (0600)."""
+    """Give every file of the folder the mode of a new file; safetensors creates files as 0600."""
     umask = os.umask(0o077)
     os.umask(umask)
     for file in folder.iterdir():

@@ -73,14 +73,14 @@ NO_TRAJECTORY = b",null]\n"
 
 
 def entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
-    """The index line for one line of a trajectory file; ``trajectory`` is None if the line holds none."""
+    """Return the index line for one line of a trajectory file; ``trajectory`` is None if the line holds none."""
     place = [line, offset, len(content), zlib.crc32(content)]
     values = [*place, *(_summary(trajectory) if trajectory else [None])]
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def checked_entry(values: Any) -> Entry:
-    """An entry of an index; ValueError or TypeError for anything else."""
+    """Return an entry of an index; raises ValueError or TypeError if the values are not one."""
     entry = Entry(*values)
     if not all(map(contains, _TYPES, map(type, values))) or min(values[:4]) < 0 or entry.length < 1:
         raise ValueError("no entry of an index")

@@ -1,7 +1,7 @@
-"""Objects on disk: one JSON object per line, crash-safe.
+"""Reads and writes JSON objects on disk, one per line, crash-safe.
 
-A line counts once its newline is on disk. A process that dies while writing leaves a torn last line, which the next
-writer truncates and readers skip; any other bad line is an error with its file and number.
+A line counts once its newline is on disk. A process that dies while writing leaves an incomplete last line, which the
+next writer removes and readers skip; any other bad line is an error with its file and number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> bytes:
-    """One line of strict JSON, newline included; NaN and infinity become null."""
+    """Return one line of strict JSON with its newline; NaN and infinity become null."""
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -33,7 +33,7 @@ def encode(record: Record) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """The value with None for every NaN and infinity, at any depth."""
+    """Return the value with None in place of every NaN and infinity, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -44,16 +44,16 @@ def finite(value: Any) -> Any:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
+    """Yield the objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
 
-    An incomplete last line without newline is still being written, or torn by a crash: it is skipped.
+    An incomplete last line without a newline is skipped: it is still being written, or a crash cut it off.
     """
     for _, record in numbered_records(path):
         yield record
 
 
 def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """As ``read_records``, with each object's line number (from 1)."""
+    """Yield the same objects as ``read_records``, each with its line number from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -64,7 +64,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 
 def parse_line(path: Path, number: int, line: bytes) -> Record:
-    """The object of one line; ``EmailRLError`` names file and line if it is not one."""
+    """Return the object in one line; ``EmailRLError`` names file and line if it is not a JSON object."""
     try:
         record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
     except ValueError:
@@ -95,7 +95,7 @@ def _is_json(line: bytes) -> bool:
 
 
 class JsonlWriter:
-    """Appends objects to a JSONL file, each in one write; a torn last line is cut off when the file is opened."""
+    """Appends objects to a JSONL file, each in one write; opening the file removes an incomplete last line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class JsonlWriter:
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
-        """Append one object; OSError naming the file if only a part of it was written."""
+        """Append one object; raises OSError naming the file if only a part of it was written."""
         self.write_bytes(encode(record))
 
     def write_bytes(self, line: bytes) -> None:
@@ -130,7 +130,7 @@ class JsonlWriter:
 
 
 def mend(path: Path) -> None:
-    """Make the file end in a whole line: a torn last line is cut off, a whole one without newline gets it."""
+    """Make the file end in a complete line: remove an incomplete one, add a missing newline."""
     if not path.exists():
         return
     content = path.read_bytes()
@@ -146,7 +146,7 @@ def mend(path: Path) -> None:
 
 
 def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
-    """Rewrite a JSONL file with only the objects ``keep`` accepts, their bytes unchanged (atomically)."""
+    """Rewrite a JSONL file atomically with only the objects that ``keep`` accepts, their bytes unchanged."""
     if not path.exists():
         return
     mend(path)
@@ -165,7 +165,7 @@ class MetricsWriter(JsonlWriter):
     """``metrics.jsonl``: one object per step, in order; non-finite values are null."""
 
     def __init__(self, path: Path, *, after_step: int | None = None) -> None:
-        """Open to append, after removing lines of steps past ``after_step``, left by an interrupted run."""
+        """Open for appending, after removing the lines of steps past ``after_step`` that an interrupted run left."""
         if after_step is not None:
             keep_records(path, lambda record: record.get("step", 0) <= after_step)
         super().__init__(path)

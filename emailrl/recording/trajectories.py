@@ -1,4 +1,4 @@
-"""Trajectories as objects of a JSONL file; ``fields`` reads them back."""
+"""Writes trajectories as objects of a JSONL file; ``fields`` reads them back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from emailrl.trajectory import Message, TokenSample, Trajectory, Turn, scenario_
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> Record:
-    """The trajectory in its JSONL form (``docs/architecture.md``, contracts).
+    """Return the trajectory in its JSONL form (``docs/architecture.md``, contracts).
 
-    A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``, no sample as
-    three empty lists; several go in ``samples`` without these names.
+    A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``; without a
+    sample, these are empty lists; several samples are stored in ``samples`` instead.
     """
     record: Record = {
         "id": trajectory.id,
@@ -64,7 +64,7 @@ def _message_to_dict(message: Message) -> Record:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a JSONL file in order; ``EmailRLError`` names file and line of an invalid one."""
+    """Yield the trajectories of a JSONL file in order; ``EmailRLError`` names file and line of an invalid one."""
     for number, record in numbered_records(path):
         yield trajectory_in_line(path, number, record)
 

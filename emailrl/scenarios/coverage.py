@@ -1,4 +1,4 @@
-"""Which questions a database can answer: every source mail is there, in the inbox, before the question's date."""
+"""Checks which questions a database can answer: all source emails are in the inbox before the question's date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emailrl.store.schema import emails, recipients
 from emailrl.trajectory import Scenario
 
 MAX_NAMED = 3
-"""Message ids that a note spells out."""
+"""Maximum message ids in a note."""
 
 _STORED = select(emails.c.id).where(emails.c.message_id == bindparam("message_id"))
 _RECEIVED = exists().where(recipients.c.email_id == emails.c.id, recipients.c.recipient_address == bindparam("inbox"))
@@ -28,12 +28,12 @@ class Coverage:
     """How much of a question set a database covers."""
 
     missing: list[str]
-    """Source ids that the database does not hold, each once, in the order of the questions."""
+    """Distinct source ids missing from the database, in the order of the questions."""
     hidden: list[str]
-    """Source ids present, but not in the question's inbox before its date."""
+    """Source ids in the database, but not in the question's inbox before its date."""
     num_questions: int
     num_answerable: int
-    """Questions all of whose source mails the agent can read."""
+    """Number of questions whose source emails the agent can all read."""
 
     @property
     def answerable(self) -> float:
@@ -42,8 +42,10 @@ class Coverage:
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up every source mail of every question; raises UsageError if ``db`` is not a mail database, EmailRLError if
-    it is damaged."""
+    """Look up the source emails of all questions.
+
+    Raises UsageError if ``db`` is not a mail database, EmailRLError if it is damaged.
+    """
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
@@ -58,7 +60,7 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
 
 
 def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
-    """The coverage note for tables of these questions on this database; UsageError if it can answer none."""
+    """Return the coverage note for tables of these questions; raises UsageError if the database can answer none."""
     coverage = missing_ids(scenarios, db)
     if not coverage.num_answerable:
         raise UsageError(

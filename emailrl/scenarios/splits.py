@@ -1,8 +1,8 @@
 """Splits by mailbox: train, val and test share no inbox, and samples keep the mix of their set.
 
 A split is a set of inboxes, so that nothing read in training helps on the test. Val is taken from the train inboxes if
-a set has none. Both the cut and the assignment go by sizes and by a hash of the address, not by the order of a file or
-a run's seed: two runs with different seeds are compared on the same questions.
+a set has none. Cut and assignment depend on sizes and a hash of the address, not on the order of a file or a run's
+seed, so runs with different seeds are compared on the same questions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CUT_SHARE = 0.2
 
 
 def shared_inboxes(scenarios: Iterable[Scenario]) -> dict[str, list[str]]:
-    """Inboxes that stand in more than one split, each with its splits in the order train, val, test."""
+    """Return the inboxes in more than one split, each with its splits in the order train, val, test."""
     seen: defaultdict[str, set[str]] = defaultdict(set)
     for scenario in scenarios:
         if scenario.split is not None:
@@ -54,11 +54,11 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
 
 
 def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: bool) -> tuple[set[str], str | None]:
-    """Choose the training questions that serve as val, whole inboxes at a time, and the note that goes with them.
+    """Choose the training questions that serve as val, complete inboxes at a time.
 
-    Takes inboxes in the order of their hash, those with over a third of the questions last, until val holds
-    ``size`` questions or a fifth of the set; one inbox always stays. A single inbox is cut by question where
-    ``allow_shared``, else UsageError. Returns the scenario ids of val.
+    Inboxes are taken in the order of their hash, those with over a third of the questions last, until val holds
+    ``size`` questions or a fifth of the set; one inbox always stays. A single inbox is cut by question if
+    ``allow_shared``, else UsageError is raised. Returns the scenario ids of val, and a note for tables if there is one.
     """
     goal = min(size, max(1, int(len(train) * CUT_SHARE)))
     counts = Counter(scenario.inbox_address for scenario in train)
@@ -87,11 +87,11 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
 
 
 def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Give every inbox a split by its hash, ``TEST_SHARE`` and ``VAL_SHARE`` of them.
+    """Assign a split to every inbox by its hash; ``TEST_SHARE`` and ``VAL_SHARE`` are the shares of inboxes.
 
-    ``sizes`` says how many questions each gives. Of three or two the largest is train, the next test, the smallest
-    of three val; one alone is test. Of fewer than ``MANY`` one that holds over a third is train, since the rest alone
-    would leave little to learn from.
+    ``sizes`` is the number of questions per inbox. Of two or three inboxes, the largest is train, the next test and the
+    third val; a single one is test. Of fewer than ``MANY``, an inbox with over a third of the questions is train, since
+    the others would leave little to learn from.
     """
     if len(sizes) <= len(FEW):
         order = sorted(sizes, key=lambda inbox: (sizes[inbox], _hash(inbox)))
@@ -106,10 +106,10 @@ def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 def split_of_mail(sizes: Mapping[str, int], *, allow_shared: bool) -> Callable[[str, str], str]:
-    """What tells the split of a question by the inbox and the subject of its mail: the inbox's own.
+    """Return a function from the inbox and subject of a question's email to its split, which is the inbox's.
 
-    Where ``allow_shared``, and there are too few inboxes for every split to have one, it goes by the subject in its
-    stead, so that a thread stays in one split.
+    With ``allow_shared`` and too few inboxes for every split to have one, the subject determines the split instead, so
+    that a thread stays in one split.
     """
     if allow_shared and len(sizes) < len(FEW):
         return lambda inbox, subject: split_of_subject(subject)
@@ -118,13 +118,13 @@ def split_of_mail(sizes: Mapping[str, int], *, allow_shared: bool) -> Callable[[
 
 
 def split_of_subject(subject: str) -> str:
-    """The split of a subject in a shared inbox, by its hash, in about the inboxes' shares."""
+    """Return the split of a subject in a shared inbox by its hash, in about the same shares as inboxes."""
     place = int(_hash(subject)[:8], 16) / 16**8
     return "test" if place < TEST_SHARE else "val" if place < TEST_SHARE + VAL_SHARE else "train"
 
 
 def split_note(scenarios: Sequence[Scenario]) -> str | None:
-    """A note on questions with too few inboxes to train on without a flag; else None."""
+    """Return a note if the questions have too few inboxes to train on without a flag, else None."""
     if shared_inboxes(scenarios):
         return "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
     counts = Counter(scenario.inbox_address for scenario in scenarios)
@@ -142,10 +142,10 @@ def split_note(scenarios: Sequence[Scenario]) -> str | None:
 
 
 def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:
-    """A seeded order of which every prefix keeps the set's mix of kinds and, within a kind, of inboxes.
+    """Return a seeded order in which every prefix keeps the set's mix of kinds and, within a kind, of inboxes.
 
-    Systematic sampling: the i-th of a stratum of n gets the key (i + u) / n with u uniform in [0, 1). A limit of 50
-    is therefore contained in a limit of 100, and a mean over a prefix estimates the mean over the set.
+    Systematic sampling: item i of a stratum of n gets the key (i + u) / n with u uniform in [0, 1). A limit of 50 is
+    therefore a subset of a limit of 100, and the mean over a prefix estimates the mean over the set.
     """
     rng = random.Random(seed)
     return _interleave(scenarios, [lambda s: s.kind or "", lambda s: s.inbox_address], rng)

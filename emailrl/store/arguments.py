@@ -22,7 +22,7 @@ def check_text(name: str, value: str) -> None:
 
 
 def text_match(keywords: object) -> str | None:
-    """The FTS5 expression of keywords, each quoted, side by side: an implicit AND, as in ART-E; None without any."""
+    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
@@ -42,7 +42,7 @@ def text_match(keywords: object) -> str | None:
 
 
 def check_address(name: str, value: object) -> str | None:
-    """An address in its stored form; None if missing or empty."""
+    """Return an address in its stored form; None if missing or empty."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -52,7 +52,7 @@ def check_address(name: str, value: object) -> str | None:
 
 
 def check_day(name: str, value: object) -> str | None:
-    """A validated day, unchanged; None if missing or empty."""
+    """Return a validated day unchanged; None if missing or empty."""
     if value is None or value == "":
         return None
     if isinstance(value, str) and _DAY.fullmatch(value):

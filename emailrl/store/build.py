@@ -1,9 +1,9 @@
-"""Build a mail database from a stream of messages, or add to one: filter, dedupe, put in order of date, index.
+"""Builds a mail database from a stream of messages, or adds to one: filter, deduplicate, order by date, index.
 
-Messages are first staged in a file of their own, since their ids follow their dates; then they are written, in order,
-into a file beside the target that takes its name when all is done: an empty file, or a copy of the old database where
-mail is added. Who has the old one open keeps it; a build that is killed leaves it as it was. Memory stays flat: what
-is kept of every message is a hash or two.
+Messages are first staged in a separate file, because their ids follow their dates. Then they are written in order into
+a temporary file next to the target, which is renamed at the end: an empty file, or a copy of the old database if mail
+is added. Processes that have the old database open keep it, and a build that is killed leaves it unchanged. Memory use
+is small: one or two hashes per message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROGRESS_MAILS = 1000
 _LARGEST_SHARE = 4
 _FEW_MAILS = 1000
 _DATES_END = "~"
-"""Above all dates."""
+"""Sorts after all dates."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class BuildReport:
 
     emails: int
     recipients: int
-    """Rows of recipients stored with them; repeats within to, cc or bcc removed."""
+    """Stored recipients, without repeats within to, cc or bcc."""
     skipped: dict[str, int]
     """Messages not stored, by reason."""
     seconds: float
@@ -66,14 +66,14 @@ def build_database(
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
 
-    ``append`` keeps the mails of an existing database and adds those it lacks (see ``_add``); ``overwrite`` replaces
-    it; ``limit`` stops once so many mails are stored. What is skipped and why: ``sift`` and ``Sieve``. A ``Source`` is
-    parsed by ``workers`` processes beside this one (None: as many as the machine has use for). ``listing`` hears of
-    every message skipped or mended.
+    ``append`` keeps the emails of an existing database and adds those it lacks (see ``_add``); ``overwrite`` replaces
+    it; ``limit`` is the maximum number of emails to store. ``sift`` and ``Sieve`` decide what is skipped. A ``Source``
+    is parsed by ``workers`` other processes (None chooses a number for the machine). ``listing`` is called for every
+    message skipped or repaired.
 
-    Raises ``UsageError`` where ``db`` exists and neither flag is given, where it is no database or cannot be written,
-    or where nothing is left to store; ``EmailRLError`` where the source or the disk fails, or another build is writing
-    ``db``. An existing database then stays as it was.
+    Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
+    if nothing is left to store; ``EmailRLError`` if the source or the disk fails, or another build is writing ``db``.
+    An existing database is then unchanged.
     """
     started = time.monotonic()
     db = Path(os.path.expanduser(db))
@@ -110,11 +110,11 @@ def _nothing_stored(sieve: Sieve) -> UsageError:
 
 
 def _add(stage: Stage, old: Path, target: Target, progress: Progress | None) -> None:
-    """Write the staged mails and those of the database ``old`` into the file to be.
+    """Write the staged emails and those of the database ``old`` into the new file.
 
-    Mails there that are newer than the oldest staged one, or like one of these without a date, change their ids: they
-    are taken out of a copy and put back with the new ones. Where they are many (old mail is added), or ids do not
-    follow dates, all is written anew.
+    Existing emails that are newer than the oldest staged one, or undated like a staged one, change their ids: they are
+    removed from a copy and inserted again with the new ones. If there are many (old mail is added), or if ids do not
+    follow dates, the database is rewritten.
     """
     fingerprint = stage.tally.fingerprint
     staying = _staying(stage, old)
@@ -141,9 +141,10 @@ def _copy(db: Path, copy: Path) -> None:
 
 
 def _staying(stage: Stage, db: Path) -> Staying | None:
-    """Which mails of ``db`` the staged ones leave in their places: those older than all with a date, and those without
-    a date whose Message-ID comes before all without one. None where the others are too many to be moved, or ids do not
-    follow dates."""
+    """The emails of ``db`` that keep their ids: those older than all staged ones, and undated ones before them.
+
+    None if there are too many others to move, or if ids do not follow dates.
+    """
     date, message_id = stage.oldest() or (_DATES_END, "")
     newest = or_(stored.c.date > date, and_(stored.c.date == date, stored.c.message_id > message_id))
     last = and_(stored.c.date.is_(None), stored.c.message_id < (stage.last_undated() or ""))

@@ -1,7 +1,7 @@
 """Opens database files: a SQLAlchemy engine for each, with actionable errors.
 
-What is not on the hot path is Core on ``emailrl.store.schema``. Search, read and bulk load take the driver's connection
-beneath (``driver``): Core would cost a read more than SQLite does.
+Most code uses SQLAlchemy Core on ``emailrl.store.schema``. Search, read and bulk load use the driver's connection
+(``driver``), because Core would take longer than SQLite itself.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database
 """The hint if a database has changed since a run was started on it."""
 
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
-"""As the driver raises them, and as Core does."""
+"""SQLite's errors as the driver and as Core raise them."""
 
 OTHER_FILE = "Name another file with --db."
 _REBUILD = "Rebuild it with emailrl gen-db --overwrite."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
-"""As many as SQLite allows."""
+"""Bytes of a file to map: SQLite's maximum."""
 _CACHE_KIB = 64 * 1024
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
@@ -44,12 +44,12 @@ _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
 
 def connect(db: Path, *, mapped: bool = True) -> Connection:
-    """A read-only connection to a database that ``gen-db`` wrote.
+    """Return a read-only connection to a database written by ``gen-db``.
 
-    ``mapped`` reads the file by a memory map: searches gain a tenth, while whoever reads all of it is charged with all
-    of it as resident.
+    ``mapped`` reads the file through a memory map: searches are a tenth faster, but reading all of it counts the file
+    as resident memory.
 
-    Raises ``EmailRLError`` where there is none or it is damaged, ``UsageError`` where it is something else.
+    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is something else.
     """
     if not db.is_file():
         raise no_database(db)
@@ -67,24 +67,24 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
 
 @contextmanager
 def opened(db: Path, *, mapped: bool = True) -> Iterator[Connection]:
-    """``connect`` for as long as the block lasts, SQLite's errors in it raised as by ``reading``."""
+    """Open a connection with ``connect`` for the block; SQLite's errors in it are raised as by ``reading``."""
     with reading(db), connect(db, mapped=mapped) as connection:
         yield connection
 
 
 def connect_for_loading(path: Path) -> Connection:
-    """A connection for bulk loading: no journal, since a file that is not finished is thrown away."""
+    """Return a connection for bulk loading, without a journal, since an unfinished file is discarded."""
     return _engine(path.absolute(), "rw", _LOADING).connect()
 
 
 def driver(connection: Connection) -> sqlite3.Connection:
-    """The driver's connection beneath one of SQLAlchemy's; it begins no transaction."""
+    """Return the driver's connection of a SQLAlchemy connection; it begins no transaction."""
     return cast(sqlite3.Connection, connection.connection.driver_connection)
 
 
 @lru_cache(maxsize=16)
 def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
-    """The engine of a file, which keeps compiled statements but no open connection: another file may take the name."""
+    """The engine of a file; it caches compiled statements but no connection, since the file may be replaced."""
     engine = create_engine(
         URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"mode": mode, "uri": "true"}),
         poolclass=NullPool,
@@ -117,12 +117,12 @@ def _check(connection: Connection, db: Path) -> None:
 
 
 def noted(connection: Connection, key: str) -> str | None:
-    """The value of ``key`` in the table ``meta``."""
+    """Return the value of ``key`` in the table ``meta``."""
     return connection.scalar(_NOTED, {"key": key})
 
 
 def check_header(db: Path) -> None:
-    """Raise ``UsageError`` for a file that is neither empty nor begins as an SQLite database: nobody's to replace."""
+    """Raise ``UsageError`` for a file that is neither empty nor an SQLite database, and so must not be replaced."""
     try:
         with db.open("rb") as file:
             start = file.read(len(_HEADER))
@@ -137,7 +137,7 @@ def check_header(db: Path) -> None:
 
 @contextmanager
 def reading(db: Path) -> Iterator[None]:
-    """Turn SQLite's errors over a damaged database into an ``EmailRLError`` that names it and the remedy."""
+    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy."""
     try:
         yield
     except SQLITE_ERRORS as error:
@@ -145,19 +145,19 @@ def reading(db: Path) -> Iterator[None]:
 
 
 def reason(error: sqlite3.Error | DBAPIError) -> str:
-    """SQLite's own words, without the statement that SQLAlchemy adds."""
+    """Return SQLite's own message, without the statement that SQLAlchemy adds."""
     return str(error.orig if isinstance(error, DBAPIError) else error)
 
 
 def no_database(db: Path) -> EmailRLError:
-    """The error for a missing database."""
+    """Return the error for a missing database."""
     return EmailRLError(f"No such mail database: {db}.", "Build one with emailrl gen-db, or choose another with --db.")
 
 
 def database_fingerprint(db: Path) -> str:
-    """What tells databases of different content apart, as ``gen-db`` noted it; cheap.
+    """Return the fingerprint of a database's content, as recorded by ``gen-db``; fast.
 
-    Raises ``EmailRLError`` where there is no such file or it is damaged, ``UsageError`` where it is no mail database.
+    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is not a mail database.
     """
     with opened(db) as connection:
         fingerprint = noted(connection, "fingerprint")

@@ -1,9 +1,9 @@
-"""The read side: one person's mailbox in a mail database, searched and read as an agent's tools do it.
+"""Searches and reads one person's mailbox in a mail database, as an agent's tools do.
 
-A search asks the full-text index for the keywords and, in the same MATCH, for the words of the inbox (see
-``emailrl.store.parties``); dates become bounds of row ids, which count from the newest mail; and the scan stops at
-the last hit asked for. Result sets and snippets are those of ART-E's query, newest first. By relevance, every mail that
-matches is weighed by FTS5's BM25 instead, and the best are kept. Without keywords the MATCH names people alone.
+A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (see
+``emailrl.store.parties``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
+last hit requested. Results and snippets equal those of ART-E's query, newest first. By relevance, all matching emails
+are ranked by FTS5's BM25 instead. Without keywords, the MATCH contains only people.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from emailrl.store.connection import connect, driver, no_database, noted, readin
 from emailrl.store.parties import SNIPPET_WORDS, party_word
 
 Order = Literal["newest", "relevance"]
-"""The order of hits, which decides the top ten; equally relevant ones are newest first."""
+"""The order of hits, which determines the top ten; ties in relevance are newest first."""
 
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
 
 @dataclass(slots=True, frozen=True)
 class SearchHit:
-    """One mail found: its id, and the words around the keywords, these between ``<b>`` and ``</b>``."""
+    """One hit: the email's id and the words around the keywords, which are in ``<b>`` tags."""
 
     message_id: str
     snippet: str
@@ -36,7 +36,7 @@ class SearchHit:
 
 @dataclass(slots=True, frozen=True)
 class Email:
-    """A mail as ``read`` returns it; ``date`` is ``YYYY-MM-DD HH:MM:SS`` in UTC, None where the mail has none."""
+    """An email as ``read`` returns it; ``date`` is ``YYYY-MM-DD HH:MM:SS`` in UTC, or None if it has none."""
 
     message_id: str
     date: str | None
@@ -50,7 +50,7 @@ class Email:
 
 
 class _Reader:
-    """A read-only connection, closed when nothing of its thread holds it any more."""
+    """A read-only connection, closed when its thread no longer refers to it."""
 
     def __init__(self, db: Path) -> None:
         self._opened = connect(db)
@@ -64,9 +64,11 @@ class _Reader:
 
 
 class _Readers(threading.local):
-    """The open readers of a thread by file: thousands of mailboxes need no more than one file handle and one set of
-    prepared statements, and threads share nothing. The latest stays open, since a mailbox is mostly followed by another
-    of the same file."""
+    """The open readers of a thread by file.
+
+    Thousands of mailboxes need only one file handle and one set of prepared statements, and threads share nothing. The
+    latest reader stays open, since the next mailbox is usually in the same file.
+    """
 
     def __init__(self) -> None:
         self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
@@ -98,15 +100,15 @@ def open_mailbox(
 ) -> Mailbox:
     """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
 
-    ``until`` (``YYYY-MM-DD``, UTC) hides every mail of that day and later, and undated ones. ``order`` is that of every
-    search; ``without_keywords`` lets one that names an address or a date do without keywords. Raises ``UsageError``
-    where ``db`` is no mail database, ``ToolError`` for any other bad argument.
+    ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``order`` applies to all
+    searches; ``without_keywords`` allows searches without keywords if an address or a date is given. Raises
+    ``UsageError`` if ``db`` is not a mail database, ``ToolError`` for any other bad argument.
     """
     return Mailbox(Path(db), inbox, until, order, without_keywords)
 
 
 class Mailbox:
-    """The mails that one address sent or received, up to a date."""
+    """The emails that one address sent or received, up to a date."""
 
     def __init__(
         self,
@@ -144,12 +146,12 @@ class Mailbox:
         sent_before: str | None = None,
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
-        """The newest mails (or the most relevant, see ``order``) whose subject or body hold every keyword.
+        """Return the newest (or most relevant, see ``order``) emails whose subject or body contains every keyword.
 
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
-        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. Where one of these is given, ``keywords`` may be empty
-        (``without_keywords``): every mail then counts, newest first, and a snippet is the subject and how the body
-        begins. Raises ``ToolError`` for any bad argument.
+        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
+        (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
+        the body. Raises ``ToolError`` for a bad argument.
         """
         text, limit = text_match(keywords), check_count(max_results)
         sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
@@ -177,7 +179,7 @@ class Mailbox:
         return [SearchHit(*row) for row in rows]
 
     def read(self, message_id: str) -> Email | None:
-        """The mail of that id, or None where this mailbox has none up to ``until``; ``ToolError`` for a bad id."""
+        """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
         if not isinstance(message_id, str):
             raise ToolError("message_id must be a string.")
         check_text("message_id", message_id)
@@ -196,7 +198,7 @@ class Mailbox:
         return Email(message_id, sent, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
 
     def close(self) -> None:
-        """Let go of the database; further calls raise ``EmailRLError``."""
+        """Release the database; further calls raise ``EmailRLError``."""
         self._reader = None
 
     def __enter__(self) -> Mailbox:
@@ -219,7 +221,7 @@ class Mailbox:
         return rows[0][0] if rows else None
 
     def _last_id(self, day: str) -> int:
-        """The highest id of the mails dated ``day`` or later, which have the lowest ids (below zero too)."""
+        """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
         if not day:
             return _LAST_ID
         rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
@@ -234,7 +236,7 @@ def _beginning(subject: str, body: str) -> str:
 
 
 _UNDATED_END, _DATES_END = "0", "~"
-"""Bounds below and above all dates; mails without a date count as the empty text, below both."""
+"""Bounds below and above all dates; undated emails count as the empty string, below both."""
 
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
 
@@ -259,7 +261,7 @@ _SEARCH = f"""
 _BY_ID = "emails_fts.rowid > ? AND emails_fts.rowid <= ?"
 _BY_DATE = "coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ?"
 _SUBJECT_WEIGHT = 5.0
-"""A keyword in the subject counts so many times one in the body: the subject says in few words what a mail is about."""
+"""Weight of a keyword in the subject relative to the body: a subject summarizes its email in few words."""
 _BM25 = f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)"
 _SEARCHES: dict[tuple[Order, bool], str] = {
     ("newest", True): _SEARCH.format(score=0, bounds=_BY_ID, first="emails_fts.rowid", then="e.id"),
@@ -269,12 +271,12 @@ _SEARCHES: dict[tuple[Order, bool], str] = {
         score=_BM25, bounds=_BY_DATE, first="score, m.date DESC, m.id", then="score, e.date DESC, e.id"
     ),
 }
-"""By order, and whether ids follow dates."""
+"""SQL by order and by whether ids follow dates."""
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
 _UNSEARCHED = {
     True: _HITS.format(columns=_BEGINNING, bounds=_BY_ID, first="emails_fts.rowid"),
     False: _HITS.format(columns=_BEGINNING, bounds=_BY_DATE, first="m.date DESC, m.id"),
 }
-"""Without keywords: by whether ids follow dates."""
+"""SQL without keywords, by whether ids follow dates."""
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

@@ -1,9 +1,10 @@
-"""The database: tables, indexes, full-text index and the triggers that keep it right.
+"""The database schema: tables, indexes, full-text index and the triggers that keep it consistent.
 
 As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
-``addresses`` numbers every address, ``emails.parties`` (indexed too, see ``emailrl.store.parties``) names the people of
-a mail by those numbers, ``meta`` holds the fingerprint. ``emails.id`` counts from the newest mail, so that newest
-first is a forward scan of row ids; a write by hand that breaks this order is noted in ``meta``, and searches then sort.
+``addresses`` numbers every address, ``emails.parties`` (also indexed, see ``emailrl.store.parties``) lists an email's
+people by those numbers, and ``meta`` holds the fingerprint. ``emails.id`` counts from the newest email, so that newest
+first is a forward scan of row ids; a manual write that breaks this order is recorded in ``meta``, and searches then
+sort.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ staged = Table(
     Column("people", Text),
     Column("parties", Text),
 )
-"""The mails of a build while they wait in a file of their own (``emailrl.store.staging``)."""
+"""The emails of a build in their staging file (``emailrl.store.staging``)."""
 
 FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 
@@ -81,7 +82,7 @@ _UNINDEX_OLD = (
 
 
 def _renew_parties(email_id: str, address: str) -> str:
-    """SQL that numbers an address and writes a mail's party words anew."""
+    """SQL that numbers an address and rewrites an email's party words."""
     return f"""
         INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} <> '';
         UPDATE emails SET parties = (
@@ -110,7 +111,7 @@ TRIGGERS = {
 
 
 def create_tables(connection: Connection) -> None:
-    """Create the tables, empty and without indexes, which are made faster after a bulk load."""
+    """Create empty tables without indexes, which are created faster after a bulk load."""
     for each in metadata.sorted_tables:
         connection.execute(CreateTable(each))
     connection.exec_driver_sql(FTS_TABLE)
@@ -124,12 +125,12 @@ def create_indexes(connection: Connection) -> None:
 
 
 def create_triggers(connection: Connection) -> None:
-    """Create the triggers, which keep everything right row by row; a bulk load does it at once, before them."""
+    """Create the triggers that keep the tables consistent row by row; a bulk load comes before them."""
     for head, body in TRIGGERS.items():
         connection.exec_driver_sql(f"CREATE TRIGGER {head} BEGIN {body} END")
 
 
 def drop_triggers(connection: Connection) -> None:
-    """Drop the triggers, as far as they are there."""
+    """Drop the triggers that exist."""
     for head in TRIGGERS:
         connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")

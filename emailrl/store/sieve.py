@@ -12,7 +12,7 @@ from emailrl.store.sources.raw_email import MADE_UP, RawEmail, Skipped, made_up_
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000
-"""Longer subjects are cut, longer Message-IDs and addresses not kept: agents read them with every mail."""
+"""Longer subjects are cut, longer Message-IDs and addresses dropped, since agents read them with every email."""
 
 ART_E_BODY_CHARS = 5000
 ART_E_RECIPIENTS = 30
@@ -25,21 +25,20 @@ KEPT_BY = {
 """The setting that keeps messages skipped for a reason."""
 
 Listing = Callable[[str, str, str], None]
-"""Called for every message skipped or mended: which of the two, why, its name in the source."""
+"""Called for every message skipped or repaired, with which of the two, the reason, and its name in the source."""
 
 
 class Keys(NamedTuple):
     """The keys that identify an email."""
 
     id_key: bytes
-    """Stands for the Message-ID."""
+    """Hash of the Message-ID."""
     content_key: bytes
-    """Stands for subject, body and sender."""
+    """Hash of subject, body and sender."""
     trimmed_key: bytes
-    """The same without what archives add to a mail or take from it as they pass it on: line ends, and white space at
-    the ends of lines and of the whole."""
+    """Hash of the same without line endings and trailing whitespace, which archives change."""
     unnamed_key: bytes
-    """Stands for the date and what ``trimmed_key`` stands for; empty for a mail with a Message-ID of its own."""
+    """Hash of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID."""
 
 
 class SiftedMail(NamedTuple):
@@ -53,19 +52,23 @@ class SiftedMail(NamedTuple):
     body: str
     file_name: str
     people: str
-    """A line ``to address``, ``cc address`` or ``bcc address`` each, repeats removed: one text, since mails come from
-    other processes and lists are slow to send."""
+    """One line per recipient (``to address``, ``cc address`` or ``bcc address``) without repeats.
+
+    A single string, because lists are slow to send between processes.
+    """
     keys: Keys
     digest: bytes
-    """Stands for the whole mail."""
+    """Hash of the entire email."""
     defects: tuple[str, ...]
     is_research: bool
 
 
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
-    """Judge a message by itself, in ART-E's order: ``long_body`` (more than ``max_body_chars``), ``many_recipients``
-    (more than ``max_recipients`` in to + cc + bcc, repeats counted). Where a setting is None, ART-E's numbers hold for
-    a research corpus, and none for a person's own mail. What passes has its long headers mended."""
+    """Filter a single message in ART-E's order, and cut the long headers of one that passes.
+
+    ``long_body``: more than ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in to + cc + bcc,
+    including repeats. If a setting is None, ART-E's limit applies to a research corpus, none to a person's own mail.
+    """
     if isinstance(email, Skipped):
         return email
     max_body_chars = _limit(settings.max_body_chars, ART_E_BODY_CHARS, email)
@@ -78,16 +81,17 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
 
 
 def _limit(setting: int | None, of_art_e: int, email: RawEmail) -> int:
-    """The limit that holds for a mail; 0 is none."""
+    """The limit that applies to an email; 0 means none."""
     if setting is not None:
         return setting
     return of_art_e if email.is_research else 0
 
 
 def _bounded(email: RawEmail) -> RawEmail:
-    """The mail without text of more than ``MAX_HEADER_CHARS`` in its headers; each mend is among its defects.
+    """The email with headers of at most ``MAX_HEADER_CHARS``; every change is added to its defects.
 
-    A cut Message-ID might be another mail's and a cut address another person's: the one is made up, the other left out.
+    A shortened Message-ID or address might belong to another email or person, so the first is replaced by a generated
+    one and the second left out.
     """
     changes: dict[str, Any] = {}
     defects = []
@@ -106,7 +110,7 @@ def _bounded(email: RawEmail) -> RawEmail:
 
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
-    """The keys of a mail; the date as it is stored."""
+    """Return the keys of an email; ``date`` is in its stored form."""
     trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
     trimmed = f"{subject.strip()}\0{from_address}\0{trimmed_body}"
     return Keys(
@@ -122,7 +126,7 @@ def _hash(text: str) -> bytes:
 
 
 def as_mail(email: RawEmail) -> SiftedMail:
-    """The form to store, without any judgement."""
+    """Return an email in the form to store, unfiltered."""
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(
         dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
@@ -137,19 +141,19 @@ def as_mail(email: RawEmail) -> SiftedMail:
 
 
 class Sieve:
-    """Lets each mail through once, and counts what does not pass.
+    """Passes each email once, and counts those that do not pass.
 
-    Turned away are those ``sift`` skipped, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
-    Message-ID of a mail before, which its unique column has no room for). A mail of a research corpus is a duplicate,
-    as for ART-E, where subject, body and sender of a mail before are the same to the letter; a person's own mail, which
-    comes twice from two archives, where their trimmed forms are.
+    Rejected are those skipped by ``sift``, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
+    Message-ID of an earlier email; the column is unique). As in ART-E, an email of a research corpus is a duplicate if
+    subject, body and sender equal those of an earlier one exactly; for a person's own mail, which may come from two
+    archives, their trimmed forms are compared.
     """
 
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
         self.skipped: dict[str, int] = {}
-        """Messages turned away, by reason."""
+        """Number of rejected messages by reason."""
         self.defects: dict[str, int] = {}
-        """Messages let through that had something wrong, by kind."""
+        """Number of passed messages with defects, by kind."""
         self._dedupe = dedupe
         self._listing = listing
         self._contents: set[bytes] = set()
@@ -178,7 +182,7 @@ class Sieve:
         return False
 
     def remember(self, keys: Keys) -> None:
-        """Take a mail of these keys as seen."""
+        """Record an email with these keys as seen."""
         self._ids.add(keys.id_key)
         self._contents.add(keys.content_key)
         self._trimmed.add(keys.trimmed_key)

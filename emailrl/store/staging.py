@@ -24,11 +24,11 @@ class StagedCounts:
     mails: int = 0
     recipients: int = 0
     fingerprint: int = 0
-    """The sum of the mails' digests: it does not depend on the order that they come in."""
+    """Sum of the emails' digests, which does not depend on their order."""
 
 
 class Stage:
-    """Mails on their way into a database; ``addresses`` are the numbers of those it knows already."""
+    """Emails to be written into a database; ``addresses`` are the numbers of the addresses it already has."""
 
     def __init__(self, path: Path, addresses: dict[str, int] | None = None) -> None:
         self.path = path
@@ -41,11 +41,11 @@ class Stage:
 
     @property
     def tally(self) -> StagedCounts:
-        """What has been staged so far."""
+        """Return the counts of what has been staged so far."""
         return replace(self._tally)
 
     def add(self, mail: SiftedMail) -> None:
-        """Stage one mail."""
+        """Stage one email."""
         self._tally.mails += 1
         people = mail.people.split("\n") if mail.people else []
         parties = [mail.from_address] if mail.from_address else []
@@ -57,25 +57,25 @@ class Stage:
             self._flush()
 
     def oldest(self) -> tuple[str, str] | None:
-        """Date and Message-ID of the oldest mail with a date."""
+        """Return date and Message-ID of the oldest email with a date."""
         self._flush()
         first = select(staged.c.date, staged.c.message_id).where(staged.c.date.is_not(None))
         row = self._connection.execute(first.order_by(staged.c.date, staged.c.message_id).limit(1)).first()
         return None if row is None else (row.date, row.message_id)
 
     def last_undated(self) -> str | None:
-        """The highest Message-ID of the mails without a date."""
+        """Return the highest Message-ID of the emails without a date."""
         self._flush()
         return self._connection.scalar(select(func.max(staged.c.message_id)).where(staged.c.date.is_(None)))
 
     def finish(self) -> None:
-        """Flush the buffer and leave the file for reading."""
+        """Flush the buffer and close the file; it can then be read."""
         self._flush()
         self._connection.commit()
         self._connection.close()
 
     def close(self) -> None:
-        """Leave the file."""
+        """Close the file."""
         self._connection.close()
 
     def _number(self, address: str) -> int:

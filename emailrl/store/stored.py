@@ -18,7 +18,7 @@ from emailrl.store.sources import RawEmail
 
 
 class Staying(NamedTuple):
-    """The mails of a database that keep their ids when others are added: those with ids between these two."""
+    """The emails of a database that keep their ids when others are added: those with ids in this range."""
 
     above: int
     below: int
@@ -30,9 +30,9 @@ _PAGE_MAILS = 200
 
 
 def stored_emails(db: Path, staying: Staying = NONE_STAYS) -> Iterator[RawEmail]:
-    """The mails of a database but those ``staying``, by falling id: oldest first.
+    """Yield the emails of a database except those ``staying``, by descending id: oldest first.
 
-    Raises ``UsageError`` where it is none of ours, ``EmailRLError`` where it is damaged.
+    Raises ``UsageError`` if the file is not a mail database, ``EmailRLError`` if it is damaged.
     """
     columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body", "file_name"))
     mails = select(*columns).order_by(emails.c.id.desc())
@@ -56,7 +56,7 @@ def _moment(key: int, date: str | None) -> datetime | None:
 
 
 def recipients_of(connection: Connection, which: ColumnElement[bool]) -> defaultdict[int, list[tuple[str, str]]]:
-    """Addresses and their types (to, cc, bcc) by the id of the mail, in the order that they were written in."""
+    """Return addresses and their types (to, cc, bcc) by email id, in the order in which they were written."""
     people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
     rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type).where(which)
     for key, address, kind in connection.execute(rows.order_by(recipients.c.email_id, text("rowid"))):
@@ -65,7 +65,7 @@ def recipients_of(connection: Connection, which: ColumnElement[bool]) -> default
 
 
 def stored_keys(db: Path) -> Iterator[Keys]:
-    """The keys of every mail of a database; raises as ``stored_emails``."""
+    """Yield the keys of every email of a database; raises the errors of ``stored_emails``."""
     with opened(db, mapped=False) as connection:
         columns = (emails.c[name] for name in ("message_id", "subject", "from_address", "body", "date"))
         for row in connection.execute(select(*columns)):
@@ -73,13 +73,13 @@ def stored_keys(db: Path) -> Iterator[Keys]:
 
 
 def stored_addresses(db: Path) -> dict[str, int]:
-    """The numbers of a database's addresses; raises as ``stored_emails``."""
+    """Return the numbers of a database's addresses; raises the errors of ``stored_emails``."""
     with opened(db, mapped=False) as connection:
         return dict(connection.execute(select(addresses.c.address, addresses.c.id)).all())
 
 
 def first_day(db: Path, inbox: str) -> str | None:
-    """The date of the oldest email sent or received by an address, as in ``last_day``."""
+    """Return the date of the oldest email sent or received by an address, as in ``last_day``."""
     received = select(recipients.c.email_id).where(recipients.c.recipient_address == inbox)
     with opened(db) as connection:
         mine = or_(emails.c.from_address == inbox, emails.c.id.in_(received))
@@ -88,7 +88,10 @@ def first_day(db: Path, inbox: str) -> str | None:
 
 
 def last_day(db: Path) -> str | None:
-    """The date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as ``stored_emails``."""
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date.
+
+    Raises the errors of ``stored_emails``.
+    """
     with opened(db) as connection:
         newest = connection.scalar(select(func.max(emails.c.date)))
     return newest[:10] if newest else None

@@ -1,7 +1,7 @@
 """A build's target file: its lock, temporary files and atomic rename.
 
-One build at a time holds a lock on a file beside the target, from before it looks at what is there until its own file
-stands in its place: two at once would each work from the same old database, and the mails of one would be lost.
+A build locks a file next to the target from before it examines the target until it has replaced it. Otherwise two
+concurrent builds would start from the same database, and the emails of one would be lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.store.connection import OTHER_FILE, check_header, database_fingerprint
 
 _LEFT = r"\.(?:building|staging)-\d+(?:-journal)?"
-"""What follows the target's name in those of a build's own files: the process, and SQLite's journal of one."""
+"""Suffixes of a build's own files after the target's name: process id, and SQLite's journal."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Target:
     """A database file locked by this build."""
 
     db: Path
-    """Where it will stand; links followed."""
+    """Its final path, with links resolved."""
     building: Path
     staging: Path
     replaces: bool
-    """Whether ``publish`` may take the place of a file."""
+    """Whether ``publish`` may replace a file."""
 
     def publish(self) -> None:
-        """Give the finished file its name, once its content is on the disk.
+        """Rename the finished file once its content is on disk.
 
-        Raises ``UsageError`` where a file has come to stand there that this build may not replace; ``EmailRLError``
-        where the disk fails.
+        Raises ``UsageError`` if a file has appeared there that this build may not replace; ``EmailRLError`` if the disk
+        fails.
         """
         try:
             sync(self.building)
@@ -54,10 +54,10 @@ class Target:
 
 @contextlib.contextmanager
 def claim(db: Path, *, overwrite: bool, append: bool) -> Iterator[Target]:
-    """Lock the target and make the files to build in, all removed at the end whatever happens.
+    """Lock the target and create the temporary files, which are always removed at the end.
 
-    Raises ``UsageError`` where the file there may not be replaced or nothing can be written; ``EmailRLError`` where
-    another build holds it.
+    Raises ``UsageError`` if the existing file may not be replaced or nothing can be written; ``EmailRLError`` if
+    another build holds the lock.
     """
     _check(db, overwrite=overwrite, append=append)
     with _errors_of(db):
@@ -99,7 +99,7 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
 
 
 def _check_journals(db: Path) -> None:
-    """SQLite would read what is left of another program's writing into whatever file has come to bear the name."""
+    """Refuse leftover journals of another program: SQLite would apply them to the new file of that name."""
     for name in (f"{db.name}-wal", f"{db.name}-journal"):
         with contextlib.suppress(FileNotFoundError):
             if db.with_name(name).stat().st_size:
@@ -142,7 +142,7 @@ def _locked(db: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file that still bears its name; None where another process has."""
+    """Lock the file at ``path``; None if another process holds the lock."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
         try:
@@ -161,7 +161,7 @@ def _lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _files_beside(db: Path) -> Iterator[tuple[Path, Path]]:
-    """Two empty files to build in; any others are of builds that died, since this one holds the lock, and removed."""
+    """Create two empty temporary files, and remove those of builds that died (this one holds the lock)."""
     building, staging = (db.with_name(f"{db.name}.{part}-{os.getpid()}") for part in ("building", "staging"))
     with _errors_of(db):
         for path in list(db.parent.iterdir()):

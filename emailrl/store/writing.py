@@ -1,7 +1,7 @@
-"""From the stage into the database: all of it written at once, or new mail put before and behind what is there.
+"""Writes staged emails into the database: all of it at once, or new emails before and after the existing ones.
 
-Ids count from the newest mail, so newer mail takes the ids below all others, and mail without a date, which comes
-last, those above. Either way the full-text index gets its mails in the order of their ids, which it is quickest at.
+Ids count from the newest email, so newer emails get ids below all others, and undated ones, which come last, ids above.
+Either way the full-text index receives emails in the order of their ids, which is fastest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from emailrl.store.staging import Stage
 from emailrl.store.stored import Staying
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the phase (``read`` or ``index``), the messages done in it, and their number where it is known."""
+"""Called with the phase (``read`` or ``index``), the messages done in it, and their total if known."""
 
 _INDEX_MAILS = 20_000
 _LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2}
@@ -40,7 +40,7 @@ _FINGERPRINTS = 1 << 128
 
 
 def write_database(path: Path, stage: Stage, progress: Progress | None = None) -> None:
-    """Write the whole database: mails by date, newest first, then by Message-ID."""
+    """Write the entire database: emails by date, newest first, then by Message-ID."""
     stage.finish()
     with _loading(path, stage) as connection:
         create_tables(connection)
@@ -56,10 +56,10 @@ def write_database(path: Path, stage: Stage, progress: Progress | None = None) -
 def add_to_database(
     path: Path, stage: Stage, staying: Staying, fingerprint: int, progress: Progress | None = None
 ) -> None:
-    """Add the staged mails to the database ``path``, in place of all there that are not ``staying``.
+    """Add the staged emails to the database ``path``, replacing all that are not ``staying``.
 
-    Right for a stage that is, where dates are given, newer than all that stays, and comes by Message-ID after it where
-    none are. ``fingerprint`` is to be added to the one that stands there.
+    Requires that dated staged emails are newer than all that stay, and that undated ones have higher Message-IDs.
+    ``fingerprint`` is added to the existing one.
     """
     stage.finish()
     with _loading(path, stage) as connection:
@@ -86,7 +86,7 @@ def add_to_database(
 
 @contextmanager
 def _loading(path: Path, stage: Stage) -> Iterator[Connection]:
-    """One transaction on ``path``, with the staged mails by rank attached."""
+    """One transaction on ``path``, with the ranked staged emails attached."""
     with connect_for_loading(path) as connection:
         cursor = driver(connection)  # Core would begin the transaction
         cursor.execute("ATTACH ? AS staging", (os.fsencode(stage.path),))
@@ -98,8 +98,7 @@ def _loading(path: Path, stage: Stage) -> Iterator[Connection]:
 
 
 def _load(connection: Connection, stage: Stage, low: int, high: int, progress: Progress | None) -> None:
-    """Insert the staged mails: those with a date under ids that end at ``low``, the others under those that follow
-    ``high``."""
+    """Insert the staged emails: dated ones with ids up to ``low``, undated ones with ids above ``high``."""
     dated, mails = _dated(connection), stage.tally.mails
     before, behind = low - dated, high - dated
     ranked = f"r.rowid + iif(r.rowid <= {dated}, {before}, {behind})"
@@ -129,7 +128,7 @@ def _load(connection: Connection, stage: Stage, low: int, high: int, progress: P
 
 
 def _dated(connection: Connection) -> int:
-    """How many of the staged mails have a date."""
+    """The number of staged emails with a date."""
     return connection.execute(select(func.count(staged.c.date))).scalar_one()
 
 
@@ -150,8 +149,10 @@ def _configure(connection: Connection, values: dict[str, int]) -> None:
 
 
 def _merge(connection: Connection) -> None:
-    """Merge the index's segments of like size, two and two: each more of them costs every search a little, and so they
-    stay few however often mail is added, without the whole index being rewritten each time."""
+    """Merge index segments of similar size in pairs.
+
+    Every segment slows down searches a little; merging keeps them few without rewriting the entire index each time.
+    """
     cursor, done = driver(connection), -1
     while cursor.total_changes - done >= 2:  # as FTS5 says that there was something to merge
         done = cursor.total_changes

@@ -1,1 +1,1 @@
-"""An inbox in memory, as both generators of questions read it: its mails, people, topics and stated facts."""
+"""An inbox in memory for both question generators: its emails, people, topics and stated facts."""

@@ -1,4 +1,4 @@
-"""What a mail itself says, apart from what it quotes or forwards."""
+"""Separates an email's own text from quoted and forwarded text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ _QUOTE_BEGINS = re.compile(
 
 
 def own_text(body: str) -> str:
-    """The text above the first quoted or forwarded part."""
+    """Return the text above the first quoted or forwarded part."""
     found = _QUOTE_BEGINS.search(body)
     return body[: found.start()] if found else body

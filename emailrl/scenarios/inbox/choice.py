@@ -28,7 +28,7 @@ NUM_LISTED: Final = 10
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
-    """The named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, in the order of their addresses.
+    """Return the named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, ordered by address.
 
     Raises UsageError if none is named and none is large enough.
     """
@@ -44,12 +44,12 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
 
 
 def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
-    """The largest mailboxes that are large enough to be asked about, or else the largest of all."""
+    """Return the largest mailboxes with enough emails for questions, or else the largest of all."""
     return list(islice(owners(reader, MIN_MAILS), most)) or list(islice(owners(reader, 1), most))
 
 
 def open_inbox(reader: MailReader, inbox: str) -> Inbox:
-    """The mailbox of an address; raises UsageError if the database has none of its email."""
+    """Return the mailbox of an address; raises UsageError if the database has none of its email."""
     box = reader.open(inbox)
     if not box.mails:
         largest = ", ".join(owner.address for owner in largest_owners(reader))
@@ -58,10 +58,10 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
 
 
 def find_inbox(db: Path, named: str | None) -> str:
-    """The mailbox ``named``, in its stored form; without a name, the database's only one.
+    """Return the mailbox ``named`` in its stored form, or without a name the database's only one.
 
-    A database holds one mailbox if it has one owner, or one alone of its owners sent or received ``OWN_SHARE`` of its
-    emails. Raises UsageError for an address that no email names, and if there are several; it lists the mailboxes.
+    A database holds one mailbox if it has one owner, or if exactly one of its owners sent or received ``OWN_SHARE`` of
+    its emails. Raises UsageError, which lists the mailboxes, for an unknown address or if there are several.
     """
     if named is None:
         return _only_inbox(db)
@@ -75,7 +75,7 @@ def find_inbox(db: Path, named: str | None) -> str:
 
 
 def unknown_inbox(db: Path, inbox: str) -> UsageError:
-    """The error for an address that no email names: it suggests the most similar one and the largest mailboxes."""
+    """Return the error for an unknown address: it suggests the most similar one and the largest mailboxes."""
     with opened(db) as connection:
         found = list(islice(owners(MailReader(connection), 1), MAX_SEARCHED))
     near = get_close_matches(inbox.lower(), [owner.address for owner in found], n=1, cutoff=0.8)
@@ -98,5 +98,5 @@ def _only_inbox(db: Path) -> str:
 
 
 def listed(found: Iterable[Owner]) -> str:
-    """Mailboxes with their sizes, separated by commas."""
+    """Return mailboxes with their sizes, separated by commas."""
     return ", ".join(f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in found)

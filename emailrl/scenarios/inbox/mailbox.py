@@ -1,4 +1,4 @@
-"""One mailbox as its owner sees it, in memory and in the order of dates, with the look-ups that proofs need."""
+"""One mailbox as its owner sees it, in memory and ordered by date, with the lookups that proofs need."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from emailrl.store.schema import emails, recipients
 from emailrl.store.stored import recipients_of
 
 MAX_DAYS_LATER = 30
-"""A question is asked 1 to 30 days after its source mail (as in ART-E)."""
+"""Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
 MIN_SERIES = 5
-"""Mails of one pattern that make a series."""
+"""Number of emails of one pattern that make a series."""
 
 
 _FIELDS = ("to", "cc", "bcc")
 _READ_MAILS = 500
-"""Mails that one statement reads."""
+"""Emails read per SQL statement."""
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ class Mail:
         return own_text(self.body)
 
     def only_fact(self, extractor: Extractor) -> Mention | None:
-        """The one fact of a kind in the body, stated by the mail itself."""
+        """Return the only fact of a kind in the body if the email itself states it, else None."""
         if extractor not in self._facts:
             self._facts[extractor] = extractor.only(self.own, self.body)
         return self._facts[extractor]
@@ -77,7 +77,7 @@ class Mail:
 
 
 class Inbox:
-    """The mails of one inbox, oldest first."""
+    """The emails of one inbox, oldest first."""
 
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
@@ -85,13 +85,13 @@ class Inbox:
         self.people = People({a for mail in self.mails for a in mail.addresses}, me)
 
     def before(self, day: date) -> int:
-        """The number of emails dated before a day: ``mails[:before(day)]`` are visible then."""
+        """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
         return bisect_left(self._dates, day.isoformat())
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:
-        """The mails before ``until`` whose subject has every word of a topic, alone or within a longer word.
+        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
 
-        A phone interview is thus not told from a telephone interview, nor a meeting from meetings.
+        A phone interview therefore also matches a telephone interview, and a meeting meetings.
         """
         if not topic.words:
             return []
@@ -101,40 +101,40 @@ class Inbox:
         return [self.mails[at] for at in sorted(found) if at < end]
 
     def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
-        """Whether a mail is the only one before ``until`` that its topic (and its sender) can mean."""
+        """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
         if not mail.topic.is_telling:
             return False
         rivals = self.matching(mail.topic, until)
         return all(other is mail or (with_sender and not self._may_share_sender(other, mail)) for other in rivals)
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
-        """The mails before ``until`` with this mail's subject, oldest first; empty where others have its words too."""
+        """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
         matching = self.matching(mail.topic, until)
         return matching if all(other.topic.key == mail.topic.key for other in matching) else []
 
     def sent_by(self, address: str) -> Sequence[Mail]:
-        """The mails from one address, oldest first."""
+        """Return the emails from one address, oldest first."""
         return self._by_sender[address]
 
     def on_day(self, day: date) -> Sequence[Mail]:
-        """The mails of one day (UTC)."""
+        """Return the emails of one day (UTC)."""
         return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
 
     def received(self, mail: Mail) -> bool:
-        """Whether the mail came to the owner from someone else."""
+        """Whether the owner received the email from somebody else."""
         return mail.sender != self.me and not self.people.is_me(mail.sender)
 
     def is_boilerplate(self, text: str, mail: Mail) -> bool:
-        """Whether mails outside this mail's thread hold a text too, as they do what programs add to them."""
+        """Whether emails outside this email's thread also contain a text, such as a footer that programs add."""
         return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
 
     def is_serial(self, mail: Mail) -> bool:
-        """Whether its sender sends mails by the number: five or more whose topics differ in nothing but digits."""
+        """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""
         key = _serial_key(mail)
         return "#" in key[1] and self._series[key] >= MIN_SERIES
 
     def ask_day(self, mail: Mail, rng: Random) -> date:
-        """A day on which a question about the mail is asked."""
+        """Return a random day on which to ask a question about the email."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
 
     def _may_share_sender(self, one: Mail, other: Mail) -> bool:
@@ -151,7 +151,7 @@ class Inbox:
         return [mail.sent_at for mail in self.mails]
 
     def _with_word(self, word: str) -> frozenset[int]:
-        """The places of the mails whose topic has a word, or one that contains it (its plural s left off)."""
+        """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
         if word not in self._word_places:
             stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
             pattern = re.compile(
@@ -190,14 +190,14 @@ def _serial_key(mail: Mail) -> tuple[str, str]:
 
 
 class MailReader:
-    """Reads mailboxes out of a database; a mail that several mailboxes hold is one object."""
+    """Reads mailboxes from a database; an email in several mailboxes is one object."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._mails: dict[int, Mail] = {}
 
     def open(self, inbox: str) -> Inbox:
-        """Everything sent or received by an address, mails without a date left out."""
+        """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
         for start in range(0, len(unread), _READ_MAILS):
@@ -205,7 +205,7 @@ class MailReader:
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
-        """The ids of the mails that ``open`` reads."""
+        """Return the ids of the emails that ``open`` reads."""
         is_dated = emails.c.date > ""
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
@@ -230,5 +230,5 @@ class MailReader:
 
 
 def spell_day(day: date) -> str:
-    """``May 3, 2001``."""
+    """Return a date as ``May 3, 2001``."""
     return f"{day:%B} {day.day}, {day.year}"

@@ -1,10 +1,10 @@
-"""Whose mailboxes a database holds: people, told from the lists and machines that are addressed like people.
+"""Finds the owners of the mailboxes in a database: people, as opposed to lists and machines with similar addresses.
 
-A database keeps no List-Id. It shows, though, who writes: the owner of an archive does, and a list does not (where a
-list puts its own address in place of the sender's, what it sends goes to itself). An archive of received mail alone has
-an owner who does not write either: all mail there is his, that of those who write too. Such an owner is told from a
-list by its name, by the tag in its subjects, and by answers from people whom nothing in the thread had reached but by
-way of the list.
+A database keeps no List-Id, but it shows who writes: the owner of an archive does, and a list does not (a list that
+replaces the sender's address by its own sends to itself). The owner of an archive of received mail only does not write
+either, but all mail there is theirs, including mail from people who do write. Such an owner is distinguished from a
+list by its name, by the tag in its subjects, and by replies from people who can only have received the thread through
+the list.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ _LIST_NAME = re.compile(
 )
 _TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECASE)
 _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
-"""``allen-p/inbox/1.``: the last name of whose mail it is."""
+"""The owner's last name in a file name such as ``allen-p/inbox/1.``."""
 _FEW = 3
 _FILES = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == bindparam("address"))
 
 
 class Owner(NamedTuple):
-    """An address that has a mailbox in the database."""
+    """An address with a mailbox in the database."""
 
     address: str
     sent: int
-    """Mails written to others."""
+    """Number of emails written to others."""
     mails: int
-    """Mails sent or received."""
+    """Number of emails sent or received."""
 
 
 def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
-    """The owners of ``min_mails`` mails or more, a third of them received: those who write too, the largest mailbox
-    first, then those who have a folder of CMU's Enron tree.
+    """Yield the owners of at least ``min_mails`` emails, a third of them received.
 
-    Before them all comes who received the whole archive and writes nothing: no list, and rather one who hears from
-    several people.
+    First comes anyone who received the entire archive but never writes, is not a list, and preferably hears from
+    several people. Then those who also write, the largest mailbox first, and those with a folder in CMU's Enron tree.
     """
     found = [Owner(*row) for row in reader.connection.execute(_addresses(max(1, min_mails // 3), min_mails))]
     least = max(1, min_mails // 10)
@@ -57,7 +56,7 @@ def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
 
 
 def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
-    """Every address with the number of mails it wrote to others, and of all its mails; the largest first."""
+    """Select every address with its number of emails written to others and of all its emails, the largest first."""
     to_self = exists().where(
         recipients.c.email_id == emails.c.id, recipients.c.recipient_address == emails.c.from_address
     )
@@ -86,7 +85,7 @@ def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
 
 
 def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> list[Owner]:
-    """Those of the silent who hold nearly all mail of the largest writer, if there is one, and are no lists."""
+    """The silent owners that are not lists and hold nearly all mail of the largest writer, if there is one."""
     if writers:
         silent = [owner for owner in silent if owner.mails > writers[0].mails]
         wanted = reader.ids(writers[0].address) if silent else set()
@@ -97,16 +96,16 @@ def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> l
 
 
 def is_list(box: Inbox) -> bool:
-    """Whether an address that writes to nobody passes its mail on to many."""
+    """Whether an address that writes to nobody is a mailing list."""
     tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
     is_tagged = bool(tags) and tags.most_common(1)[0][1] > max(_FEW, 0.8 * len(box.mails))
     return bool(_LIST_NAME.search(box.me)) or is_tagged or _is_answered_by_strangers(box)
 
 
 def _is_answered_by_strangers(box: Inbox) -> bool:
-    """Whether those who join a thread are mostly people to whom none of its mails was addressed, and are not rare.
+    """Whether those who join threads are mostly people to whom none of the emails was addressed, and are not rare.
 
-    Threads whose first mail is missing are passed over: it may have named everyone.
+    Threads without their first email are ignored: it may have been addressed to everyone.
     """
     named: dict[str, set[str]] = {}
     spoke: dict[str, set[str]] = {}
@@ -124,8 +123,10 @@ def _is_answered_by_strangers(box: Inbox) -> bool:
 
 
 def _has_folder(reader: MailReader, address: str) -> bool:
-    """Whether a third of its mails or more lie in a folder of CMU's tree that bears its name; copies of a mail are
-    stored once, and so may lie in another's."""
+    """Whether at least a third of its emails are in a folder of CMU's tree with its name.
+
+    Copies of an email are stored once and may therefore be in another folder.
+    """
     local = address.partition("@")[0]
     own = mails = 0
     for name in reader.connection.scalars(_FILES, {"address": address}):

@@ -18,11 +18,11 @@ _ROLES = frozenset(
         "users web webmaster worldwide address",
     )
 )
-"""Words of a local part that tell a machine or a list from a person."""
+"""Words of a local part that indicate a machine or a list rather than a person."""
 
 
 def name_of(address: str) -> str | None:
-    """``First Last`` from a local part of that form, middle initials dropped; None for anything else."""
+    """Return ``First Last`` for a local part of that form, without middle initials; None for anything else."""
     local, _, domain = address.partition("@")
     parts = [part for part in re.split(r"[._]+", local) if part]
     if len(parts) == 3 and len(parts[1]) == 1:
@@ -42,7 +42,7 @@ class People:
         self.addresses = frozenset(addresses)
 
     def called(self, address: str) -> str:
-        """The name of the person behind an address, or the address itself if namesakes use other domains."""
+        """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
         name = name_of(address)
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
             return address

@@ -28,15 +28,15 @@ class Topic:
 
     text: str
     words: frozenset[str]
-    """Its words that carry meaning, in lower case."""
+    """Its content words in lower case."""
     key: str
-    """The same for every mail of a thread."""
+    """The same for every email of a thread."""
     is_reply: bool
     is_forward: bool
 
     @cached_property
     def is_telling(self) -> bool:
-        """Whether a person could point at a mail by this text: two words of meaning, of which one is a real word."""
+        """Whether the text could identify an email to a person: two content words, one of them a real word."""
         return (
             len(self.words) >= 2
             and len(self.text) <= MAX_CHARS
@@ -47,7 +47,7 @@ class Topic:
 
 
 def topic_of(subject: str | None) -> Topic:
-    """The topic of a subject line; an absent subject has no words."""
+    """Return the topic of a subject line; a missing subject has no words."""
     raw = subject or ""
     text = " ".join(_PREFIX.sub("", raw).split()).strip(" -:;,.!?*#'")
     words = frozenset(
