@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+LOCK: Final = ".lock"
+"""In a run's directory: the file that the process writing there has locked (flock)."""
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked the file; False for one that is missing or cannot be opened."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:

@@ -14,7 +14,15 @@ import httpx
 
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, SAMPLED_ALONE, Probe
-from emailrl.engines.vllm_answers import ModelList, ReplicaDown, prompt_logprobs, read_answer, read_choice, refusal
+from emailrl.engines.vllm_answers import (
+    ListedModel,
+    ModelList,
+    ReplicaDown,
+    prompt_logprobs,
+    read_answer,
+    read_choice,
+    refusal,
+)
 from emailrl.errors import EmailRLError
 from emailrl.remote.reply import EndlessReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
@@ -98,6 +106,10 @@ class Replica:
         await self._call(client, "GET", "/health", timeout=HEALTH_TIMEOUT)
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
+        """The names of ``listed``."""
+        return [model.id for model in await self.listed(client)]
+
+    async def listed(self, client: httpx.AsyncClient) -> list[ListedModel]:
         """The models it lists; also records its base model and context window."""
         response = await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)
         data = read_answer(ModelList, str(self), response).data
@@ -105,7 +117,7 @@ class Replica:
         if not bases:
             raise EmailRLError(f"{self} lists no base model.", "Check that it is a vLLM server.")
         self.base, self.max_model_len = bases[0].id, bases[0].max_model_len
-        return [model.id for model in data]
+        return data
 
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
         """Load an adapter under a new name and check that it is listed."""

@@ -32,6 +32,8 @@ class ListedModel(_Answer):
 
     id: str
     parent: str | None = None
+    root: str | None = None
+    """An adapter's folder, as the server sees it."""
     max_model_len: int | None = None
 
 

@@ -8,6 +8,7 @@ once it is healthy and its adapter is verified.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections import Counter
@@ -15,12 +16,15 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+import httpx
+
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.probe import Probe
 from emailrl.engines.replicas import Replica
 from emailrl.engines.vllm_arguments import read_path_map
 from emailrl.engines.vllm_fleet import Fleet, Version
 from emailrl.engines.vllm_play import Limits, Play
+from emailrl.engines.vllm_sharing import PREFIX, check_unshared
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
 
@@ -64,6 +68,8 @@ class VllmServers:
             expected=self._probe.expected,
         )
         again = self._version is not None
+        if not again:
+            self.fleet.run(partial(self._check_unshared, own=path))
         self.fleet.run(partial(self.fleet.admit, replicas=self.fleet.replicas, version=new, again=again))
         self._version = new
         self.fleet.run(partial(self.fleet.unload, kept=self._kept, held=set(+self._held)))
@@ -96,10 +102,14 @@ class VllmServers:
         assert self._version is not None
         return self._version
 
+    async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
+        checks = (check_unshared(client, replica, own, self._as_seen_here) for replica in self.fleet.replicas)
+        await asyncio.gather(*checks)
+
     def _new_name(self, version: str, sha256: str) -> str:
         """A globally unique name, from run, version and content."""
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
-        return f"emailrl-{self._run}-{plain}-{sha256[:12]}"
+        return f"{PREFIX}-{self._run}-{plain}-{sha256[:12]}"
 
     def _as_seen_there(self, path: Path) -> str:
         if self._path_map is None:
@@ -108,6 +118,13 @@ class VllmServers:
         if not path.is_relative_to(here):
             raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
         return str(there / path.relative_to(here))
+
+    def _as_seen_here(self, path: Path) -> Path:
+        """The inverse of ``_as_seen_there``."""
+        if self._path_map is None or not path.is_relative_to(self._path_map[1]):
+            return path
+        here, there = self._path_map
+        return here / path.relative_to(there)
 
 
 class PinnedVersion:

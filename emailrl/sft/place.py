@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.checkpoints import SFT, Checkpoint, find_runs, list_checkpoints, read_checkpoint, run_folders, verify
+from emailrl.disk import LOCK
 from emailrl.errors import UsageError
 from emailrl.settings import Settings, run_root
-from emailrl.training.run.directory import LOCK, free_directory
+from emailrl.training.run.directory import free_directory
 
 PRODUCT = "best_model"
 """The subfolder of a run that holds its result."""

@@ -68,7 +68,9 @@ class VllmStub:
             return self._complete(body)
 
     def _listed(self, name: str) -> dict[str, Any]:
-        return {"id": name, "parent": None if name == BASE else BASE, "max_model_len": 2048 if name == BASE else None}
+        path, length = self.adapters[name], 2048 if name == BASE else None
+        parent, root = (None, "/the/base") if path is None else (BASE, str(path))
+        return {"id": name, "parent": parent, "root": root, "max_model_len": length}
 
     def _load(self, body: dict[str, Any]) -> tuple[Any, ...]:
         name, path = body["lora_name"], Path(body["lora_path"])

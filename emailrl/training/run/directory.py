@@ -32,11 +32,11 @@ from emailrl.checkpoints import (
     remove_checkpoints,
     run_folders,
 )
+from emailrl.disk import LOCK
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.recording import read_records
 from emailrl.settings import Settings, run_root
 
-LOCK = ".lock"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")

@@ -1,0 +1,51 @@
+"""Whether a vLLM server is in use by another training run.
+
+The probe asks for a prompt's log-probabilities, which may end a vLLM engine that answers other requests meanwhile. A
+run holds back its own requests, but not those of another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from emailrl.disk import LOCK, is_locked
+from emailrl.engines.replicas import Replica
+from emailrl.engines.report import report
+from emailrl.engines.vllm_answers import ReplicaDown
+from emailrl.errors import UsageError
+
+PREFIX: Final = "emailrl"
+"""How the names of adapters begin that runs load into servers."""
+HINT: Final = "Give each training run servers of its own; emailrl serve starts some."
+
+
+async def check_unshared(
+    client: httpx.AsyncClient, replica: Replica, own: Path | None, as_seen_here: Callable[[Path], Path]
+) -> None:
+    """Raise UsageError if a replica holds an adapter of another run under way; report runs that cannot be seen here.
+
+    ``own`` is the folder of this engine's adapter. A replica that is down is left to its first use.
+    """
+    try:
+        listed = await replica.listed(client)
+    except ReplicaDown:
+        return
+    roots = [Path(model.root) for model in listed if model.root and model.parent and model.id.startswith(f"{PREFIX}-")]
+    others = {_run_of(as_seen_here(root)) for root in roots} - {None if own is None else _run_of(own)}
+    for run in sorted(filter(None, others)):
+        if is_locked(run / LOCK):
+            raise UsageError(f"{replica} is in use by another training run, {run}.", HINT)
+        if not run.exists():
+            report(f"{replica} holds adapters of another run, {run}, which is not visible here. {HINT}")
+
+
+def _run_of(adapter: Path) -> Path | None:
+    """The run that wrote ``RUN/policy/v-000001``; None for what cannot be a path."""
+    try:
+        return adapter.resolve().parent.parent
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a null character
+        return None
