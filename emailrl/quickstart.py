@@ -33,7 +33,7 @@ MARK = "# Written by emailrl quickstart: a made-up mailbox, its questions and th
 
 SETTINGS = f"""\
 {MARK}
-# `emailrl gen-db`, `train`, `benchmark` and `inspect-trajectory` run bare in this folder.
+# `emailrl gen-db`, `train`, `benchmark` and `inspect-trajectory` need no options in this folder.
 
 [store]
 source = "demo"
