@@ -34,6 +34,8 @@ TIMES = 2
 """Questions per fact of a world."""
 CORPUS_WORLDS = 120
 """Worlds whose texts train a new model's tokenizer."""
+CHUNK = 4
+"""Worlds that a process of the pool plays at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ def stream(tokenizer_path: Path, num_worlds: int, *, seed: int, workers: int) ->
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
+    workers = min(workers, -(-num_worlds // CHUNK))  # one without work would only import its libraries
     with context.Pool(workers, initializer=_start_worker, initargs=(str(tokenizer_path), seed)) as pool:
-        yield from pool.imap(_work, range(num_worlds), chunksize=4)
+        yield from pool.imap(_work, range(num_worlds), chunksize=CHUNK)
 
 
 _worker: dict[str, Any] = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from emailrl.cli.app import main
 
 QUICK = "--model nano --preset quick --max-steps 1 --eval-size 2 --wandb disabled"
 RESULTS = {
@@ -33,9 +34,13 @@ RESULTS = {
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
-    for command in ("gen-db --source demo --db demo.db", f"train {QUICK} --db demo.db"):
-        done = subprocess.run([sys.executable, "-m", "emailrl", *command.split()], cwd=folder, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in ("gen-db --source demo --db demo.db", f"train {QUICK} --db demo.db"):
+            patch.setattr(sys, "argv", ["emailrl", *command.split()])
+            with pytest.raises(SystemExit) as caught:
+                main()
+            assert caught.value.code == 0
     return folder
 
 

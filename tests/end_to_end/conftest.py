@@ -17,6 +17,7 @@ from emailrl.sft.small_model import train_tokenizer
 from emailrl.store.build import build_database
 from emailrl.store.demo import ask, make_world
 from emailrl.training.loop import TrainResult, train
+from emailrl.training.run import run as run_module
 
 REWARD = '''
 def share_of_even_ids(trajectory):
@@ -106,6 +107,12 @@ def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
         return load_settings(options(tmp_path, **changes))
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the figures, a third of a short run; ``training/test_loop_endings.py`` checks that a run draws them."""
+    monkeypatch.setattr(run_module, "draw_curves", lambda run_dir, settings: [run_dir / "curve.png"])
 
 
 @pytest.fixture(scope="session")

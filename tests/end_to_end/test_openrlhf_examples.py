@@ -113,6 +113,7 @@ def test_hybrid_engine_scaled_down_to_two_ranks(demo: dict[str, Any], tmp_path: 
     (tmp_path / "emailrl.toml").write_text(to_toml(HYBRID_ENGINE), encoding="utf-8")
     assert load_settings(cwd=tmp_path, environ={}, trust=True).training.nproc == 8
     scaled = demo | {"output_dir": tmp_path / "grpo", "engine": "transformers", "device": "cpu", "nproc": 2}
+    scaled |= {"max_turns": 2}
     environment = {
         leaf.env_names[0]: str(scaled[leaf.key]) for leaf in leaves() if leaf.key in scaled
     }  # fmt: skip

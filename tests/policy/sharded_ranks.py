@@ -1,13 +1,7 @@
-"""What each rank of ``test_shard.py`` runs: sharded policies against whole ones, on this rank's own batches.
-
-Usage: torchrun --nproc-per-node N tests/policy/sharded_ranks.py MODEL_DIR OUT_DIR
-"""
+"""What each rank of ``test_shard.py`` runs: sharded policies against whole ones, on this rank's own batches."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from policy.test_fused import scored, with_lora
+from policy.test_packing import random_model
+from policy.test_prefix_sharing import TREE, grow
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -26,11 +23,6 @@ from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import enable_packing
 from emailrl.policy.shard import shard_base
 from emailrl.settings import Settings
-
-sys.path.insert(0, os.getcwd())
-from tests.policy.test_fused import scored, with_lora
-from tests.policy.test_packing import random_model
-from tests.policy.test_prefix_sharing import TREE, grow
 
 Numbers = dict[str, float]
 
@@ -101,7 +93,7 @@ def gap(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / one.abs().max())
 
 
-def loaded(mesh: DeviceMesh, model: Path) -> Numbers:
+def loaded(mesh: DeviceMesh, model: Path, out: Path) -> Numbers:
     """A model from files: its log-probabilities, and its adapter written by every rank."""
     sections = {"model": {"name": str(model), "shard": "host"}, "lora": {"lora_rank": 4}}
     served = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://localhost:1"}}
@@ -110,7 +102,7 @@ def loaded(mesh: DeviceMesh, model: Path) -> Numbers:
     assert sharded.sharded and not whole.sharded
     ids, mask, _ = grow(TREE)
     expected, logprobs = (token_logprobs(one.model, ids, mask).logprobs.detach() for one in (whole, sharded))
-    sharded.save_adapter(Path(sys.argv[2]) / f"adapter-{dist.get_rank()}")
+    sharded.save_adapter(out / f"adapter-{dist.get_rank()}")
     return {"logprobs": gap(expected, logprobs)}
 
 
@@ -121,17 +113,13 @@ def share(peft: Any) -> float:
     return held / sum(one.numel() for one in base)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def found(model: Path, out: Path) -> dict[str, Numbers]:
+    """The differences of each case on this rank, and its share of the base; its adapter is written under ``out``."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    found = {name: compare(mesh, prepare) for name, prepare in CASES.items()}
-    found["tied embeddings"] = compare(mesh, fused(Keep.INPUT), tied=True)
-    found["loaded"] = loaded(mesh, Path(sys.argv[1]))
-    found["held"] = {"share": share(policy(mesh))}
-    (Path(sys.argv[2]) / f"rank-{dist.get_rank()}.json").write_text(json.dumps(found))
+    cases = {name: compare(mesh, prepare) for name, prepare in CASES.items()}
+    cases["tied embeddings"] = compare(mesh, fused(Keep.INPUT), tied=True)
+    cases["loaded"] = loaded(mesh, model, out)
+    cases["held"] = {"share": share(policy(mesh))}
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return cases

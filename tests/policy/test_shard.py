@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from policy.sharded_ranks import found
+from ranks.processes import in_ranks
 
 from emailrl.errors import UsageError
 from emailrl.policy.layout import shards_base
 from emailrl.policy.shard import check_shardable
 from emailrl.settings import Settings
 
-RANKS = Path(__file__).with_name("sharded_ranks.py")
 SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://gpu1:8000"}}
 
 
@@ -25,24 +24,21 @@ def ranks(
 ) -> list[dict[str, dict[str, float]]]:
     """What each rank found."""
     out = tmp_path_factory.mktemp("ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
-    done = subprocess.run([*launch, RANKS, tiny_model, out], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(request.param)]
+    return in_ranks(request.param, partial(found, tiny_model, out), out)
 
 
 def test_gradients_and_weights_are_those_of_the_whole_base(ranks: list[dict[str, dict[str, float]]]) -> None:
-    for found in ranks:
-        assert len(found) == 10
-        for case, gaps in found.items():
+    for cases in ranks:
+        assert len(cases) == 10
+        for case, gaps in cases.items():
             for name, gap in gaps.items():
                 assert name == "share" or gap <= 1e-5, (case, name, gap)
 
 
 def test_a_rank_holds_its_part_of_the_base(ranks: list[dict[str, dict[str, float]]]) -> None:
     # All but the final norm is; three divide no row count of this model.
-    for found in ranks:
-        assert found["held"]["share"] <= 1 / len(ranks) + 0.05
+    for cases in ranks:
+        assert cases["held"]["share"] <= 1 / len(ranks) + 0.05
 
 
 def settings_for(**sections: dict[str, Any]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -66,15 +67,23 @@ def test_worlds_are_mixed_and_none_is_lost() -> None:
     assert out == [example.conversation for example in shuffled(iter(examples), seed=1, size=12)]
 
 
-def test_batches_are_the_same_from_any_start(tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
+    tokenizer,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tokenizer.save_pretrained(tmp_path)
+    context, started = multiprocessing.get_context("spawn"), []
+    pool = context.Pool
+    monkeypatch.setattr(context, "Pool", lambda count, **named: started.append(count) or pool(count, **named))
 
-    def made(start: int) -> list[list[str]]:
-        batches = demo.batches(tmp_path, steps=3, batch_size=4, start=start, seed=3, workers=1)
+    def made(start: int, workers: int) -> list[list[str]]:
+        batches = demo.batches(tmp_path, steps=3, batch_size=4, start=start, seed=3, workers=workers)
         return [[example.conversation for example in batch] for batch in batches]
 
-    whole = made(0)
-    assert [len(batch) for batch in whole] == [4, 4, 4] and made(2) == whole[2:]
+    whole = made(0, workers=1)
+    assert [len(batch) for batch in whole] == [4, 4, 4] and made(2, workers=8) == whole[2:]
+    assert started == [1, 1]  # two worlds are work for one
 
 
 def test_held_out_worlds_share_no_inbox_with_those_trained_on(renderer: ChatRenderer) -> None:
