@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.commands import begin, exit_code
 from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
@@ -103,21 +104,20 @@ def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]
     ]
     (tmp_path / "emailrl.toml").write_text("\n".join(toml))
     trust_folder(tmp_path)
-    return [sys.executable, "-c", "from emailrl.cli.app import main; main()", "train"]
+    return [sys.executable, "-m", "emailrl", "train"]
 
 
 def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, "--max-steps", "500"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
+    interrupted = begin(tmp_path, "train", "--max-steps", "500")
     metrics = tmp_path / "grpo_masked" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    os.kill(interrupted, signal.SIGINT)
+    code = exit_code(interrupted)
+    errors = (tmp_path / "output.txt").read_text()
+    assert code == 130, errors
     assert "Stopped after step" in errors and "interrupted" in errors and "Traceback" not in errors
     done = find_checkpoint("latest", tmp_path / "grpo").metadata.step
     finished = subprocess.run(
