@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import product
 
 from emailrl.facts.lexicon import CARDINALS, MONTHS, WEEKDAYS
 
@@ -23,6 +24,28 @@ _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
 
 _HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
 _HOUR = "|".join(sorted(_HOURS, key=len, reverse=True))
+
+_REGIONS = {"e": -300, "c": -360, "m": -420, "p": -480}
+"""The standard time of eastern, central, mountain and pacific time, in minutes from UTC."""
+Zone = dict[str, int]
+"""Minutes from UTC by season: EST is a winter's time, ET has both."""
+
+
+def _zone(winter: int | None, summer: int | None) -> Zone:
+    return {season: offset for season, offset in (("winter", winter), ("summer", summer)) if offset is not None}
+
+
+_ZONES = {
+    **{f"{name}st": _zone(offset, None) for name, offset in _REGIONS.items()},
+    **{f"{name}dt": _zone(None, offset + 60) for name, offset in _REGIONS.items()},
+    **{f"{name}t": _zone(offset, offset + 60) for name, offset in _REGIONS.items()},
+    **{"utc": _zone(0, 0), "gmt": _zone(0, 0), "jst": _zone(540, 540)},
+    **{"bst": _zone(None, 60), "cet": _zone(60, None), "cest": _zone(None, 120)},
+}
+ZONE = (
+    rf"(?:(?P<zone>{'|'.join(name for name in _ZONES if len(name) > 2)}|(?-i:[ECMP]T))\b"
+    r"|(?P<region>eastern|central|mountain|pacific)\b(?:\s(?P<season>standard|daylight)\b)?(?:\stime\b)?(?!\s(?-i:[A-Z])))"
+)
 
 DATE = re.compile(
     rf"\b(?:(?:(?P<weekday>{_WEEKDAY})(?:,?\s|,?\s?\()(?:on\s)?(?:the\s)?)?(?:"
@@ -49,7 +72,7 @@ TIME = re.compile(
     r"|(?<=at\s)(?P<bare>1[0-2]|[1-9])(?=\s*(?:[,;)]|\.?$|\.\s|(?:and|or|on|in|sharp|tomorrow|today)\b))"
     rf"|(?P<hour_word>{_HOUR})(?=\sin\sthe\s(?:morning|afternoon|evening)\b|\sat\snight\b)"
     r"|(?:12\s?)?(?P<named>noon|midday|midnight)\b"
-    r")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?",
+    rf")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?(?:,?\s?\(?{ZONE}\)?)?",
     re.IGNORECASE,
 )
 _PAST = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20}
@@ -97,10 +120,20 @@ class Time:
     """A time of day as the set of minutes since midnight it can mean: two for "3:30" alone."""
 
     minutes: frozenset[int]
+    zone: Zone | None = field(default=None, hash=False)
+    """Unsaid if None, and then any."""
 
     def agrees(self, other: Time) -> bool:
         """Whether the two can mean the same time."""
-        return not self.minutes.isdisjoint(other.minutes)
+        if self.zone is None or other.zone is None:
+            return not self.minutes.isdisjoint(other.minutes)
+        offsets = [(self.zone[season], other.zone[season]) for season in self.zone.keys() & other.zone.keys()]
+        return any(
+            (mine - own - theirs + offset) % 1440 == 0
+            for own, offset in offsets or product(self.zone.values(), other.zone.values())
+            for mine in self.minutes
+            for theirs in other.minutes
+        )
 
     def contradicts(self, other: Time) -> bool:
         """Whether the two cannot mean the same time."""
@@ -137,6 +170,15 @@ def read_dates(found: re.Match[str]) -> list[Date]:
 
 def read_time(found: re.Match[str]) -> Time | None:
     """Return the time of one match of ``TIME``, or None if it is not a time."""
+    time = _clock(found)
+    if time is None or not (found["zone"] or found["region"]):
+        return time
+    season = {"standard": "s", "daylight": "d"}.get((found["season"] or "").lower(), "")
+    return replace(time, zone=_ZONES[(found["zone"] or f"{found['region'][0]}{season}t").lower()])
+
+
+def _clock(found: re.Match[str]) -> Time | None:
+    """The time on the clock, in whatever zone."""
     when = (found["when"] or "").lower()
     if found["named"]:
         return Time(frozenset({_NAMED[found["named"].lower()]}))

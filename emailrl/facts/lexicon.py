@@ -61,7 +61,9 @@ SAME = _paired(
     commence:begin start:begin finish:end complete:end postpone:delay vp:president cell:mobile phone:call ste:suite
     dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car
     mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse
-    over:above under:below"""
+    over:above under:below against:oppose favor:support grey:gray cheque:check programme:program tyre:tire kerb:curb
+    plough:plow storey:story mould:mold aluminium:aluminum sceptical:skeptical
+    judgement:judgment jewellery:jewelry aeroplane:airplane practise:practice manoeuvre:maneuver"""
 )
 """Words read as another word of nearly the same meaning."""
 

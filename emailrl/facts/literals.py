@@ -56,7 +56,7 @@ class Literal:
             body = r"[\s().\u2013/-]{0,3}".join(map(re.escape, runs))
         else:
             body = re.escape(self.text)
-        return re.compile(rf"(?<![\w@.]){_PREFIX.get(self.kind, '')}{body}/?(?![\w@/])", re.IGNORECASE)
+        return re.compile(rf"(?<![\w@.]){_PREFIX.get(self.kind, '')}{body}/?(?![\w@/]|\.\d)", re.IGNORECASE)
 
 
 _PREFIX = {

@@ -11,76 +11,23 @@ import re
 from dataclasses import dataclass
 
 from emailrl.facts.lexicon import CARDINALS, ORDINALS, TENS
+from emailrl.facts.units import KINDS, SENSES, SPANS, UNITS, rate_of
 
 SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "dozen": 12.0}
 SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "bn": 1e9, "b": 1e9, "mil": 1e6}
 FRACTIONS = {"half": 0.5, "third": 1 / 3, "quarter": 0.25, "fourth": 0.25, "fifth": 0.2, "tenth": 0.1}
-_UNIT_WORDS: dict[tuple[str, float], str] = {
-    ("usd", 1): "$ usd us$ dollar dollars bucks",
-    ("usd", 0.01): "cent cents",
-    ("eur", 1): "\u20ac eur euro euros",
-    ("gbp", 1): "\u00a3 gbp pound pounds",
-    ("percent", 1): "% percent pct",
-    ("minute", 1 / 60): "second seconds sec secs",
-    ("minute", 1): "minute minutes min mins",
-    ("minute", 60): "hour hours hr hrs",
-    ("minute", 1440): "day days",
-    ("minute", 10080): "week weeks",
-    ("month", 1): "month months",
-    ("month", 12): "year years yr yrs",
-    ("gram", 1e3): "kg kilogram kilograms",
-    ("gram", 1e6): "t ton tons tonne tonnes",
-    ("gram", 1e9): "kt kiloton kilotons",
-    ("metre", 1e3): "km kilometer kilometers kilometre kilometres",
-    ("metre", 1609.344): "mile miles",
-    ("barrel", 1): "barrel barrels bbl bbls",
-    ("gallon", 1): "gallon gallons",
-    ("litre", 1): "litre litres liter liters",
-    ("metre", 1): "m metre metres meter meters",
-    ("metre", 0.3048): "ft feet foot",
-    ("metre", 0.0254): "inch inches",
-    ("metre", 0.9144): "yard yards",
-    ("speed", 1.609344): "mph",
-    ("speed", 1): "km/h kmh kph",
-    ("time", 1): "times",
-    ("pallet", 1): "pallet pallets",
-    ("drum", 1): "drum drums",
-    ("crate", 1): "crate crates",
-    ("box", 1): "box boxes",
-    ("bag", 1): "bag bags",
-    ("container", 1): "container containers",
-    ("mmbtu", 1): "mmbtu mmbtus dth dekatherm dekatherms",
-    ("mcf", 1e-3): "cf",
-    ("mcf", 1): "mcf",
-    ("mcf", 1e3): "mmcf",
-    ("mcf", 1e6): "bcf",
-    ("watt", 1e3): "kw kilowatt kilowatts",
-    ("watt", 1e6): "mw megawatt megawatts",
-    ("watthour", 1e3): "kwh",
-    ("watthour", 1e6): "mwh",
-}
-_KINDS = {
-    **dict.fromkeys(("usd", "eur", "gbp"), "money"),
-    **dict.fromkeys(("minute", "month"), "span"),
-    **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
-    **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
-}
-"""Groups of units that cannot be converted into each other but answer the same question."""
-UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
-_ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
-_ADVERBS |= {"yearly": "year", "annually": "year"}
 
 
 def _alternatives(words: object) -> str:
     return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
 
 
-_CURRENCY = r"(?:US\$|[$\u20ac\u00a3]|\b(?:USD|EUR|GBP)\s?)"
+_CURRENCY = r"(?:\b(?:US|C|A)\$|[$\u20ac\u00a3\u00a5]|\b(?:USD|CAD|AUD|EUR|GBP|JPY)\s?)"
 _WORD_UNITS = _alternatives(word for word in UNITS if word[0].isalpha())
-_UNIT = rf"(?:\s?%|[\s-]?per\s?cent\b|\s?[$\u20ac\u00a3]|[\s-]?(?:metric\s)?(?:{_WORD_UNITS})\b)"
+_UNIT = rf"(?:\s?%|[\s-]?per\s?cent\b|\s?[$\u20ac\u00a3\u00a5\u00b0]|[\s-]?(?:metric\s)?(?:{_WORD_UNITS})\b)"
 _RATE = (
     r"(?:(?:\s?/\s?|\s?\bper\s(?!cent\b))(?P<per>[a-z]+)|\s?\b(?:for\s)?(?:an?|each|every)\s(?P<each>hour|day|week|month|year|share|head"
-    r"|person)s?\b|\s(?P<adverb>hourly|daily|weekly|monthly|quarterly|yearly|annually)\b)"
+    r"|person|barrel|gallon|pound|ton)s?\b|\s(?P<adverb>hourly|daily|weekly|monthly|quarterly|yearly|annually)\b)"
 )
 _DIGITS = r"\d{1,3}(?:\.\d{3})+,\d{1,2}(?!\d)|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _SPELLED = _alternatives([*CARDINALS, *TENS])
@@ -88,7 +35,7 @@ _SCALE = _alternatives(SCALES)
 _FRACTION = _alternatives(FRACTIONS)
 
 NUMBER = re.compile(
-    rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>[-\u2212](?=\d))?(?:"
+    rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>[-\u2212](?=\d)|(?:minus|negative)\s)?(?:"
     rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
     rf"|(?P<digits>{_DIGITS})(?:(?P<short>\s?(?!m\b)(?:{_alternatives(SHORT_SCALES)})|m)\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
@@ -97,6 +44,7 @@ NUMBER = re.compile(
     rf"|(?P<spelled>(?:an?\s(?=(?:{_SCALE})\b))?(?:{_SPELLED}|{_SCALE})\b"
     rf"(?:[\s-](?:and\s(?=(?:{_SPELLED})\b))?(?:{_SPELLED}|{_SCALE})\b)*"
     rf"(?:[\s-]and[\s-]a[\s-](?:half|quarter)\b(?:\s(?:{_SCALE})\b)?)?)"
+    rf"|(?P<single>an?)(?=\s(?:{'|'.join(SPANS)})\b)"
     rf"|(?P<position>{_alternatives(ORDINALS)})\b"
     rf")(?P<unit>{_UNIT})?{_RATE}?",
     re.IGNORECASE,
@@ -120,37 +68,57 @@ class Quantity:
         if self.base is None or other.base is None:
             if (self.rate or other.rate) and "minute" in (self.base, other.base):  # twice a week, every two weeks
                 return False
-            if (
-                self.base is other.base
-                and self.value != other.value
-                and _is_whole(self.value)
-                and _is_whole(other.value)
-            ):
-                return False  # codes, which may differ in the last digit alone
-            # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
-            return _close(self.value, other.value) and not (self.base is None and other.base == "percent")
-        return self.base == other.base and _close(self.value * self.factor, other.value * other.factor)
+            return self._agrees_bare(other)
+        return any(
+            base == other_base and _close(self.value * factor, other.value * other_factor)
+            for base, factor in self._senses
+            for other_base, other_factor in other._senses
+        )
+
+    def _agrees_bare(self, other: Quantity) -> bool:
+        """The same for two of which at least one has no unit."""
+        if "percent" in (self.base, other.base):
+            bare, share = (self.value, other.value) if self.base is None else (other.value, self.value)
+            if abs(bare) < 1 and _close(100 * bare, share):  # 0.5 and 50%
+                return True
+        if self.base is other.base and self.value != other.value and _is_whole(self.value) and _is_whole(other.value):
+            return False  # codes, which may differ in the last digit alone
+        # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
+        return _close(self.value, other.value) and not (
+            self.base is None and other.base in ("percent", "point", "basis")
+        )
 
     def contradicts(self, other: Quantity) -> bool:
         """Whether the other is a different amount of the same kind."""
         if self.base is None or other.base is None:
             return not self.agrees(other)
-        same_kind = _KINDS.get(self.base, self.base) == _KINDS.get(other.base, other.base)
-        return same_kind and (self.rate is None) == (other.rate is None) and not self.agrees(other)
+        kinds, other_kinds = ({KINDS.get(base or "", base) for base, _ in one._senses} for one in (self, other))
+        return bool(kinds & other_kinds) and (self.rate is None) == (other.rate is None) and not self.agrees(other)
+
+    @property
+    def _senses(self) -> tuple[tuple[str | None, float], ...]:
+        """What its unit can mean, as base unit and factor."""
+        return SENSES.get(self.base or "", ((self.base, self.factor),))
 
 
 def read_quantity(found: re.Match[str]) -> Quantity:
     """Return the quantity of one match of ``NUMBER``."""
     value, weak = _value(found)
-    unit = re.sub(r"^[\s-]|metric\s", "", (found["currency"] or found["unit"] or "").lower()).strip()
-    base, factor = UNITS.get("percent" if unit.startswith("per") else unit, (None, 1.0))
-    rate = re.sub(
-        r"s$", "", (found["per"] or found["each"] or _ADVERBS.get((found["adverb"] or "").lower(), "")).lower()
-    )
-    weak = base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))
+    base, factor = _unit(found["currency"], found["unit"])
+    rate = rate_of(found["per"] or found["each"] or found["adverb"] or "")
+    weak = (base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))) or bool(found["single"])
     if base is None and (found["ratio"] or found["share"]) and value < 1:
         value, base = 100 * value, "percent"
     return Quantity(-value if found["sign"] else value, base, factor, rate or None, weak)
+
+
+def _unit(currency: str | None, unit: str | None) -> tuple[str | None, float]:
+    """Base unit and factor: "$5 CAD" are Canadian dollars, "$5 a barrel" are dollars."""
+    bare = re.sub(r"^[\s-]|metric\s", "", (unit or "").lower()).strip()
+    measured = UNITS.get("percent" if bare.startswith("per") else bare, (None, 1.0))
+    if currency and KINDS.get(measured[0] or "") != "money":
+        return UNITS[currency.lower().strip()]
+    return measured
 
 
 def _value(found: re.Match[str]) -> tuple[float, bool]:
@@ -171,6 +139,8 @@ def _value(found: re.Match[str]) -> tuple[float, bool]:
             (found["scale"] or "").lower(), 1.0
         )
         return number * scale, False
+    if found["single"]:
+        return 1.0, True
     if found["share"]:
         return _share(re.split(r"[\s-]", found["share"].lower())), False
     words = re.split(r"[\s-]", found["spelled"].lower())

@@ -18,6 +18,7 @@ _FULL_STOP = re.compile(r"\.(?:\s*$|\s+[A-Z])")
 """Ends a sentence, even after a fact that may end in a period: "at 1 p.m. Bring it."."""
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 _YEAR = re.compile(r"(?<![\w$.,/-])(?:1[0-9]|20)\d\d(?![\w%/-]|[.,]\d)")
+_NUMBERING = re.compile(r"(?<![\w.,$])\d+\.\d+(?![\w%]|\.\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class Reading:
         return [unit.stem for unit in self.units if unit.fact is None]
 
 
-def read(text: str, *, temporal: bool = False, literals: Iterable[Literal] = ()) -> Reading:
+def read(text: str, *, temporal: bool = False, numbering: bool = False, literals: Iterable[Literal] = ()) -> Reading:
     """Read a cleaned text.
 
-    With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. ``literals`` are searched first, in any
-    spelling.
+    With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. With ``numbering``, "2.10" is a version
+    or section, not 2.1. ``literals`` are searched first, in any spelling.
     """
     reader = _Reader(text)
     for literal in sorted(literals, key=lambda literal: -len(literal.text)):
@@ -66,6 +67,8 @@ def read(text: str, *, temporal: bool = False, literals: Iterable[Literal] = ())
     reader.take(TIME, lambda found: [time] if (time := read_time(found)) else [])
     if temporal:
         reader.take(_YEAR, lambda found: [Date(year=int(found[0]))])
+    if numbering:
+        reader.take(_NUMBERING, lambda found: [Literal("version", found[0])])
     reader.take(NUMBER, lambda found: [read_quantity(found)])
     return reader.reading()
 

@@ -19,20 +19,44 @@ _SUFFIXES = (
 
 
 _WORDINGS = tuple(
-    (re.compile(pattern, re.IGNORECASE), instead)
-    for pattern, instead in (
-        (r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
-        (r"\b(\w+) (year|month|week|day|hour|mile)s and a half\b", r"\1 and a half \2s"),
-        (r"\bevery other (day|week|month|year)\b", r"every two \1s"),
+    (key, re.compile(pattern, re.IGNORECASE), instead)
+    for key, pattern, instead in (
+        ("half", r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
+        ("half", r"\b(\w+) (year|month|week|day|hour|mile)s and a half\b", r"\1 and a half \2s"),
+        ("every other", r"\bevery other (day|week|month|year)\b", r"every two \1s"),
         *(
-            (rf"\b(?:the )?(?:{name}) quarter(?: of)? (?=(?:19|20)\d\d\b)", f"Q{number} ")
+            ("quarter", rf"\b(?:the )?(?:{name}) quarter(?: of)? (?=(?:19|20)\d\d\b)", f"Q{number} ")
             for number, name in enumerate(("first|1st", "second|2nd", "third|3rd", "fourth|4th"), 1)
         ),
-        (r"\bmiles (?:per|an) hour\b", "mph"),
-        (r"\bcubic (?:feet|foot)\b", "cf"),
+        ("hour", r"\bmiles (?:per|an) hour\b", "mph"),
+        ("hour", r"\b(?:km|kilomet(?:er|re)s) (?:per|an) hour\b", "kmh"),
+        ("watt", r"\b(k|m|g)(?:ilo|ega|iga)watt[\s-]hours?\b", r"\1wh"),
+        ("cu", r"\bcu(?:bic|\.)? (?:feet|foot|ft)\b", "cf"),
+        ("cu", r"\bcu(?:bic|\.)? met(?:er|re)s?\b", "cbm"),
+        ("cfd", r"\b((?:mm?|b)?cf)d\b", r"\1/day"),
+        *(
+            ("sq", rf"\bsq(?:uare|\.)? (?:{names})\b", short)
+            for names, short in (
+                ("feet|foot|ft", "sqft"),
+                ("met(?:er|re)s?|m", "sqm"),
+                ("kilomet(?:er|re)s?|km", "sqkm"),
+                ("miles?|mi", "sqmi"),
+            )
+        ),
+        ("basis", r"\bbasis points?\b", "bps"),
+        ("point", r"(?:\b(?:percentage|percent)|%) points?\b", "pp"),
+        *(
+            (key, rf"(?:\s?\u00b0\s?|\bdegrees? )(?:{names})\b", short)
+            for names, short in (("f|fahrenheit", " degf"), ("c|celsius|centigrade", " degc"))
+            for key in ("\u00b0", "degree")
+        ),
+        *(
+            ("dollar", rf"\b{country}\.? dollars?\b", code)
+            for country, code in (("us", "usd"), ("canadian", "cad"), ("australian", "aud"))
+        ),
     )
 )
-"""Rewrites phrases into the one form that the grammar reads."""
+"""Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key."""
 
 
 def clean(text: str) -> str:
@@ -48,9 +72,25 @@ def clean(text: str) -> str:
     text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
     text = re.sub(r"\b([A-Za-z])\.\s?(?=[A-Za-z]\.)", r"\1", text)  # D. C. and P.V. are one token
     text = re.sub(r"[^\S\n]+", " ", text).strip()
-    for pattern, instead in _WORDINGS:
-        text = pattern.sub(instead, text)
+    lower = text.lower()
+    for key, pattern, instead in _WORDINGS:
+        if key in lower:
+            text = pattern.sub(instead, text)
     return text
+
+
+_SPELLINGS = tuple(
+    (re.compile(pattern), instead)
+    for pattern, instead in (
+        (r"(?<=\w{3})our", "or"),  # favour
+        (r"(?<=\w{3}i)s$|(?<=ly)s$", "z"),  # organis(e), analys(e)
+        (r"(?<=[tb])r$", "er"),  # centr(e), fibr(e)
+        (r"(?<=\wog)u$", ""),  # catalogu(e)
+        (r"(?<=\wen)s$", "c"),  # defens(e)
+        (r"(?<=\w{4}l)l$", ""),  # travell(ed)
+    )
+)
+"""British and American endings of a stem, in one form."""
 
 
 def _shorten(word: str) -> str:
@@ -61,7 +101,10 @@ def _shorten(word: str) -> str:
             break
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lszi":
         word = word[:-1]
-    return word[:-1] if len(word) > 4 and word[-1] == "e" else word
+    word = word[:-1] if len(word) > 4 and word[-1] == "e" else word
+    for pattern, instead in _SPELLINGS:
+        word = pattern.sub(instead, word)
+    return word
 
 
 _SAME = {_shorten(word): _shorten(other) for word, other in lexicon.SAME.items()}

@@ -157,3 +157,45 @@ def test_times_agree_where_they_can_mean_the_same() -> None:
 def test_words_that_only_look_like_a_time(text: str) -> None:
     found = TIME.search(text)
     assert found is not None and read_time(found) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agrees"),
+    [
+        ("3 pm CST", "3 pm EST", False),
+        ("3 pm CST", "4 pm EST", True),
+        ("3 pm CST", "3 p.m. Central", True),
+        ("3 pm CST", "3 pm", True),
+        ("3 pm (CST)", "15:00, Central Standard Time", True),
+        ("3 pm CDT", "3 pm Central Daylight Time", True),
+        ("3 pm CST", "3 pm CDT", False),
+        ("3 pm CST", "4 pm CDT", True),
+        ("3 pm ET", "3 pm CT", False),
+        ("3 pm ET", "2 pm CT", True),
+        ("3 pm EST", "3 pm CT", False),  # half a year they are one hour apart, the other half EST is not kept
+        ("noon Pacific", "3 pm Eastern time", True),
+        ("noon PST", "1 pm MST", True),
+        ("10 am EST", "15:00 GMT", True),
+        ("10 am EDT", "14:00 UTC", True),
+        ("10 am EDT", "15:00 BST", True),
+        ("14:00 GMT", "14:00 CET", False),
+        ("14:00 GMT", "3 pm CET", True),
+        ("14:00 BST", "15:00 CEST", True),
+        ("11 pm PST", "2 am EST", True),  # the next day
+        ("9:00 JST", "00:00 UTC", True),
+        ("2:00 EST", "1 am CST", True),
+        ("2:00 EST", "2 am CST", False),
+    ],
+)
+def test_times_of_two_zones(one: str, other: str, agrees: bool) -> None:
+    times = [read_time(found) for found in map(TIME.search, (one, other)) if found]
+    assert times[0] is not None and times[1] is not None
+    assert times[0].agrees(times[1]) is agrees
+    assert times[1].contradicts(times[0]) is not agrees
+
+
+@pytest.mark.parametrize("text", ["noon Central Park", "10 am et al", "3 pm Pacific Gas", "9:30 estimated"])
+def test_what_is_no_zone(text: str) -> None:
+    found = TIME.search(text)
+    time = read_time(found) if found else None
+    assert time is not None and time.zone is None

@@ -142,3 +142,24 @@ def test_facts_are_compared_within_their_kind(
     one: Fact, other: Fact, same: bool, agrees: bool, contradicts: bool
 ) -> None:
     assert (same_kind(one, other), agree(one, other), contradict(one, other)) == (same, agrees, contradicts)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("2.10", [Literal("version", "2.10")]),
+        ("section 2.1, on 5 pages", [Literal("version", "2.1"), Quantity(5)]),
+        ("version 2.1", [Literal("version", "2.1")]),
+        ("2.1.3", [Literal("version", "2.1.3")]),
+        ("$2.10", [Quantity(2.1, "usd")]),
+        ("2.10%", [Quantity(2.1, "percent")]),
+        ("21", [Quantity(21)]),
+    ],
+)
+def test_where_a_version_is_asked_for_a_point_is_no_decimal_point(text: str, facts: list[Fact]) -> None:
+    assert read(text, numbering=True).facts == facts
+
+
+def test_a_version_is_not_the_head_of_a_longer_one() -> None:
+    assert read("2.1.3", literals=[Literal("version", "2.1")]).facts == [Literal("version", "2.1.3")]
+    assert read("It is 2.1.", literals=[Literal("version", "2.1")]).facts == [Literal("version", "2.1")]

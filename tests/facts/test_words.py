@@ -127,3 +127,66 @@ def test_numbers_by_their_names() -> None:
     assert (ORDINALS["first"], ORDINALS["twelfth"]) == (1, 12)
     assert (MONTHS["january"], MONTHS["jan"], MONTHS["december"]) == (1, 1, 12)
     assert (WEEKDAYS["monday"], WEEKDAYS["tues"], WEEKDAYS["sun"]) == (0, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("british", "american"),
+    [
+        ("colour", "color"),
+        ("favourable", "favorable"),
+        ("organised", "organized"),
+        ("organisation", "organization"),
+        ("analysing", "analyzing"),
+        ("centres", "centers"),
+        ("fibre", "fiber"),
+        ("catalogues", "catalogs"),
+        ("defence", "defense"),
+        ("cancelled", "canceled"),
+        ("enrolment", "enrollment"),
+        ("grey", "gray"),
+        ("programmes", "programs"),
+        ("cheque", "check"),
+    ],
+)
+def test_british_and_american_spellings_are_one(british: str, american: str) -> None:
+    assert stem(british) == stem(american)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("four", "for"), ("hour", "horse"), ("basis", "bazaar"), ("advice", "advise"), ("sell", "sel")],
+)
+def test_short_words_keep_their_spelling(one: str, other: str) -> None:
+    assert stem(one) != stem(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("25 basis points", "25 bps"),
+        ("a basis point", "a bps"),
+        ("two percentage points", "two pp"),
+        ("2 % points", "2 pp"),
+        ("2,000 sq. ft.", "2,000 sqft."),
+        ("ten square feet", "ten sqft"),
+        ("10 Square Meters", "10 sqm"),
+        ("10 sq km", "10 sqkm"),
+        ("10 square miles", "10 sqmi"),
+        ("per cubic foot", "per cf"),
+        ("5 cubic metres", "5 cbm"),
+        ("90 kilometers per hour", "90 kmh"),
+        ("90 km an hour", "90 kmh"),
+        ("5 megawatt-hours", "5 mwh"),
+        ("20 MMcfd", "20 MMcf/day"),
+        ("72\u00b0F", "72 degf"),
+        ("72 \u00b0 C", "72 degc"),
+        ("72 degrees Fahrenheit", "72  degf"),
+        ("5 US dollars", "5 usd"),
+        ("5 Canadian dollars", "5 cad"),
+        ("5 Australian dollars", "5 aud"),
+        ("a square foothold", "a square foothold"),
+        ("the degrees come", "the degrees come"),
+    ],
+)
+def test_units_of_several_words_become_one(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned

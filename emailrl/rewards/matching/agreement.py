@@ -10,7 +10,7 @@ from emailrl.facts.reading import read
 from emailrl.facts.words import OPPOSITES, clean
 from emailrl.rewards.matching.clauses import clauses
 from emailrl.rewards.matching.coverage import SHORT, WHOLE, Case, covers, make_case
-from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, with_names
+from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, names_subject, with_names, without_marks
 from emailrl.rewards.matching.language import COURTESY, FRAME, REFUSAL
 from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.vetoes import stands_against
@@ -31,6 +31,8 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
     if not re.search(r"\w", answer) or is_i_dont_know(answer):
         return False
     sort = KIND_OF.get(kind or "")
+    if sort == "subject" or names_subject(question, reference):
+        reference, answer = without_marks(reference), without_marks(answer)
     if sort == "person":
         answer = with_names(answer, reference)
     parts = [reference] if sort else alternatives(reference)
@@ -64,7 +66,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
     if kind in QUOTED or len(expected.full.units) > SHORT:
         whole = Literal(WHOLE, _bare(reference))
         literals = [whole] if kind in QUOTED else [*literals, whole]
-    given = read(answer, temporal=asked.temporal, literals=literals)
+    given = read(answer, temporal=asked.temporal, numbering=asked.numbering, literals=literals)
     parts = tuple(clauses(given, expected.said))
     if not parts:
         return False

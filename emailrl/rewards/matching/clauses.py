@@ -14,7 +14,8 @@ SENTENCE_END = re.compile(
 )
 _CUT = re.compile(
     rf"(?P<forward>{FORWARD})|,\s+(?:(?:and|or|but|so|because|although|while|which|who)\s+)?|:\s|\s[-\u2013\u2014]+\s|[()]"
-    r"|\s+(?:because|although|though|while|whereas|(?<!one )(?<!body )(?<!thing )but)\s+|\s+so\s+(?=that\b)"
+    r"|(?<!\bnot)(?<!n't)(?<!\bnever)(?<!\bbut)\s+because\s+"
+    r"|\s+(?:although|though|while|whereas|(?<!one )(?<!body )(?<!thing )but)\s+|\s+so\s+(?=that\b)"
     r"|\s+and\s+(?=(?:not|never|will|would|should|is|are|was|were|has|have|can|could|must|he|she|it|they|we|you|i|then"
     r"|also|to)\b)",
     re.IGNORECASE,

@@ -28,3 +28,17 @@ def with_names(answer: str, reference: str) -> str:
     if "@" in reference:
         return answer
     return re.sub(EMAIL, lambda found: name_of(found[0].lower()) or found[0], answer)
+
+
+_SUBJECT = re.compile(r"\b(?:subject|title)\b", re.IGNORECASE)
+_MARKS = re.compile(r"(?<!\w)(?:(?:re|fwd?)\s?:\s*)+(?=\w)", re.IGNORECASE)
+
+
+def names_subject(question: str, reference: str) -> bool:
+    """Whether a question asks for an email's subject, or the reference is marked as one."""
+    return bool(_SUBJECT.search(question) or _MARKS.match(reference))
+
+
+def without_marks(text: str) -> str:
+    """A text without the "Re:" and "Fwd:" of the subjects in it."""
+    return _MARKS.sub("", text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 
 from emailrl.facts.names import find_names, same_token, word_before
-from emailrl.facts.reading import Unit, agree
+from emailrl.facts.quantities import Quantity
+from emailrl.facts.reading import Reading, Unit, agree
 from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.coverage import Case
 from emailrl.rewards.matching.rivals import JOINT, lists
@@ -21,6 +22,7 @@ _BY_WHO = re.compile(
 _SLOTS = ("from", "for", "to", "into", "with", "against", "under")
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
+_SCORE = re.compile(r"\s?(?:[-\u2013:]|\bto\b)\s?")
 _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
 """Joins the parts of a statement; their order may matter."""
 
@@ -71,6 +73,8 @@ def replaced(case: Case) -> bool:
 
 def mixed_up(case: Case) -> bool:
     """Whether only the order differs: the parts of a list are shuffled, or the two sides of an "after" exchanged."""
+    if scores_exchanged(case):
+        return True
     if case.is_quoted or len(case.new(case.given.units)) > 2:
         return False
     if facts_exchanged(case):
@@ -95,6 +99,20 @@ def mixed_up(case: Case) -> bool:
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
+
+
+def scores_exchanged(case: Case) -> bool:
+    """The sides of a score or a ratio are exchanged: "1-3" for "3-1"."""
+    own, given = set(_scores(case.expected.full)), set(_scores(case.given))
+    return any((second, first) in given - own for first, second in own - given)
+
+
+def _scores(reading: Reading) -> Iterator[tuple[float, float]]:
+    """Two bare numbers of a score, ratio or range: "3-1", "2:1", "7 to 2"."""
+    for one, other in pairwise(reading.units):
+        joint = _SCORE.fullmatch(reading.text[one.end : other.start])
+        if joint and isinstance(one.fact, Quantity) and isinstance(other.fact, Quantity):
+            yield one.fact.value, other.fact.value
 
 
 def facts_exchanged(case: Case) -> bool:

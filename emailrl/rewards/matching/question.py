@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from emailrl.facts.dates import Date, Time
+from emailrl.facts.dates import ZONE, Date, Time
 from emailrl.facts.names import Name, find_names
-from emailrl.facts.quantities import UNITS, Quantity
+from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
+from emailrl.facts.units import UNITS
 from emailrl.rewards.matching.clauses import Clause, clauses
 from emailrl.rewards.matching.language import REFUSAL
 
@@ -29,6 +30,11 @@ _PERSON = re.compile(
     r"(?:person|people|colleague|employee|candidate|name|member|manager|analyst|trader|lawyer|actor|actress|singer)s?\b",
     re.IGNORECASE,
 )
+_NUMBERING = re.compile(
+    r"\b(?:which|what)(?:'s)?\s(?:\w+\s){0,3}?(?:version|release|revision|build|firmware|section|chapter|clause"
+    r"|paragraph|appendix|exhibit)s?\b(?!\s(?:date|time|price|size|cost))",
+    re.IGNORECASE,
+)
 _SEVERAL = re.compile(
     r"(?:\band|,)\s(?:by\s|to\s|at\s|for\s)?(?:who|whom|what|when|where|why|how|which)\b", re.IGNORECASE
 )
@@ -39,6 +45,7 @@ _POLAR = re.compile(
 )
 _ASIDE = re.compile(r"(?:which|who|whose|where|\w{2,}ing|hence|although|while)\b", re.IGNORECASE)
 """Begins a clause that only adds to what a reference says."""
+_ASIDE_IN_BRACKETS = re.compile(rf"\s*\((?!{ZONE}\))[^()]*[A-Za-z][^()]*\)", re.IGNORECASE)
 _TITLE = re.compile(r"\b(?:No|Not|Never|Nothing|None|Without|Neither)\s[A-Z]\w+")
 
 
@@ -51,6 +58,8 @@ class Question:
     polar: bool
     """Whether it is a yes/no question."""
     temporal: bool
+    numbering: bool
+    """It asks for a version or a section, in which 2.10 is not 2.1."""
     quantity: bool
     person: bool
     several: bool
@@ -95,12 +104,14 @@ def read_question(question: str, kind: str | None) -> Question:
     """Read a cleaned question; if its ``kind`` is known, it asks for that kind only."""
     temporal = bool(_TEMPORAL.search(question)) if kind is None else kind == "date"
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
-    reading = read(question.rstrip("? "), temporal=temporal)
+    numbering = bool(_NUMBERING.search(question))
+    reading = read(question.rstrip("? "), temporal=temporal, numbering=numbering)
     asked = Question(
         reading,
         frozenset(reading.stems),
         polar=bool(_POLAR.match(question)) and not re.search(r"\bor\b(?! not)", question),
         temporal=temporal,
+        numbering=numbering,
         quantity=bool(_QUANTITY.search(question)),
         person=bool(_PERSON.search(question)),
         several=bool(_SEVERAL.search(question)),
@@ -117,10 +128,15 @@ def read_question(question: str, kind: str | None) -> Question:
 def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
     """Read a cleaned question and its reference."""
     asked = read_question(question, kind)
-    bare = re.sub(r"\s*\([^()]*[A-Za-z][^()]*\)", "", reference).strip()
-    reading = read(bare if re.search(r"\w", bare) else reference, temporal=asked.temporal)
+    bare = _ASIDE_IN_BRACKETS.sub("", reference).strip()
+    reading, full, every = (
+        read(text, temporal=asked.temporal, numbering=asked.numbering)
+        for text in (bare if re.search(r"\w", bare) else reference, reference, others)
+    )
     told = [*_TITLE.findall(reference), *(found[0] for found in REFUSAL.finditer(reference))]
-    said = "" if asked.polar else " ".join([question, *told])
+    if re.search(r"\bnot\b|n't\b", question):  # "It was not held" says no more than "Why wasn't it held?"
+        told += [f"not {word} n't {word}" for word in question.rstrip("? ").split()]
+    said = "" if asked.polar else "\n".join([question, *told])
     parts = tuple(clauses(reading, said))
     main = [part for number, part in enumerate(parts) if not (number and _ASIDE.match(part.text))]
     stated = [unit for part in main if part.asserted is not None for unit in part.units]
@@ -132,10 +148,10 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
     inside = [unit for unit in reading.units if any(unit.start in range(name.start, name.end) for name in names)]
     outside = [unit.stem for unit in stated if unit.fact is None and unit not in inside]
     words = [stem for stem in outside if stem not in asked.stems] or ([] if names or facts else outside)
-    full, unique = read(reference, temporal=asked.temporal), tuple(dict.fromkeys(words))
+    unique = tuple(dict.fromkeys(words))
     return asked, Reference(
         full,
-        read(others, temporal=asked.temporal),
+        every,
         parts,
         names,
         facts,

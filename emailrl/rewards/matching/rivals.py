@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
+from emailrl.facts.lexicon import TITLES
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, contradict, same_kind
 from emailrl.facts.words import says_something
@@ -14,7 +15,8 @@ from emailrl.rewards.matching.coverage import SHORT, Case
 
 JOINT = re.compile(
     r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|but|as well as|plus|then"
-    r"|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]|(?<=[\w)\ue000][.!?])\s",
+    r"|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]"
+    r"|(?<=[\w)\ue000][.!?])(?<!\b[A-Z]\.)(?<!\b(?:St|Co|vs|No|Jr|Sr)\.)\s",
     re.IGNORECASE,
 )
 OR = re.compile(r"\bor\b", re.IGNORECASE)
@@ -52,9 +54,12 @@ def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator
 
 def rival_items(case: Case) -> bool:
     """Whether a list or a choice contains the reference as one item and something new as another."""
+    every = list(lists(case.given.masked, case.given.units, JOINT))
+    if case.asked.person and all(map(is_bare, chain(*every))) and other_names(case, [*chain(*every)]) > 1:
+        return True
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
-    for items in lists(case.given.masked, case.given.units, JOINT):
+    for items in every:
         bare = case.is_short and all(is_bare(item) for item in items)
         states = [state(case, item, bare) for item in items]
         for at, right in enumerate(items):
@@ -69,6 +74,8 @@ def rival_items(case: Case) -> bool:
                 if any(_AND.search(item.joint) for item in run[1:]):
                     return True
                 if bare and len(run) == len(items) and (news > 1 or case.asked.person):
+                    return True
+                if news > 2 or (case.asked.person and other_names(case, run) > 1):
                     return True
     return False
 
@@ -108,6 +115,15 @@ def state(case: Case, item: Item, bare: bool) -> str:
         return "other" if first.endswith(("ed", "ing")) or (first.isalpha() and not says_something(first)) else "new"
     named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
     return "new" if new and named and new[0] == item.units[0] and len(new) <= SHORT else "other"
+
+
+def other_names(case: Case, items: Iterable[Item]) -> int:
+    """How many items give another's name and surname, and nothing else."""
+    return sum(
+        len(case.new(item.units)) == len(item.units) == 2
+        and all(unit.text[0].isupper() and unit.text.lower() not in TITLES for unit in item.units)
+        for item in items
+    )
 
 
 def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
