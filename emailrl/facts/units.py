@@ -112,5 +112,5 @@ def rate_of(word: str) -> str:
     """What an amount is per, in one spelling: "day" for "d", "days" and "daily"."""
     word = word.lower()
     word = _ADVERBS.get(word, word)
-    word = _RATES.get(word, word[:-1] if len(word) > 1 and word.endswith("s") else word)
+    word = _RATES.get(word, word.removesuffix("s"))
     return _UNIT_WORDS[UNITS[word]].split()[0] if word in UNITS else word
