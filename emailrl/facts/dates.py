@@ -26,9 +26,9 @@ _HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 1
 _HOUR = "|".join(sorted(_HOURS, key=len, reverse=True))
 
 _REGIONS = {"e": -300, "c": -360, "m": -420, "p": -480}
-"""The standard time of eastern, central, mountain and pacific time, in minutes from UTC."""
+"""Standard time of the US zones, in minutes from UTC."""
 Zone = dict[str, int]
-"""Minutes from UTC by season: EST is a winter's time, ET has both."""
+"""Minutes from UTC by season: EST has only a winter offset, ET both."""
 
 
 def _zone(winter: int | None, summer: int | None) -> Zone:
@@ -121,7 +121,7 @@ class Time:
 
     minutes: frozenset[int]
     zone: Zone | None = field(default=None, hash=False)
-    """Unsaid if None, and then any."""
+    """None if not given; it then agrees with any."""
 
     def agrees(self, other: Time) -> bool:
         """Whether the two can mean the same time."""
@@ -178,7 +178,7 @@ def read_time(found: re.Match[str]) -> Time | None:
 
 
 def _clock(found: re.Match[str]) -> Time | None:
-    """The time on the clock, in whatever zone."""
+    """Return the clock time, whatever the zone."""
     when = (found["when"] or "").lower()
     if found["named"]:
         return Time(frozenset({_NAMED[found["named"].lower()]}))

@@ -76,7 +76,7 @@ class Quantity:
         )
 
     def _agrees_bare(self, other: Quantity) -> bool:
-        """The same for two of which at least one has no unit."""
+        """Whether the values agree if at least one has no unit."""
         if "percent" in (self.base, other.base):
             bare, share = (self.value, other.value) if self.base is None else (other.value, self.value)
             if abs(bare) < 1 and _close(100 * bare, share):  # 0.5 and 50%
@@ -97,7 +97,7 @@ class Quantity:
 
     @property
     def _senses(self) -> tuple[tuple[str | None, float], ...]:
-        """What its unit can mean, as base unit and factor."""
+        """Base unit and factor of each meaning of the unit."""
         return SENSES.get(self.base or "", ((self.base, self.factor),))
 
 
@@ -106,14 +106,15 @@ def read_quantity(found: re.Match[str]) -> Quantity:
     value, weak = _value(found)
     base, factor = _unit(found["currency"], found["unit"])
     rate = rate_of(found["per"] or found["each"] or found["adverb"] or "")
-    weak = (base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))) or bool(found["single"])
+    if not found["single"]:
+        weak = base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))
     if base is None and (found["ratio"] or found["share"]) and value < 1:
         value, base = 100 * value, "percent"
     return Quantity(-value if found["sign"] else value, base, factor, rate or None, weak)
 
 
 def _unit(currency: str | None, unit: str | None) -> tuple[str | None, float]:
-    """Base unit and factor: "$5 CAD" are Canadian dollars, "$5 a barrel" are dollars."""
+    """Return base unit and factor: "$5 CAD" is in Canadian dollars, "$5 barrels" in US dollars."""
     bare = re.sub(r"^[\s-]|metric\s", "", (unit or "").lower()).strip()
     measured = UNITS.get("percent" if bare.startswith("per") else bare, (None, 1.0))
     if currency and KINDS.get(measured[0] or "") != "money":

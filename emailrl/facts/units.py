@@ -84,13 +84,13 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("watthour", 1e9): "gwh",
 }
 UNITS = {word: unit for unit, words in _UNIT_WORDS.items() for word in words.split()}
-"""From a unit as ``words.clean`` leaves it, in lower case, to its base unit and factor."""
+"""Base unit and factor of each unit, by its lowercase name after ``words.clean``."""
 SENSES: dict[str, tuple[tuple[str | None, float], ...]] = {
     "pound": (("gbp", 1), ("gram", 453.59237)),
     "degree": (("celsius", 1), ("fahrenheit", 1)),
     "basis": (("percent", 0.01), ("point", 0.01)),
 }
-"""Units of more than one meaning: a basis point is a hundredth of a percent, or of a percentage point."""
+"""Units with several meanings: a basis point is a hundredth of a percent or of a percentage point."""
 KINDS = {
     **dict.fromkeys(("usd", "cad", "aud", "eur", "gbp", "jpy"), "money"),
     **dict.fromkeys(("percent", "point"), "share"),
@@ -100,16 +100,16 @@ KINDS = {
     **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
     **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
 }
-"""Units that cannot be converted into each other, but answer the same question."""
+"""Groups of units that cannot be converted into each other but answer the same question."""
 SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")
-"""Which "a" counts one of."""
+"""Time spans that "a" counts as one."""
 _RATES = {"d": "day", "h": "hour", "y": "year", "s": "second", "mo": "month", "pound": "lb"}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _ADVERBS |= {"yearly": "year", "annually": "year"}
 
 
 def rate_of(word: str) -> str:
-    """What an amount is per, in one spelling: "day" for "d", "days" and "daily"."""
+    """Return the unit after "per" in one spelling: "day" for "d", "days" and "daily"."""
     word = word.lower()
     word = _ADVERBS.get(word, word)
     word = _RATES.get(word, word.removesuffix("s"))

@@ -90,7 +90,7 @@ _SPELLINGS = tuple(
         (r"(?<=\w{4}l)l$", ""),  # travell(ed)
     )
 )
-"""British and American endings of a stem, in one form."""
+"""Rewrites the British spelling of a stem as the American one."""
 
 
 def _shorten(word: str) -> str:

@@ -83,6 +83,7 @@ def test_dates(text: str, dates: list[Date]) -> None:
         ("12:00 AM", {0}),
         ("12 pm", {720}),
         ("noon", {720}),
+        ("midday", {720}),
         ("2:15 in the afternoon", {855}),
         ("ten o'clock", {600, 1320}),
         ("at two in the morning", {120}),
@@ -153,7 +154,7 @@ def test_times_agree_where_they_can_mean_the_same() -> None:
     assert not half_past_three.contradicts(Time(frozenset({210})))
 
 
-@pytest.mark.parametrize("text", ["half past twenty", "any o'clock", "ten to late"])
+@pytest.mark.parametrize("text", ["half past twenty", "any o'clock", "ten to late", "thirteen o'clock"])
 def test_words_that_only_look_like_a_time(text: str) -> None:
     found = TIME.search(text)
     assert found is not None and read_time(found) is None
@@ -176,7 +177,12 @@ def test_words_that_only_look_like_a_time(text: str) -> None:
         ("noon Pacific", "3 pm Eastern time", True),
         ("noon PST", "1 pm MST", True),
         ("10 am EST", "15:00 GMT", True),
+        ("10 am EST", "15:00 UTC", True),
         ("10 am EDT", "14:00 UTC", True),
+        ("10 am EDT", "14:00 GMT", True),
+        ("9:00 JST", "7 pm EST", True),
+        ("9:00 JST", "8 pm EDT", True),
+        ("9:00 CET", "8:00 BST", False),  # neither is kept in the other's season
         ("10 am EDT", "15:00 BST", True),
         ("14:00 GMT", "14:00 CET", False),
         ("14:00 GMT", "3 pm CET", True),

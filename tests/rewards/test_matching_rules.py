@@ -110,6 +110,7 @@ RULES = {
         ("Who sold the barge to Corvane?", "Delmar", "Delmar sold it to Corvane.", True),
         ("Who sold the barge to Corvane?", "Delmar", "Corvane sold it to Delmar.", False),
         ("Who leads the survey?", "Ada Moss", "Leads = Ada Moss", True),
+        ("Who leads the survey?", "Ada Moss", "Di Lund wrote that Ada Moss's deputy leads it.", False),
         ("Who leads the survey?", "Ada Moss", "Ada Moss helps, in fact Bo Hale does it.", False),
         (
             "Who leads the survey?",

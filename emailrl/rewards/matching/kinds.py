@@ -40,5 +40,5 @@ def names_subject(question: str, reference: str) -> bool:
 
 
 def without_marks(text: str) -> str:
-    """A text without the "Re:" and "Fwd:" of the subjects in it."""
+    """Return a text without the "Re:" and "Fwd:" of its subjects."""
     return _MARKS.sub("", text)

@@ -102,13 +102,13 @@ def mixed_up(case: Case) -> bool:
 
 
 def scores_exchanged(case: Case) -> bool:
-    """The sides of a score or a ratio are exchanged: "1-3" for "3-1"."""
+    """Whether the sides of a score or ratio are exchanged: "1-3" for "3-1"."""
     own, given = set(_scores(case.expected.full)), set(_scores(case.given))
     return any((second, first) in given - own for first, second in own - given)
 
 
 def _scores(reading: Reading) -> Iterator[tuple[float, float]]:
-    """Two bare numbers of a score, ratio or range: "3-1", "2:1", "7 to 2"."""
+    """Yield the two numbers of each score, ratio or range: "3-1", "2:1", "7 to 2"."""
     for one, other in pairwise(reading.units):
         joint = _SCORE.fullmatch(reading.text[one.end : other.start])
         if joint and isinstance(one.fact, Quantity) and isinstance(other.fact, Quantity):

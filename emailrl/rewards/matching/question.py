@@ -59,7 +59,7 @@ class Question:
     """Whether it is a yes/no question."""
     temporal: bool
     numbering: bool
-    """It asks for a version or a section, in which 2.10 is not 2.1."""
+    """Whether it asks for a version or section, where 2.10 is not 2.1."""
     quantity: bool
     person: bool
     several: bool
@@ -134,7 +134,7 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
         for text in (bare if re.search(r"\w", bare) else reference, reference, others)
     )
     told = [*_TITLE.findall(reference), *(found[0] for found in REFUSAL.finditer(reference))]
-    if re.search(r"\bnot\b|n't\b", question):  # "It was not held" says no more than "Why wasn't it held?"
+    if re.search(r"\bnot\b|n't\b", question):  # "It was not held" only repeats "Why wasn't it held?"
         told += [f"not {word} n't {word}" for word in question.rstrip("? ").split()]
     said = "" if asked.polar else "\n".join([question, *told])
     parts = tuple(clauses(reading, said))

@@ -118,7 +118,7 @@ def state(case: Case, item: Item, bare: bool) -> str:
 
 
 def other_names(case: Case, items: Iterable[Item]) -> int:
-    """How many items give another's name and surname, and nothing else."""
+    """Count the items that consist of somebody else's first and last name."""
     return sum(
         len(case.new(item.units)) == len(item.units) == 2
         and all(unit.text[0].isupper() and unit.text.lower() not in TITLES for unit in item.units)
