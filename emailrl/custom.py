@@ -1,8 +1,8 @@
-"""Parts of the user's own, by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+"""Loads the user's own parts by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-A module is looked for where Python looks and, last, in the working directory; a file may import its neighbors. Loading
-runs the user's code: a part comes from their own settings, never from data. It runs from source: what the user read and
-trusted is the source, and compiled files beside it may hold anything.
+A module is searched on Python's path and then in the working directory; a file may import its neighbors. Loading runs
+the user's code, so a part comes from their settings, never from data. It always runs from source: the source is what
+the user read and trusted, while compiled files next to it may contain anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emailrl.errors import EmailRLError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class CustomPart:
-    """A callable of the user's, the name it was asked for by, and the file it is written in."""
+    """A callable of the user, the name under which it was requested, and its file."""
 
     name: str
     attribute: str
@@ -34,7 +34,7 @@ class CustomPart:
     file: str | None
 
     def blame(self, error: BaseException) -> str:
-        """``file, line N: Type: message``, the line being the last one of the user's file that led to the error."""
+        """Return ``file, line N: Type: message`` for the last line of the user's file that led to the error."""
         return blame(error, self.file)
 
 
@@ -45,9 +45,9 @@ def is_path(name: str) -> bool:
 
 
 def load_part(name: str, use: str) -> CustomPart:
-    """Load the callable that ``name`` points to; ``use`` says what for (``reward``), in errors.
+    """Load the callable ``name``; ``use`` is its purpose in errors, such as ``reward``.
 
-    Raises UsageError where there is no such module, file or callable, or where loading it raises; it names the line.
+    Raises UsageError if there is no such module, file or callable, or if loading it raises; it names the line.
     """
     place, _, attribute = name.rpartition(":")
     if not is_path(name):
@@ -68,7 +68,7 @@ def load_part(name: str, use: str) -> CustomPart:
 
 
 def blame(error: BaseException, file: str | None) -> str:
-    """What went wrong, with the file and line of the user's code where it did."""
+    """Return a description of an error with the file and line of the user's code."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -86,7 +86,7 @@ def _import_name(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The module in a file: once for each content, so that a reward and an environment of one file share its state."""
+    """The module in a file, loaded once per content, so that a reward and an environment in one file share state."""
     source = path.read_bytes()
     digest = hashlib.sha256(bytes(path) + b"\0" + source).hexdigest()[:16]
     name = f"emailrl_custom_{digest}"
@@ -108,7 +108,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _search(folder: Path) -> None:
-    """Let imports find the folder's modules, after all others: it hides nothing that is installed."""
+    """Let imports find the folder's modules after all others, so that it hides nothing installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     if str(folder) in _folders:
@@ -124,7 +124,7 @@ _folders: set[str] = set()
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compiles a module anew each time, and neither reads nor writes ``__pycache__``."""
+    """Compiles a module from source each time, and neither reads nor writes ``__pycache__``."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -135,7 +135,7 @@ _find_sources = FileFinder.path_hook((_SourceLoader, SOURCE_SUFFIXES))
 
 
 def _source_finder(path: str) -> PathEntryFinder:
-    """A path hook for folders of the user's code, less what lies below them on Python's own path (site-packages)."""
+    """A path hook for folders of the user's code, except folders in them that are on Python's own path."""
     full = Path(path).absolute()
     entries = [str(Path(entry).absolute()) for entry in sys.path]
     owner = max((entry for entry in entries if full.is_relative_to(entry)), key=len, default="")

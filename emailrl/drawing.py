@@ -1,4 +1,4 @@
-"""Figures as files: the same data give the same bytes, whatever configuration lies in the working folder."""
+"""Saves figures: the same data gives the same bytes, whatever configuration is in the working folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write the figure beside ``path`` as PNG and SVG, and return both paths."""
+    """Write the figure next to ``path`` as PNG and SVG, and return both paths."""
     written = []
     for suffix in (".png", ".svg"):
         content = io.BytesIO()

@@ -1,7 +1,7 @@
-"""The end of a process that has foreign code in it (vLLM, CUDA): within seconds, whatever that code does.
+"""Ends a process with foreign code in it (vLLM, CUDA) within seconds, whatever that code does.
 
-Python's own end waits for threads and runs destructors. One that hangs in native code holds the interpreter: no handler
-of a signal runs any more, Ctrl-C's neither, and only SIGKILL helps.
+Normally, Python waits for threads and runs destructors. One that hangs in native code blocks the interpreter: no signal
+handler runs any more, not even for Ctrl-C, and only SIGKILL helps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Final
 
 SECONDS: Final = 15.0
-"""What closing an engine, or leaving the process, may take."""
+"""Maximum time for closing an engine or exiting the process."""
 
 
 @contextmanager
 def bounded(seconds: float = SECONDS) -> Iterator[None]:
-    """End the process, exit code 1, where the block takes longer; stderr then says where every thread stood."""
+    """End the process with exit code 1 if the block takes longer; stderr then shows every thread's stack."""
     _arm(seconds)
     try:
         yield
@@ -30,10 +30,10 @@ def bounded(seconds: float = SECONDS) -> Iterator[None]:
 
 @contextmanager
 def ending_with(*modules: str, seconds: float = SECONDS) -> Iterator[None]:
-    """Let a process that imports one of ``modules`` inside the block end without waiting for what they leave behind.
+    """Let a process that imports one of ``modules`` in the block exit without waiting for what they leave behind.
 
-    On a SystemExit that leaves the block, threads and exit handlers have ``seconds``; the destructors after them never
-    run. For the outermost call of a program alone.
+    When a SystemExit leaves the block, threads and exit handlers have ``seconds``; destructors do not run. Only for the
+    outermost call of a program.
     """
     code = 1
     before = [name for name in modules if name in sys.modules]

@@ -1,4 +1,4 @@
-"""The whole cycle on a made-up mailbox with the packaged policy: index, benchmark, train, benchmark again."""
+"""The full cycle on a demo mailbox with the packaged policy: index, benchmark, train, benchmark again."""
 
 from __future__ import annotations
 
@@ -77,30 +77,30 @@ wandb_mode = "disabled"
 """
 
 Begin = Callable[[Subject, int], None]
-"""Hears of a benchmark as it begins: who is measured, and on how many questions."""
+"""Called when a benchmark begins, with its subject and its number of questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the quickstart came to: a report of one result before training, and one after."""
+    """The result of the quickstart: a report with one result before training, and one after."""
 
     before: Report
     after: Report
     run_dir: Path
     curve: Path
-    """Accuracy and reward over the steps, as a picture."""
+    """Picture of accuracy and reward by step."""
     best_step: int
-    """The step of the best model, which ``after`` measures; 0 is the untrained one."""
+    """The step of the best model, which ``after`` measures; 0 for the untrained one."""
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """The object that ``quickstart --json`` prints."""
+        """Return the object that ``quickstart --json`` prints."""
         (before,), (after,) = self.before.records(), self.after.records()
         run = {"run_dir": self.run_dir, "curve": self.curve, "best_step": self.best_step, "seconds": self.seconds}
         return {"before": before, "after": after, **run}
 
     def example(self) -> tuple[Trajectory, Trajectory] | None:
-        """The first question answered wrongly before and rightly after, both ways; None if there is none."""
+        """Both trajectories of the first question answered wrongly before and rightly after; None if there is none."""
         befores, afters = (report.results[0].evaluation.trajectories for report in (self.before, self.after))
         for before, after in zip(befores, afters, strict=True):
             if is_correct(after) and not is_correct(before):
@@ -109,7 +109,7 @@ class Outcome:
 
 
 def free_folder(wanted: Path) -> Path:
-    """``wanted``, or the next free name behind it (``quickstart-2``); a folder left unfinished is taken up again."""
+    """Return ``wanted``, or the next free name (``quickstart-2``); an unfinished folder is used again."""
     number, folder = 1, wanted
     while folder.exists() and not is_unfinished(folder):
         number += 1
@@ -118,12 +118,12 @@ def free_folder(wanted: Path) -> Path:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a quickstart was begun here and did not end."""
+    """Whether an unfinished quickstart is in the folder."""
     return _is_quickstart(folder) and not (folder / "quickstart.json").exists()
 
 
 def _is_quickstart(folder: Path) -> bool:
-    """Whether the settings in the folder are a quickstart's own, and not a user's."""
+    """Whether a quickstart wrote the folder's settings, rather than a user."""
     settings = folder / "emailrl.toml"
     return settings.is_file() and settings.read_text(encoding="utf-8", errors="replace").startswith(MARK)
 
@@ -138,12 +138,11 @@ def quickstart(
     progress: Progress | None = None,
     display: Display = SILENT,
 ) -> Outcome:
-    """Run the cycle in ``out``; ``say`` gets every line for the console, ``progress`` each benchmarked trajectory.
+    """Run the cycle in ``out``; ``say`` receives every line for the console, ``progress`` each benchmarked trajectory.
 
-    ``begin`` hears of each benchmark as it begins, ``display`` of the training.
-
-    An ``out`` whose quickstart was interrupted goes on where it was. Raises UsageError where ``out`` holds anything
-    else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts, not the environment.
+    ``begin`` is called when a benchmark begins; ``display`` shows the training. An interrupted quickstart in ``out`` is
+    continued. Raises UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml``
+    written here counts, not the environment.
     """
     started = time.monotonic()
     settings = _settle(out, steps, overwrite)
@@ -165,7 +164,7 @@ def quickstart(
 
 
 def kept(out: Path) -> str:
-    """What of an interrupted quickstart in ``out`` is not done again, in words."""
+    """Return in words what an interrupted quickstart in ``out`` need not repeat."""
     try:
         latest = find_checkpoint("latest", out / "outputs" / "grpo")
     except EmailRLError:
@@ -174,7 +173,7 @@ def kept(out: Path) -> str:
 
 
 def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
-    """Make the folder and its ``emailrl.toml``, or read what an interrupted quickstart left."""
+    """Create the folder and its ``emailrl.toml``, or read those of an interrupted quickstart."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file.", "Name a folder with --out.")
     if out.exists() and not is_unfinished(out) and any(out.iterdir()):
@@ -213,7 +212,7 @@ def _benchmark(
 
 
 def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """The accuracy of each step's rollouts, and of each evaluation, as (step, share)."""
+    """Return the accuracy of each step's rollouts and of each evaluation, as (step, share)."""
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
     return [(m["step"], m["accuracy"]) for m in steps], [(e["step"], e["accuracy"]) for e in evaluations]

@@ -1,7 +1,7 @@
-"""The nouns every room shares: scenario, message, turn, trajectory and group, as plain dataclasses.
+"""The shared dataclasses: scenario, message, turn, trajectory and group.
 
-A trajectory is one rollout of one scenario. Its tokens are the truth: ``samples`` hold the ids exactly as the
-policy sampled them, with the mask made while they were produced; ``messages`` are for people and for chat servers.
+A trajectory is one rollout of one scenario. Its tokens are authoritative: ``samples`` hold the ids exactly as the
+policy sampled them, with the mask recorded at that time; ``messages`` are for people and chat servers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True)
 class Scenario:
-    """One question on one mailbox, with its answer and the ids of the mails that hold it (ART-E's fields)."""
+    """One question about one mailbox, with its answer and the ids of the source emails (ART-E's fields)."""
 
     id: str
     question: str
@@ -36,30 +36,32 @@ class Scenario:
     message_ids: list[str]
     inbox_address: str
     query_date: str
-    """``YYYY-MM-DD``, UTC; the agent sees no mail dated on or after it."""
+    """``YYYY-MM-DD``, UTC; the agent sees no email from that day or later."""
     how_realistic: float = 1.0
     split: str | None = None
     kind: str | None = None
-    """Which template made the question; None for questions from elsewhere."""
+    """The template that produced the question; None for other questions."""
     answerable: bool = True
-    """False where the mailbox does not hold the answer: then ``message_ids`` is empty, and "I don't know" is right."""
+    """False if the mailbox does not contain the answer: ``message_ids`` is then empty, and "I don't know" is right."""
     needs_all: bool = False
-    """Whether the answer takes every one of the source mails, where otherwise each of them holds it."""
+    """Whether the answer takes all source emails; otherwise each of them contains it."""
 
 
 _UNUSUAL = {"answerable": False, "needs_all": True}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """The fields of a question by name, as files and fingerprints have them: ``answerable`` and ``needs_all`` stand
-    only where they are not as usual."""
+    """Return a question's fields by name for files and fingerprints.
+
+    ``answerable`` and ``needs_all`` are included only if they differ from their defaults.
+    """
     usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
     return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call as the model asked for it: a tool's name and its arguments (not yet checked)."""
+    """One call as the model requested it: a tool's name and its unchecked arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -68,28 +70,31 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """One chat message. For an assistant turn ``content`` is the raw sampled text, tool-call markup included,
-    when it came from a token engine, and ``tool_calls`` is what was parsed out of it."""
+    """One chat message.
+
+    In an assistant turn from a token engine, ``content`` is the raw sampled text including tool-call markup, and
+    ``tool_calls`` is what was parsed from it.
+    """
 
     role: str
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str | None = None
     name: str | None = None
-    """The tool's name, on ``role="tool"`` messages."""
+    """The tool's name in messages with ``role="tool"``."""
     parse_error: str | None = None
-    """Set when the text holds tool-call markup that cannot be read."""
+    """Set if the text contains tool-call markup that cannot be parsed."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One completion and what the environment made of it."""
+    """One completion and the environment's response to it."""
 
     completion_ids: list[int]
-    """Sampled ids, the sampled stop token included; empty for engines that hand back text only."""
+    """Sampled ids, including the sampled stop token; empty for engines that return only text."""
     logprobs: list[float]
     finish_reason: str
-    """``stop`` or ``length``, as the engine said."""
+    """``stop`` or ``length``, as reported by the engine."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
     tool_result: str | None = None
@@ -97,20 +102,20 @@ class Turn:
     tool_seconds: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    """Sampled tokens, counted by the server where it hands back text only."""
+    """Number of sampled tokens; counted by the server if it returns only text."""
     cost: float | None = None
     """US dollars; None for engines without a price."""
     policy_version: str = ""
     adapter_sha256: str | None = None
-    """Which weights sampled this span: the version, and the hash of its adapter (None: the bare base model)."""
+    """The weights that sampled this span: policy version, and hash of the adapter (None: the bare base model)."""
 
 
 @dataclass(slots=True)
 class TokenSample:
     """One training sequence: three lists of equal length.
 
-    ``loss_mask`` is 1 where the id was sampled by the policy; ``sampler_logprobs`` is None elsewhere.
-    A trajectory has one, or several where its chat template does not extend the tokens so far.
+    ``loss_mask`` is 1 where the policy sampled the id; elsewhere ``sampler_logprobs`` is None. A trajectory has one
+    sample, or several if its chat template does not extend the tokens so far.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -118,13 +123,13 @@ class TokenSample:
     sampler_logprobs: list[float | None] = field(default_factory=list)
 
     def append_prompt(self, ids: list[int]) -> None:
-        """Add ids the policy was shown."""
+        """Add ids that the policy was shown."""
         self.token_ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampler_logprobs += [None] * len(ids)
 
     def append_sampled(self, ids: list[int], logprobs: list[float]) -> None:
-        """Add ids the policy sampled, with their log-probabilities."""
+        """Add ids that the policy sampled, with their log-probabilities."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
         self.token_ids += ids
@@ -149,7 +154,7 @@ class Trajectory:
     samples: list[TokenSample] = field(default_factory=list)
     reward: float = 0.0
     reward_terms: dict[str, float] = field(default_factory=dict)
-    """Named parts of the reward; they add up to ``reward``."""
+    """Named parts of the reward, which sum to ``reward``."""
     rubric: dict[str, Any] = field(default_factory=dict)
     """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
     final_answer: str | None = None
@@ -157,11 +162,11 @@ class Trajectory:
     stop_reason: StopReason | None = None
     seconds: float = 0.0
     exception: str | None = None
-    """``Type: message`` where the rollout itself raised (engine, database, judge); it is then never trained."""
+    """``Type: message`` if the rollout itself raised (engine, database, judge); it is then never trained."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all samples; for engines that return text only, what the server counted in the rubric."""
+        """Number of tokens in all samples; for engines that return only text, the server's count in the rubric."""
         if self.samples:
             return sum(len(sample.token_ids) for sample in self.samples)
         return sum(int(self.rubric.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
@@ -169,7 +174,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class TrajectoryGroup:
-    """The rollouts of one scenario under one policy version, compared with each other by the advantage."""
+    """The rollouts of one scenario under one policy version; advantages compare them with each other."""
 
     id: str
     scenario: Scenario

@@ -1,15 +1,15 @@
-"""The checkpoint registry: the directories themselves, and a scan of them is the index.
+"""The checkpoint registry: plain directories, found by scanning them.
 
 A run directory (``outputs/grpo_masked``, ``outputs/grpo_masked-2``, …) holds ``best_model/``, ``final/`` and
-``checkpoint-N/``. Each is filled under a hidden name beside its own, gets ``metadata.json`` last, and is then renamed;
-so whatever carries its name is whole. Replacing one takes two renames, and both copies are whole in between:
+``checkpoint-N/``. Each is filled under a hidden name next to its own, gets ``metadata.json`` last, and is then renamed,
+so a directory with its final name is complete. Replacing one takes two renames, with both copies complete in between:
 
     .best_model.incoming  filled, metadata.json written
     best_model            → .best_model.outgoing
     .best_model.incoming  → best_model
     .best_model.outgoing  removed
 
-``recover`` finishes or undoes what a crash left; readers need not wait for it, they look under all three names.
+``recover`` completes or undoes what a crash left; readers need not wait for it, since they check all three names.
 """
 
 from emailrl.checkpoints.finding import (

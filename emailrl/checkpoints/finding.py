@@ -1,4 +1,4 @@
-"""Runs under an output folder, and the checkpoint that a word or a path means."""
+"""Finds runs under an output folder, and checkpoints by name or path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from emailrl.settings import run_root
 
 MODES = ("masked", "rollout", "simple")
 SFT = "sft"
-"""What stands in a mode's place for a run of supervised fine-tuning."""
+"""Takes the place of the mode in the name of a supervised fine-tuning run."""
 
 
 def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
-    """The folders under OUTPUT_DIR named as runs are, by number, of one mode or of all; some may hold no checkpoint."""
+    """Return the run folders of OUTPUT_DIR by number, of one mode or all; some may have no checkpoint."""
     roots = {run_root(output_dir, each) for each in ([mode] if mode else (*MODES, SFT))} | {output_dir}
     found = {
         entry
@@ -30,13 +30,13 @@ def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
 
 
 def number_of(run: Path) -> int:
-    """The n of ``grpo_masked-n``, 1 for a run without: a run begun later under the same name has a higher one."""
+    """Return the n of ``grpo_masked-n``, or 1 without a number; later runs of the same name have higher numbers."""
     found = re.search(r"-(\d+)$", run.name)
     return int(found[1]) if found else 1
 
 
 def find_runs(output_dir: Path, mode: str | None = None) -> list[Path]:
-    """The runs under OUTPUT_DIR that hold a checkpoint, of one mode or of all; the one last written to comes last."""
+    """Return the runs of OUTPUT_DIR with a checkpoint, of one mode or all, the most recently written last."""
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
@@ -46,18 +46,18 @@ def find_runs(output_dir: Path, mode: str | None = None) -> list[Path]:
 
 
 def created_after(runs: Iterable[Path]) -> str:
-    """The time to write on a new checkpoint: now, but later than all there is, should the clock have been set back.
+    """Return the creation time for a new checkpoint in ISO form, with microseconds, in UTC.
 
-    In ISO form, to the microsecond, UTC.
+    It is the current time, or just after the latest checkpoint of ``runs`` if the clock was set back.
     """
     before = [checkpoint.created + timedelta(microseconds=1) for run in runs for checkpoint in list_checkpoints(run)]
     return max([datetime.now(UTC), *before]).astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None) -> Checkpoint:
-    """``best`` or ``latest`` of the newest run under OUTPUT_DIR, or the checkpoint at a path; its hashes are checked.
+    """Return ``best`` or ``latest`` of the newest run of OUTPUT_DIR, or the checkpoint at a path, with hashes checked.
 
-    ``best`` is the run's ``best_model``, ``latest`` its checkpoint with the highest step, of whatever kind.
+    ``best`` is the run's ``best_model``, ``latest`` its checkpoint of any kind with the highest step.
     """
     if which not in ("best", "latest"):
         return verify(read_checkpoint(Path(which)))
@@ -65,7 +65,7 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
 
 
 def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> Path:
-    """The run last written to under OUTPUT_DIR, of any mode ``but`` that; EmailRLError where there is none."""
+    """Return the most recently written run of OUTPUT_DIR, of any mode except ``but``; EmailRLError if there is none."""
     runs = [run for run in find_runs(output_dir, mode) if list_checkpoints(run)[-1].metadata.mode != but]
     if not runs:
         where = run_root(output_dir, mode) if mode else output_dir
@@ -75,7 +75,7 @@ def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = N
 
 
 def checkpoint_of(run: Path, which: str) -> Checkpoint:
-    """A run's ``best`` or ``latest`` checkpoint, its hashes unchecked; UsageError where the run holds none."""
+    """Return a run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
     checkpoints = list_checkpoints(run)
     if which == "best":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind in ("best", SFT)]

@@ -1,4 +1,4 @@
-"""Checkpoints as they stand on disk: what ``metadata.json`` says, whether all of it is there, and what is damaged."""
+"""Reads checkpoints from disk: their ``metadata.json``, and what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What ``metadata.json`` holds: where a checkpoint comes from and the hash of each of its files."""
+    """The content of ``metadata.json``: a checkpoint's origin and the hash of each of its files."""
 
     run_id: str
     kind: str
-    """``checkpoint``, ``best``, ``final``, or ``sft`` for what supervised fine-tuning came to."""
+    """``checkpoint``, ``best``, ``final``, or ``sft`` for the result of supervised fine-tuning."""
     step: int
     mode: str
     algorithm: str
     base_model: str
     lora: dict[str, Any]
     metrics: dict[str, Any]
-    """``accuracy``, ``reward`` and whatever else was last measured."""
+    """``accuracy``, ``reward`` and other metrics last measured."""
     settings: dict[str, dict[str, Any]]
     """The settings tree without its secrets."""
     parent: str | None
-    """Where the run's weights began: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter; None for a
-    run begun from the base model. Going on with a run does not change it."""
+    """Origin of the run's weights: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter.
+
+    None for a run started from the base model. Resuming a run does not change it.
+    """
     seed: int
     versions: dict[str, str]
     database_fingerprint: str
     questions_fingerprint: str
     git_commit: str | None
     resumed_from: str | None = None
-    """The checkpoint that the run last went on from, as ``run_id:step``; None for one never resumed."""
+    """The checkpoint from which the run was last resumed, as ``run_id:step``; None if it never was."""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
     files: dict[str, str] = field(default_factory=dict)
-    """Relative name → sha256."""
+    """SHA-256 by relative name."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -59,26 +61,26 @@ _METADATA: Final = TypeAdapter(Metadata)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """A complete checkpoint on disk."""
 
     path: Path
     metadata: Metadata
 
     @property
     def reference(self) -> str:
-        """``run_id:step``, as another run's ``parent`` and ``resumed_from`` name it."""
+        """``run_id:step``, as in another run's ``parent`` and ``resumed_from``."""
         return f"{self.metadata.run_id}:{self.metadata.step}"
 
     @property
     def created(self) -> datetime:
-        """When it was written, by the writer's clock or later (``created_after``)."""
+        """Time of writing, by the writer's clock or later (``created_after``)."""
         return datetime.fromisoformat(self.metadata.created_at)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in ``path``, its files present but not yet hashed (``verify`` does that).
+    """Return the checkpoint in ``path``; its files are present but not hashed (``verify`` does that).
 
-    Raises UsageError where the path is no checkpoint at all, EmailRLError where it is a damaged one.
+    Raises UsageError if the path is not a checkpoint, EmailRLError if it is a damaged one.
     """
     if not path.is_dir():
         raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list")
@@ -98,7 +100,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_metadata(file: Path) -> Metadata:
-    """What the file says, where it is what a run writes: whoever reads it need not doubt its types."""
+    """The file's metadata with all types checked."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MOST_METADATA_BYTES + 1)
@@ -127,7 +129,7 @@ def _read_metadata(file: Path) -> Metadata:
 
 
 def _check_values(metadata: Metadata) -> None:
-    """Raise ValueError for values of the right type that are none all the same."""
+    """Raise ValueError for values of the right type that are invalid."""
     created = datetime.fromisoformat(metadata.created_at)
     if created.tzinfo is None or created.year == datetime.max.year:
         raise ValueError(f"created_at is {metadata.created_at}")
@@ -140,7 +142,7 @@ def _check_values(metadata: Metadata) -> None:
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, once each of its files has the hash that ``metadata.json`` says; EmailRLError otherwise."""
+    """Return the checkpoint if all its files have the hashes in ``metadata.json``; EmailRLError otherwise."""
     for name, expected in checkpoint.metadata.files.items():
         if (found := sha256_of(checkpoint.path / name)) != expected:
             raise EmailRLError(
@@ -151,13 +153,13 @@ def verify(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's sha256 in hexadecimal."""
+    """Return the file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
-    """The whole checkpoints of a run by step; of one step, ``best_model`` before ``checkpoint-N`` before ``final``."""
+    """Return a run's complete checkpoints by step; within a step ``best_model``, ``checkpoint-N``, ``final``."""
     found = []
     for name in sorted(_checkpoint_names(run_dir)):
         try:
@@ -168,7 +170,7 @@ def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
 
 
 def incomplete_checkpoints(run_dir: Path) -> dict[Path, str]:
-    """Directories that look like checkpoints but are not whole, each with the reason."""
+    """Return directories that look like checkpoints but are incomplete, each with the reason."""
     reasons = {}
     for name in sorted(_checkpoint_names(run_dir)):
         path = standing_of(run_dir / name)
@@ -187,7 +189,7 @@ def _checkpoint_names(run_dir: Path) -> set[str]:
 
 
 def standing_of(path: Path) -> Path:
-    """Where the checkpoint of this name stands, also in the middle of being replaced."""
+    """Return the current place of a checkpoint by its name, even while it is being replaced."""
     for candidate in (path, incoming_of(path), outgoing_of(path)):
         if (candidate / METADATA).is_file():
             return candidate

@@ -1,4 +1,4 @@
-"""Writing, replacing and removing checkpoints: a crash at any moment leaves the old one or the new one, whole."""
+"""Writes, replaces and removes checkpoints; a crash at any moment leaves a complete one, old or new."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from emailrl.recording import finite
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
-    """Make or replace the checkpoint at ``path`` with what ``fill`` puts into the directory it is given.
+    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory.
 
-    ``metadata.files`` is filled in here. A crash at any moment leaves the old checkpoint or the new one, whole.
+    ``metadata.files`` is filled in here. A crash at any moment leaves a complete checkpoint, old or new.
     """
     _settle(path)
     incoming, outgoing = incoming_of(path), outgoing_of(path)
@@ -47,7 +47,7 @@ def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None
 
 
 def recover(run_dir: Path) -> None:
-    """Finish or undo what a crash left between: the run's own process calls it before it writes."""
+    """Complete or undo a replacement that a crash interrupted; called by the run's own process before it writes."""
     for name in sorted({hidden.name[1:].rsplit(".", 1)[0] for hidden in run_dir.glob(".*.*ing")}):
         _settle(run_dir / name)
     for leftover in run_dir.glob(".*.trash"):
@@ -69,13 +69,13 @@ def prune(run_dir: Path, keep: int) -> list[Path]:
 
 
 def prunable(run_dir: Path, keep: int) -> list[Path]:
-    """What ``prune`` would remove, the oldest first."""
+    """Return what ``prune`` would remove, the oldest first."""
     numbered = [item.path for item in list_checkpoints(run_dir) if item.metadata.kind == "checkpoint"]
     return numbered[: max(len(numbered) - keep, 0)]
 
 
 def remove_checkpoints(paths: Iterable[Path]) -> None:
-    """Remove checkpoints; each vanishes in one step, so that none is ever seen half-removed."""
+    """Remove checkpoints, each atomically, so that none is ever seen partly removed."""
     for path in paths:
         trash = path.with_name(f".{path.name}.trash")
         _delete(trash)

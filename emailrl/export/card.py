@@ -16,11 +16,11 @@ _SHOWN = {
     "agent": ("max_turns", "max_tokens", "temperature", "eval_temperature"),
     "rewards": ("reward", "judge"),
 }
-"""Settings worth a row in the card; all of them are in metadata.json."""
+"""Settings shown in the card; metadata.json has all of them."""
 
 
 def model_card(metadata: Metadata, folder: str, *, merged: bool) -> str:
-    """Write the card: what it is, how well it did, how it was trained, how to load and to serve it."""
+    """Return the card: description, results, training, and how to load and serve the model."""
     parts = [
         _front_matter(metadata, merged),
         _introduction(metadata, merged),

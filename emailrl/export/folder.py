@@ -1,6 +1,6 @@
-"""A checkpoint made ready to leave the house: the adapter as it is, or weights merged once, with tokenizer and card.
+"""Prepares a checkpoint for other programs: the adapter as is, or merged weights, with tokenizer and card.
 
-The folder is filled beside its place and renamed, so that it is there whole or not at all; ``export.json`` marks it as
+The folder is filled under a temporary name and renamed, so that it is complete or absent. ``export.json`` marks it as
 an export, and only such a folder is ever replaced.
 """
 
@@ -36,22 +36,22 @@ TOKENIZER_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written."""
+    """The files of an export."""
 
     out: Path
     format: Format
     checkpoint: Path
     base_model: str
     files: dict[str, str]
-    """Name → sha256 of every file but the marker."""
+    """SHA-256 by name of every file except the marker."""
 
 
 def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:
-    """Write ``checkpoint`` to the folder ``out``; its files are checked against their recorded hashes first.
+    """Write ``checkpoint`` to the folder ``out``, after checking its files against their recorded hashes.
 
-    ``adapter`` copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base, in float32 then
-    rounded once to the base's own type. Raises UsageError where ``out`` is taken (``overwrite`` replaces an earlier
-    export, nothing else), EmailRLError for a damaged checkpoint or a base that does not load.
+    ``adapter`` copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base in float32 and
+    rounds once to the base's dtype. Raises UsageError if ``out`` is taken (``overwrite`` replaces only an earlier
+    export), EmailRLError for a damaged checkpoint or a base that does not load.
     """
     verify(checkpoint)
     check_free(out, overwrite)
@@ -100,13 +100,13 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _base_of(checkpoint: Checkpoint) -> str | Path:
-    """Where the base lies that the checkpoint's run was given."""
+    """The place of the base model that the checkpoint's run was given."""
     given = (checkpoint.metadata.settings.get("model") or {}).get("smol_base")
     return resolve_model(checkpoint.metadata.base_model, Path(given) if given else None)
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
-    """Merge layer by layer, so that only one layer at a time is held in float32."""
+    """Merge layer by layer, so that only one layer at a time is in float32."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""The demo mailbox on disk: the database, and its questions in a file beside it."""
+"""Writes the demo mailbox: the database, and its questions in a file next to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_demo(
     append: bool = False,
     limit: int | None = None,
 ) -> BuildReport:
-    """Build the demo database of this seed, and write the questions that its mails answer beside it.
+    """Build the demo database for a seed, and write the questions that its emails answer next to it.
 
     Raises the errors of ``build_database``.
     """
@@ -37,7 +37,7 @@ def write_demo(
 
 
 def has_only_demo_email(db: Path) -> bool:
-    """Whether a database holds nothing but demo email: all its addresses are under .example, a reserved domain."""
+    """Whether a database contains only demo email: all its addresses are under the reserved domain .example."""
     with opened(db) as connection:
         other = select(addresses.c.address).where(addresses.c.address.not_like("%.example")).limit(1)
         return connection.scalar(other) is None

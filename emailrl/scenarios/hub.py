@@ -1,4 +1,4 @@
-"""ART-E's questions through ``datasets``: from the hub, or from a local folder of the same features."""
+"""Reads ART-E's questions with ``datasets``, from the hub or a local folder with the same features."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from emailrl.trajectory import Scenario
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
 READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-"""The reader in ``datasets`` of each kind of file that a folder of questions may hold."""
+"""The reader in ``datasets`` for each file type that a folder of questions may contain."""
 CODE = frozenset({".py", ".pkl", ".pickle"})
 SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 
 
 def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
-    """The questions of every split of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
+    """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
 
     Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for a folder that is not a dataset
     and for invalid rows.
@@ -35,7 +35,7 @@ def read_dataset(name: str, fields: Fields = ART_E) -> Iterator[Scenario]:
 
 
 def download() -> None:
-    """Bring ART-E's questions into the hub's cache unless they are there; raises EmailRLError if that fails."""
+    """Download ART-E's questions into the hub's cache if missing; raises EmailRLError if that fails."""
     _load(HUB_QUESTIONS)
 
 
@@ -56,7 +56,7 @@ def _load(name: str) -> Any:
 
 
 def _load_folder(folder: Path) -> Any:
-    """The splits of a folder: only formats that hold data, as others (``pandas``) would run what a file says."""
+    """The splits of a folder; only pure data formats, as others (``pandas``) would execute code in a file."""
     import datasets
 
     try:
@@ -73,7 +73,7 @@ def _load_folder(folder: Path) -> Any:
 
 
 def _data_files(folder: Path) -> tuple[str, dict[str, list[str]]]:
-    """The reader of a folder's files, and the files of each split, which their names tell."""
+    """The reader of a folder's files, and the files of each split by their names."""
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))

@@ -1,12 +1,12 @@
 """Loads questions: a local JSONL, a folder or a hub dataset read through ``datasets``, checked row by row.
 
-A row has ART-E's fields (id, question, answer, message_ids, how_realistic, inbox_address, query_date) and may have
-``split`` (train, val or test: in every row or in none) and ``kind``. What the splits mean:
+A row has ART-E's fields (id, question, answer, message_ids, how_realistic, inbox_address, query_date), and optionally
+``split`` (train, val or test; in all rows or none) and ``kind``. Splits are handled as follows:
 
-- a set whose rows name no split is one pool: all of it is ``test``; for training, ``val`` is cut from its inboxes
-  and the rest is ``train`` (the tables of a benchmark say that the set names no splits);
-- a set with ``train`` but no ``val`` gets ``val`` cut from its train inboxes;
-- no split asked for: every question, and no inbox is compared with another.
+- a set without splits is one pool: all of it is ``test``; for training, ``val`` is cut from its inboxes and the rest is
+  ``train`` (benchmark tables carry a note);
+- in a set with ``train`` but no ``val``, ``val`` is cut from the train inboxes;
+- if no split is requested, all questions are returned and inboxes are not compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from emailrl.trajectory import Scenario, scenario_fields
 Split = Literal["train", "val", "test"]
 
 ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
-"""Questions of ART-E's set whose answers are known to be wrong (dropped by its own loader too)."""
+"""Questions of ART-E's set with known wrong answers, which its own loader also drops."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class ScenarioSet:
 
     scenarios: list[Scenario]
     source: str
-    """The file, folder or hub name they came from."""
+    """The file, folder or hub name of the questions."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Questions of the whole source left out, by reason: ``known_bad_id``, ``too_many_sources``."""
+    """Number of questions left out from the entire source by reason: ``known_bad_id``, ``too_many_sources``."""
     notes: list[str] = field(default_factory=list)
     """Notes for every table made from these questions."""
 
@@ -58,7 +58,7 @@ def load_scenarios(
     data: DataSettings,
     check_inboxes: bool = True,
 ) -> list[Scenario]:
-    """The questions of ``split`` alone; see ``load_scenario_set`` for arguments, notes and errors."""
+    """Return the questions of ``split``; see ``load_scenario_set`` for arguments, notes and errors."""
     return load_scenario_set(questions, split, limit=limit, seed=seed, data=data, check_inboxes=check_inboxes).scenarios
 
 
@@ -73,11 +73,11 @@ def load_scenario_set(
 ) -> ScenarioSet:
     """Read the questions of one split, or all of them for ``split=None``.
 
-    ``questions`` is a JSONL file or a folder ``datasets`` can load; None takes ``data.questions``, and without that
-    the hub's ART-E questions. ``limit`` takes a seeded sample that keeps the mix of kinds and inboxes; without it
-    the order is the file's. ``check_inboxes=False`` is for reading one split on its own, with nothing to compare.
-    Raises UsageError (file and line) for a bad row, for splits that share an inbox and for an empty split,
-    EmailRLError where the hub cannot be reached.
+    ``questions`` is a JSONL file or a folder that ``datasets`` can load; None uses ``data.questions``, or else the
+    hub's ART-E questions. ``limit`` draws a seeded sample that keeps the mix of kinds and inboxes; without it the order
+    is the file's. ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError
+    (file and line) for a bad row, for splits that share an inbox and for an empty split, EmailRLError if the hub
+    cannot be reached.
     """
     source, rows = _open(questions or data.questions, data)
     everything, dropped = _filter(_trained_split(rows, data.train_split), data.max_source_mails)
@@ -101,7 +101,7 @@ _NO_TRAIN = (
 
 
 def fingerprint(scenarios: Sequence[Scenario]) -> str:
-    """SHA-256 over the questions' content, in the order of their ids."""
+    """Return a SHA-256 of the questions' content, in the order of their ids."""
     digest = hashlib.sha256()
     for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
         digest.update(json.dumps(scenario_fields(scenario), sort_keys=True).encode())
@@ -109,7 +109,7 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
 
 
 def check_exists(questions: Path | None) -> None:
-    """Raise UsageError for a file of questions that is not there; None is the hub's."""
+    """Raise UsageError if the question file does not exist; None means the hub's."""
     if questions is not None and not questions.exists():
         raise UsageError(
             f"No such question file: {questions}.",
@@ -118,7 +118,7 @@ def check_exists(questions: Path | None) -> None:
 
 
 def _open(questions: Path | None, data: DataSettings) -> tuple[str, Iterator[Scenario]]:
-    """Where the questions come from, and a reader over them."""
+    """The source of the questions, and an iterator over them."""
     fields = Fields(data.question_field, data.answer_field, data.train_split)
     if questions is not None and Path(questions).is_file():
         return str(questions), read_jsonl(Path(questions), fields)

@@ -1,4 +1,4 @@
-"""The question file: one JSON object a line with ART-E's fields, checked field by field, written atomically."""
+"""Reads and writes question files: one JSON object per line with ART-E's fields, each checked."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FIELDS_HINT = (
 ABSENT_HINT = 'Such a question has no message_ids, and its only answer is "I don\'t know".'
 MOST_LINE_BYTES = 1 << 20
 MOST_CHARACTERS = 100_000
-"""Of one field: far more than any question or answer has, and no more than a model can be made to read."""
+"""Maximum characters of a field: far more than any question or answer has, and still readable by a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where a question set departs from ART-E's names."""
+    """Field names of a question set that differ from ART-E's."""
 
     question: str = "question"
     answer: str = "answer"
     train_split: str = "train"
-    """A split that rows may name beside train, val and test."""
+    """An additional split name that rows may use besides train, val and test."""
 
 
 ART_E = Fields()
 I_DONT_KNOW = "I don't know"
-"""The reference answer where the mailbox holds none."""
+"""The reference answer if the mailbox does not contain the answer."""
 
 
 def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
-    """The questions of a JSONL file; a bad row raises UsageError with file and line."""
+    """Yield the questions of a JSONL file; a bad row raises UsageError with file and line."""
     lines: dict[tuple[str | None, str], int] = {}
     first_split: str | None = None
     try:
@@ -68,7 +68,7 @@ def read_jsonl(path: Path, fields: Fields = ART_E) -> Iterator[Scenario]:
 
 
 def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
-    """One checked question; raises UsageError that begins with ``where`` and names the field."""
+    """Return one checked question; raises UsageError that begins with ``where`` and names the field."""
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
     question_id = _field(row, "id", (str, int), where)
@@ -138,7 +138,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written: a JSON escape may stand for one half of a surrogate pair."""
+    """Whether text can be encoded: a JSON escape may be half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -158,9 +158,9 @@ def _day(value: str | date, where: str) -> str:
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
-    """Write one question a line, as ``replace_bytes`` does; returns the absolute path.
+    """Write one question per line, atomically, and return the absolute path.
 
-    Raises EmailRLError where the path cannot be written.
+    Raises EmailRLError if the path cannot be written.
     """
     path = Path(path).absolute()
     rows = ({name: value for name, value in scenario_fields(s).items() if value is not None} for s in scenarios)

@@ -1,7 +1,7 @@
-"""Questions written by a language model from the mails of a database, over any OpenAI-compatible server.
+"""Questions written by a language model about the emails of a database, on any OpenAI-compatible server.
 
-``plan_questions`` chooses the mails and estimates the cost, ``QuestionWriter.ask`` gets the replies into the cache,
-``harvest`` checks them and makes the questions. Each step can be run again: nothing is paid for twice.
+``plan_questions`` chooses the emails and estimates the cost, ``QuestionWriter.ask`` fetches the replies into the cache,
+and ``harvest`` checks them and builds the questions. Each step can be repeated: nothing is paid for twice.
 """
 
 from emailrl.scenarios.llm.ask import QuestionWriter, Spending

@@ -28,7 +28,7 @@ MAX_REFUSED = 3
 
 @dataclass(slots=True)
 class Spending:
-    """What a run has used so far."""
+    """What a run has spent so far."""
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -49,7 +49,7 @@ class _Run:
     pending: Iterator[Batch]
     spending: Spending = field(default_factory=Spending)
     expected_in_flight: float = 0.0
-    """Dollars that the prompts in flight will cost, as estimated."""
+    """Estimated dollars for the prompts in flight."""
     failure: EmailRLError | None = None
 
 
@@ -65,7 +65,7 @@ class QuestionWriter:
         max_cost: float | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """``timeout`` in seconds bounds one reply; ``max_cost`` in dollars bounds what one ``ask`` spends.
+        """``timeout`` is the limit per reply in seconds, ``max_cost`` the limit per ``ask`` in dollars.
 
         Raises UsageError for a missing key, and for ``max_cost`` without prices.
         """
@@ -78,10 +78,10 @@ class QuestionWriter:
             raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
 
     def ask(self, plan: QuestionPlan, progress: Progress | None = None) -> Spending:
-        """Send every prompt that the cache does not answer; the replies are then in the cache.
+        """Send every prompt that the cache does not answer, and store the replies there.
 
-        ``progress`` is called after each. Raises GenerationError when a prompt stays unanswered, and when the next one
-        may cost more than ``max_cost`` leaves.
+        ``progress`` is called after each. Raises GenerationError if a prompt stays unanswered, or if the next one may
+        exceed ``max_cost``.
         """
         self._cache.prepare()
         run = _Run(iter([batch for batch in plan.batches if self._cache.get(self._name(batch)) is None]))
@@ -134,7 +134,7 @@ class QuestionWriter:
         run.spending.cost = self._price.cost(run.spending.tokens_in, run.spending.tokens_out)
 
     def _expected_cost(self, batch: Batch, spending: Spending) -> float:
-        """Dollars for a prompt: as estimated, or as billed on the average so far if that is more."""
+        """Dollars for a prompt: the estimate, or the average billed so far if that is more."""
         estimated = self._price.cost(tokens_of_prompt(batch), tokens_of_reply()) or 0.0
         return max(estimated, (spending.cost or 0.0) / max(spending.num_answered, 1))
 

@@ -1,4 +1,4 @@
-"""Replies on disk, each written as soon as it arrives, so that nothing is paid for twice."""
+"""Stores replies on disk as soon as they arrive, so that nothing is paid for twice."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class Reply:
 
 
 class ReplyCache:
-    """Replies in a SQLite file, by ``Batch.cache_key``. Each access opens its own connection, so that several runs may
-    share the file. Raises UsageError where the file cannot be used."""
+    """Replies in a SQLite file by ``Batch.cache_key``; raises UsageError if the file cannot be used.
+
+    Each access opens its own connection, so that several runs can share the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def get(self, key: str) -> Reply | None:
-        """The reply kept under ``key``, or None; asking creates no file."""
+        """Return the reply stored under ``key``, or None; does not create the file."""
         if not self._path.exists():
             return None
         try:
@@ -40,7 +42,7 @@ class ReplyCache:
         return None if row is None else Reply(*row)
 
     def put(self, key: str, model: str, reply: Reply) -> None:
-        """Keep a reply; the first one stays."""
+        """Store a reply unless there is one already."""
         try:
             with closing(self._open()) as connection, connection:
                 connection.execute(

@@ -1,9 +1,8 @@
 """Filters a model's questions: only claims confirmed by the database are accepted.
 
-A reply may be wrong, or controlled by the author of an email in the prompt. So an item becomes a question only if its
-ids name mails of its own prompt, its answer stands in those mails and would not in any, and its text is plain printable
-text. What cannot be checked is whether the mailbox holds another answer as well; the template questions can prove that,
-these cannot.
+A reply may be wrong, or controlled by the author of an email in the prompt. An item therefore becomes a question only
+if its ids are emails of its own prompt, its answer is stated in those emails and too specific to be in any email, and
+its text is printable. Unlike template questions, it cannot be proven to have only one answer in the mailbox.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ MAX_ANSWER_CHARS = 300
 def check_item(
     item: Any, batch: Batch, *, is_stored: Callable[[str], bool], seed: int, dropped: Counter[str]
 ) -> Scenario | None:
-    """The question that an item of a reply makes, or None with the reason counted in ``dropped``.
+    """Return the question in an item of a reply, or None with the reason counted in ``dropped``.
 
-    ``is_stored`` says whether the database holds a message id. Reasons: ``malformed``, ``confabulated_id`` (counted
-    once an id; the item goes on with its other ids), ``no_source`` (all its ids were confabulated), ``outside_prompt``
-    (an id of a mail that was not shown), ``yes_or_no``, ``answer_in_question``, ``answer_not_found``,
-    ``answer_too_common`` (in nearly every mail).
+    ``is_stored`` is whether the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (counted once
+    per id; the item keeps its other ids), ``no_source`` (all its ids were confabulated), ``outside_prompt`` (an id of
+    an email that was not shown), ``yes_or_no``, ``answer_in_question``, ``answer_not_found``, ``answer_too_common``
+    (in nearly every email).
     """
     fields = _fields(item)
     if fields is None:
@@ -64,7 +63,7 @@ def check_item(
 
 
 def _fields(item: Any) -> tuple[str, str, list[str], float] | None:
-    """Question, answer, ids and realism of an item, or None where one of them is missing or of the wrong kind."""
+    """Question, answer, ids and realism of an item, or None if one of them is missing or has the wrong type."""
     if not isinstance(item, dict):
         return None
     question, answer = _line(item.get("question"), MAX_QUESTION_CHARS), _line(item.get("answer"), MAX_ANSWER_CHARS)
@@ -81,13 +80,13 @@ def _fields(item: Any) -> tuple[str, str, list[str], float] | None:
 
 
 def _line(value: Any, most: int) -> str | None:
-    """Text on one line; None for anything else, and for characters that are not to be printed."""
+    """Text on one line; None for anything else and for unprintable characters."""
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return line if line and len(line) <= most and line.isprintable() else None
 
 
 def _sources(named: list[str], batch: Batch) -> tuple[list[Mail], list[str]]:
-    """The batch's mails that ids name, with or without their brackets, and the ids that name none of them."""
+    """The batch's emails with these ids, with or without brackets, and the ids that match none of them."""
     shown = {mail.message_id.strip("<> "): mail for mail in batch.mails}
     bare = dict.fromkeys(message_id.strip("<> ") for message_id in named)
     sources = [shown[name] for name in bare if name in shown]
@@ -110,7 +109,7 @@ def _objection(question: str, answer: str, sources: list[Mail], names_others: bo
 
 
 def _ask_day(batch: Batch, seed: int) -> str:
-    """A day soon after the newest mail of the batch, so that all of it can be seen."""
+    """A day soon after the newest email of the batch, so that all of it is visible."""
     newest = batch.mails[-1]
     later = Random(f"{seed}/{batch.inbox}/{newest.message_id}").randint(1, MAX_DAYS_LATER)
     return (newest.day + timedelta(days=later)).isoformat()

@@ -45,9 +45,9 @@ class ReplyClient:
         timeout: float,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """``timeout`` in seconds bounds a reply as a whole, a server that drips included.
+        """``timeout`` in seconds is the limit for a complete reply, even from a slow server.
 
-        The OpenRouter key goes to OpenRouter only; UsageError where it is needed and missing.
+        The OpenRouter key is sent only to OpenRouter; raises UsageError if it is needed and missing.
         """
         self._settings = settings
         self._key = _key(settings, openrouter_api_key)

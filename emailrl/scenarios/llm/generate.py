@@ -1,4 +1,4 @@
-"""Questions out of the replies to a plan's prompts: checked, each mail's split kept, evenly over the mailboxes."""
+"""Builds questions from the replies to a plan's prompts: checked, split by email, and balanced over mailboxes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from emailrl.trajectory import Scenario
 
 @dataclass(slots=True)
 class Harvest:
-    """The questions that were kept, and what was left out by reason."""
+    """The questions kept, and the number left out by reason."""
 
     scenarios: list[Scenario]
     dropped: dict[str, int]
-    """The reasons of ``check_item``, and ``too_many_sources``, ``repeated``, ``over_limit``; by prompts
-    ``unreadable_reply``, ``refused``."""
+    """Items by reason: those of ``check_item``, ``too_many_sources``, ``repeated``, ``over_limit``.
+
+    Prompts by reason: ``unreadable_reply``, ``refused``.
+    """
 
 
 def harvest(
     plan: QuestionPlan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
 ) -> Harvest:
-    """Check every reply that the cache holds for the plan's prompts.
+    """Check every cached reply to the plan's prompts.
 
-    A question with more than ``max_source_mails`` sources is left out: loading it would leave it out too.
-
-    Raises EmailRLError where no question is left; for the database, what ``plan_questions`` raises.
+    A question with more than ``max_source_mails`` sources is left out, as loading would leave it out too. Raises
+    EmailRLError if no question is left, and the errors of ``plan_questions`` for the database.
     """
     cache = ReplyCache(settings.generator_cache)
     dropped: Counter[str] = Counter()
@@ -69,7 +70,7 @@ def harvest(
 def _first(
     found: list[list[Scenario]], limit: int, max_source_mails: int | None, dropped: Counter[str]
 ) -> list[Scenario]:
-    """The first question of every prompt, then the second of every prompt, and so on up to the limit."""
+    """The first question of every prompt, then the second, and so on up to the limit."""
     asked: set[tuple[str, str]] = set()
     kept: list[Scenario] = []
     for scenario in (scenario for turn in zip_longest(*found) for scenario in turn if scenario is not None):

@@ -26,9 +26,9 @@ from emailrl.store.connection import opened
 DEFAULT_LIMIT = 1000
 """Default number of questions: a hundred prompts."""
 CHARS_A_TOKEN = 3.0
-"""Characters of a prompt to one token; JSON full of addresses and ids has fewer than prose."""
+"""Characters per token of a prompt; JSON with many addresses and ids has fewer than prose."""
 TOKENS_A_QUESTION = 110
-"""Tokens of one question in a reply, its message id included."""
+"""Tokens of one question in a reply, including its message id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    """The prompts of a run, and the estimate for those that the cache does not answer."""
+    """The prompts of a run, and the estimate for those not answered by the cache."""
 
     batches: list[Batch]
     limit: int
     num_cached: int
     tokens_in: int
-    """Estimated, of the prompts that are still to be sent."""
+    """Estimated tokens of the prompts still to be sent."""
     tokens_out: int
-    """Estimated likewise, for replies of the expected length."""
+    """Estimated tokens of their replies, at the expected length."""
     cost: float | None
-    """Dollars; None where the prices are not known."""
+    """Dollars; None if prices are unknown."""
 
     @property
     def num_to_send(self) -> int:
@@ -75,10 +75,10 @@ def plan_questions(
 ) -> QuestionPlan:
     """Choose the emails to show, and estimate; sends and writes nothing.
 
-    ``limit`` is the most questions (default ``DEFAULT_LIMIT``); as many prompts are planned as give so many when every
-    reply is full. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file that is
-    no mail database and for an inbox without mail, EmailRLError for a damaged database and for mailboxes that hold too
-    little.
+    ``limit`` is the maximum number of questions (default ``DEFAULT_LIMIT``); it determines the number of prompts,
+    assuming full replies. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file
+    that is not a mail database or an inbox without mail, EmailRLError for a damaged database or if the mailboxes are
+    too small.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
@@ -98,24 +98,24 @@ def plan_questions(
 
 
 def tokens_of_prompt(batch: Batch) -> int:
-    """Estimated tokens of a prompt, the system's included."""
+    """Return the estimated tokens of a prompt, including the system prompt."""
     return ceil((len(SYSTEM_PROMPT) + len(batch.prompt)) / CHARS_A_TOKEN)
 
 
 def tokens_of_reply() -> int:
-    """Estimated tokens of a full reply."""
+    """Return the estimated tokens of a full reply."""
     return QUESTIONS_A_PROMPT * TOKENS_A_QUESTION
 
 
 def price_of(settings: GenerationSettings) -> Price:
-    """The prices of the settings; a server on this machine costs nothing unless they say otherwise."""
+    """Return the prices in the settings; a server on this machine is free unless they state a price."""
     free = 0.0 if host_of(settings.generator_base_url) in ("localhost", "127.0.0.1", "::1") else None
     price_in, price_out = settings.generator_input_price, settings.generator_output_price
     return Price(free if price_in is None else price_in, free if price_out is None else price_out)
 
 
 def host_of(base_url: str) -> str:
-    """The host of a server's address in lower case; raises UsageError where it is no http(s) address."""
+    """Return the host of a server's address in lower case; raises UsageError if it is not an http(s) address."""
     try:
         parts = urlsplit(base_url)
         host = parts.hostname

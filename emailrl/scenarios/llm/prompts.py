@@ -1,7 +1,7 @@
-"""What the model is shown: twenty mails of one mailbox in the order of their dates, as in ART-E.
+"""Builds the prompts: twenty emails of one mailbox in date order, as in ART-E.
 
-The mails stand in the prompt as JSON, so that no text in a mail can end its own quotation. That keeps the prompt
-readable; it is no defence. A mail may still talk the model into anything, which is why `checks` believes no reply.
+The emails are in the prompt as JSON, so that no text in an email can end its own quotation. That keeps the prompt
+readable but is no defense: an email may still persuade the model of anything, so `checks` trusts no reply.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from emailrl.scenarios.splits import split_of_mail
 MAILS_A_PROMPT = 20
 QUESTIONS_A_PROMPT = 10
 MAX_PROMPTS = 20
-"""Prompts on one mailbox, at most: 400 mails, as in ART-E."""
+"""Maximum prompts per mailbox: 400 emails, as in ART-E."""
 MIN_BODY_CHARS, MAX_BODY_CHARS = 200, 5000
-"""ART-E's bounds: shorter mails state too little, longer ones crowd out the others."""
+"""ART-E's bounds: shorter emails state too little, longer ones crowd out the others."""
 EARLIEST = "1995"
-"""Mails dated before are not shown: their sender's clock was never set."""
+"""Earlier emails are not shown: their sender's clock was not set."""
 MIN_MAILS = 5
-"""A mailbox of fewer than ``MAILS_A_PROMPT`` mails, but not of fewer than these, makes one short prompt."""
+"""Minimum emails of a mailbox; with fewer than ``MAILS_A_PROMPT``, it gives one short prompt."""
 
 SYSTEM_PROMPT = f"""\
 You write questions for testing an assistant that searches a mailbox. You are given mails of one mailbox as JSON, in \
@@ -50,7 +50,7 @@ better than many poor ones; an empty list is a reply too."""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The mails of one prompt."""
+    """The emails of one prompt."""
 
     inbox: str
     split: str
@@ -58,22 +58,22 @@ class Batch:
 
     @property
     def prompt(self) -> str:
-        """The user's message."""
+        """Return the user message."""
         shown = [_shown(mail) for mail in self.mails]
         return json.dumps({"owner": self.inbox, "mails": shown}, ensure_ascii=False)
 
     def cache_key(self, model: str) -> str:
-        """What names the reply of a model to this prompt on disk."""
+        """Return the key of a model's reply to this prompt in the cache."""
         return hashlib.sha256(json.dumps([model, SYSTEM_PROMPT, self.prompt]).encode()).hexdigest()
 
 
 def read_batches(
     reader: MailReader, inboxes: Sequence[str], num_prompts: int, seed: int, *, allow_shared: bool = False
 ) -> list[Batch]:
-    """At most ``num_prompts`` batches, mailboxes taking turns and splits in proportion, deterministic by ``seed``.
+    """Return at most ``num_prompts`` batches from mailboxes in turn and splits in proportion, deterministic by seed.
 
-    A mail that mailboxes of two splits hold is shown to one of them only. Fewer than three mailboxes are split by
-    subject where ``allow_shared``. Raises UsageError for an inbox without mail.
+    An email in mailboxes of two splits is shown for only one of them. Fewer than three mailboxes are split by subject
+    with ``allow_shared``. Raises UsageError for an inbox without mail.
     """
     chosen = choose_inboxes(reader, inboxes)
     fitting = {inbox: list(filter(_fits, open_inbox(reader, inbox).mails)) for inbox in chosen}
@@ -100,8 +100,7 @@ def _fits(mail: Mail) -> bool:
 
 
 def _in_proportion(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Inboxes, each with a split, in an order that begins with one of every split and then holds the splits in about
-    their shares."""
+    """Inboxes with their splits, beginning with one of every split, then with splits in proportion to their shares."""
     members: defaultdict[str, list[str]] = defaultdict(list)
     for inbox, split in parts:
         members[split].append(inbox)

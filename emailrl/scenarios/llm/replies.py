@@ -7,20 +7,20 @@ import re
 from typing import Any
 
 MAX_REPLY_CHARS = 100_000
-"""A longer reply is read up to here."""
+"""Maximum characters read from a reply."""
 MAX_ITEMS = 100
 """Maximum questions read per prompt."""
 MAX_TRIES = 200
-"""Brackets that begin nothing readable, after which a reply is given up: each may cost as long as it nests."""
+"""Maximum unreadable brackets in a reply, as each may take time proportional to its nesting."""
 
 _DECODER = json.JSONDecoder()
 _BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
 
 
 def read_reply(text: str) -> list[Any] | None:
-    """The objects of a reply that may be questions, none of them checked; None where there is no JSON to be read.
+    """Return the unchecked objects of a reply, or None if it contains no readable JSON.
 
-    A truncated reply gives its complete objects.
+    A truncated reply yields its complete objects.
     """
     text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
     items: list[Any] = []
@@ -41,13 +41,13 @@ def read_reply(text: str) -> list[Any] | None:
 
 
 def _next(text: str, start: int) -> int:
-    """Where the next JSON list or object may begin; -1 where none does."""
+    """The position where the next JSON list or object may begin, or -1."""
     found = _BEGINNING.search(text, start)
     return found.start() if found else -1
 
 
 def _items(value: Any) -> list[Any]:
-    """A list's members, the members of the list that an object wraps, or the object itself."""
+    """The items of a list, of the list that an object wraps, or the object itself."""
     if isinstance(value, list):
         return value
     lists = [inner for inner in value.values() if isinstance(inner, list) and all(isinstance(i, dict) for i in inner)]

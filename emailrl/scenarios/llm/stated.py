@@ -13,7 +13,7 @@ from emailrl.facts.words import clean
 from emailrl.scenarios.inbox.mailbox import Mail, spell_day
 
 MIN_FOUND: Final = 0.5
-"""Share of an answer's words that its mails must hold; of its facts they must hold all."""
+"""Share of an answer's words that its emails must contain; they must contain all of its facts."""
 
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _COMMON: Final = STOPWORDS | frozenset(
@@ -27,11 +27,11 @@ _COMMON: Final = STOPWORDS | frozenset(
         "yesterday yet",
     )
 )
-"""Words that nearly every mail holds, so that finding one shows nothing."""
+"""Words in nearly every email, so that finding one proves nothing."""
 
 
 def is_stated(answer: str, mails: list[Mail]) -> bool:
-    """Whether mails hold every fact of an answer and at least half of its words; an answer of neither is in none."""
+    """Whether emails contain every fact of an answer and at least half of its words; False if it has neither."""
     text = "\n".join(_text(mail) for mail in mails)
     if _WORD.search(answer) and plain(answer) in plain(text):  # also where words are not set apart by spaces
         return True
@@ -49,10 +49,10 @@ def is_stated(answer: str, mails: list[Mail]) -> bool:
 
 
 def is_specific(answer: str, mails: list[Mail]) -> bool:
-    """Whether an answer holds a fact, a name, or two words of meaning.
+    """Whether an answer contains a fact, a name, or two content words.
 
-    A number of one digit is no fact: every mail's date holds one. A name is a word that the mails never write in lower
-    case, or part of an address of theirs; where a script has no lower case, any word may be one.
+    A single digit is not a fact, because every date has one. A name is a word that the emails never write in lower
+    case, or part of one of their addresses; in a script without lower case, any word may be one.
     """
     reading = read(clean(answer))
     telling = {word for word in _words(reading) if len(word) > 1 and word not in _COMMON}
@@ -63,7 +63,7 @@ def is_specific(answer: str, mails: list[Mail]) -> bool:
 
 
 def plain(text: str) -> str:
-    """A text's words and numbers alone, in lower case."""
+    """Return only a text's words and numbers, in lower case."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
