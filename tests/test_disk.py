@@ -8,12 +8,12 @@ from pathlib import Path
 
 from full_disk import on_a_full_disk
 
-from emailrl.disk import replace_bytes
+from emailrl.disk import not_a_file, replace_bytes
 from emailrl.recording import JsonlWriter, read_records
 
 REPLACE = """
 from pathlib import Path
-from emailrl.disk import replace_bytes
+from emailrl.disk import not_a_file, replace_bytes
 replace_bytes(Path(sys.argv[1]), b"x" * 200)
 """
 
@@ -49,3 +49,13 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     replace_bytes(pipe, b"questions")
     assert os.read(reader, 100) == b"questions" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
     os.close(reader)
+
+
+def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:
+    file, link, broken, pipe = (tmp_path / name for name in ("file", "link", "broken", "pipe"))
+    file.touch()
+    link.symlink_to(file)
+    broken.symlink_to(tmp_path / "nothing")
+    os.mkfifo(pipe)
+    assert [not_a_file(path) for path in (file, link, tmp_path / "nothing")] == [None, None, None]
+    assert [not_a_file(path) for path in (tmp_path, broken, pipe)] == ["a folder", "a broken link", "a device or pipe"]
