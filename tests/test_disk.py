@@ -13,7 +13,7 @@ from emailrl.recording import JsonlWriter, read_records
 
 REPLACE = """
 from pathlib import Path
-from emailrl.disk import not_a_file, replace_bytes
+from emailrl.disk import replace_bytes
 replace_bytes(Path(sys.argv[1]), b"x" * 200)
 """
 
