@@ -69,7 +69,7 @@ def playing_conditions(
 
 def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
-    if is_chat(settings) or settings.vllm.vllm_urls:
+    if is_chat(settings) or (settings.agent.engine == "vllm" and settings.vllm.vllm_urls):
         return None
     from emailrl.policy.device import DTYPES, sampling_dtype  # imports torch
 

@@ -53,7 +53,8 @@ def test_the_dtype_is_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.M
     assert dtype("nano", large, dtype="fp16") == "fp16"
     monkeypatch.setattr(device, "computes_bf16", lambda: False)
     assert dtype(large) == "fp32"
-    assert dtype(engine="openai") is None and dtype(engine="vllm", vllm_urls="http://localhost:8001") is None
+    urls = "http://localhost:8001"
+    assert [dtype(engine=engine, vllm_urls=urls) for engine in ("openai", "vllm", "auto")] == [None, None, "fp32"]
 
 
 def test_of_another_database_it_is_said_how_one_changes(tmp_path: Path) -> None:
