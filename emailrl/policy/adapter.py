@@ -32,9 +32,9 @@ class Adapter:
 
 
 def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
-    """``best`` or ``latest`` of the newest run, or the adapter in a folder, its files checked against their hashes.
+    """Return ``best`` or ``latest`` of the newest run, or the adapter in a folder, with its file hashes checked.
 
-    The folder of a run of ``sft`` stands for its ``best_model``. Files needed only to resume a run (trainer state, even
+    The folder of an ``sft`` run means its ``best_model``. Files needed only to resume a run (trainer state, even
     ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged.
     """
     if which in ("best", "latest"):
@@ -53,7 +53,7 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 
 
 def read_base(folder: Path) -> str:
-    """The base model that an adapter names as its own; UsageError if the folder holds no adapter."""
+    """Return the base model that an adapter names; UsageError if the folder has no adapter."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise UsageError(
             f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.",
@@ -66,7 +66,7 @@ def read_base(folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """An adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
+    """Return an adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
     path = folder / CONFIG
     try:
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def untrained_note(output_dir: Path) -> str | None:
-    """A note if the newest run's ``best_model`` is untrained and an older run has a more accurate one."""
+    """Return a note if the newest run's ``best_model`` is untrained and an older run has a more accurate one."""
     bests = {
         run: checkpoint
         for run in find_runs(output_dir)

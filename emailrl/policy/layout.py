@@ -32,7 +32,7 @@ class Keep(IntEnum):
 
 
 def dtype_name(name: str, *, on_gpu: bool) -> str:
-    """The number type of the frozen base by the setting DTYPE: ``auto`` is bf16 on a GPU and fp32 on a CPU."""
+    """Return the dtype of the frozen base for the setting DTYPE: ``auto`` is bf16 on a GPU and fp32 on a CPU."""
     return ("bf16" if on_gpu else "fp32") if name == "auto" else name
 
 
@@ -70,7 +70,7 @@ def wants_fused(training: TrainingSettings, *, packs: bool, on_gpu: bool) -> boo
 
 
 def recomputes(checkpointing: Checkpointing, *, on_gpu: bool) -> bool:
-    """Whether transformers' own layers keep their inputs alone; between that and all of it they know no middle."""
+    """Whether transformers' own layers keep only their inputs; they offer nothing between that and keeping all."""
     return checkpointing in ("on", "selective") or (checkpointing == "auto" and on_gpu)
 
 

@@ -92,7 +92,8 @@ class Policy:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
 
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed. A critic goes beside the adapter.
+        its absolute path), so that `nano` is found wherever the package is installed. A critic is written
+        next to the adapter.
         """
         if not self.lora:
             raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
@@ -145,10 +146,11 @@ def load_policy(
 ) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
-    Neither ``adapter`` nor ``trainable`` gives the bare base. A fresh adapter follows from ``settings.training.seed``
-    alone, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights instead of an
-    adapter. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on. Raises UsageError for an
-    unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not fit.
+    Without ``adapter`` and ``trainable``, it is the bare base. A fresh adapter depends only on
+    ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights
+    instead of an adapter. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on. Raises
+    UsageError for an unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not
+    fit.
     """
     if full and (settings.model.backend == "unsloth" or settings.model.load_in_4bit):
         raise UsageError(

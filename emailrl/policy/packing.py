@@ -31,7 +31,7 @@ class PackedRow:
     position_ids: Tensor
     """``(1, P)``, each token's position in its sample."""
     segments: Segments
-    """One for each sample; its queries are the tokens that it shares with none before it."""
+    """One segment per sample; its queries are the tokens not shared with an earlier sample."""
     gather: Tensor
     """Positions in the row that predict a trained token, in the order of ``loss_mask.nonzero()``."""
 
@@ -39,10 +39,10 @@ class PackedRow:
 def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> PackedRow:
     """Flatten ``token_ids`` ``(B, T)`` by the bool mask ``trainable`` ``(B, T)``, whose first column is False.
 
-    A row ends before its last trained token: under causal attention nothing later is seen by a log-probability, and
-    the last token is only predicted. Rows that train nothing vanish. The first ``shared`` ``(B,)`` tokens of a row are
-    those of the row before it, and are computed there alone: so far back a causal model cannot tell the two apart,
-    trained tokens or not. Raises ValueError where nothing is trained.
+    A row ends before its last trained token: under causal attention no log-probability depends on later tokens, and the
+    last token is only predicted. Rows without trained tokens are dropped. The first ``shared`` ``(B,)`` tokens of a row
+    equal those of the previous row and are computed only there, since a causal model gives both the same states. Raises
+    ValueError if nothing is trained.
     """
     steps = torch.arange(token_ids.shape[1], device=token_ids.device)
     lengths = (trainable * steps).amax(dim=1)
@@ -92,7 +92,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``.
 
-    Returns ``(1, P, heads, D)``. On a GPU one variable-length FlashAttention kernel, elsewhere SDPA by segments.
+    Returns ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere.
     """
     if segments is None:
         return sdpa_attention_forward(

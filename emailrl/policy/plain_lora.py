@@ -35,7 +35,7 @@ _ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_ver
 
 @dataclass(frozen=True, slots=True)
 class PlainLora:
-    """What an adapter adds to its base: ``scale * B @ A`` on each layer named."""
+    """A plain LoRA adapter: it adds ``scale * B @ A`` to each layer in ``pairs``."""
 
     pairs: dict[str, tuple[Tensor, Tensor]]
     """Module name → (A [rank, in], B [out, rank])."""
@@ -44,10 +44,10 @@ class PlainLora:
 
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
-    """The adapter in ``folder``, as whole as ``base`` needs it; None leaves out what only the base model could tell.
+    """Return the adapter in ``folder``, checked against ``base``; None skips the checks that need the base model.
 
-    ``base`` may be on the meta device, and may carry adapters of its own. Raises EmailRLError for anything but finite
-    LoRA matrices, one pair for each linear layer that the config names, of the shapes that layer and rank ask for.
+    ``base`` may be on the meta device and may already have adapters. Raises EmailRLError for anything but finite LoRA
+    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require.
     """
     config = read_adapter_config(folder)
     rank, scale, targets = _plain(folder, config)

@@ -67,9 +67,9 @@ def same_base(left: str, right: str) -> bool:
 
 
 def with_token_limit(settings: Settings, model: Any) -> Settings:
-    """The settings to play ``model`` with: MAX_TOKENS, where it is not given, at most the model's ``max_new_tokens``.
+    """Return the settings for sampling ``model``: MAX_TOKENS, unless set, is limited to its ``max_new_tokens``.
 
-    A small model that does not stop would otherwise write until its context is full, delaying all others.
+    Otherwise a small model that does not stop would write until its context is full, delaying all others.
     """
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
     agent = settings.agent

@@ -1,4 +1,4 @@
-"""What attends to what in a packed row: segments of queries, each with keys of its own, and of others where shared."""
+"""Attention in a packed row: segments of queries with their own keys, and shared keys of other segments."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """The K keys of all segments, one segment behind the other, where some stand in the row as another's tokens."""
+    """The K keys of all segments in order, if some of them are tokens of another segment in the row."""
 
     index: Tensor
-    """Which token of the row each key is, ``(K,)``."""
+    """Token of the row for each key, ``(K,)``."""
     own: Tensor
-    """Which key each token of the row is in its own segment, ``(P,)``."""
+    """Key in its own segment for each token of the row, ``(P,)``."""
     borrowed: Tensor
     """The other keys, ``(C,)``."""
     lent: Tensor
-    """The tokens of the row that these are, each once, ``(U,)``."""
+    """Distinct tokens of the row that are borrowed, ``(U,)``."""
     lender: Tensor
-    """Which of ``lent`` each of ``borrowed`` is, ``(C,)``."""
+    """Index into ``lent`` for each of ``borrowed``, ``(C,)``."""
 
     @classmethod
     def of(cls, index: Tensor, is_own: Tensor) -> SharedKeys:
-        """From the token that each key is, and whether it is its own segment's; these stand in the row's order."""
+        """Build from each key's token and whether it belongs to its own segment; own keys are in the row's order."""
         own, borrowed = is_own.nonzero()[:, 0], (~is_own).nonzero()[:, 0]
         lent, lender = index[borrowed].unique(return_inverse=True)
         return cls(index, own, borrowed, lent, lender)
 
     def spread(self, states: Tensor) -> Tensor:
-        """Keys or values ``(P, ...)`` of the row to those of the segments, ``(K, ...)``."""
+        """Expand keys or values of the row, ``(P, ...)``, to those of the segments, ``(K, ...)``."""
         return states[self.index]
 
     def gathered(self, grad: Tensor) -> Tensor:
-        """Gradient of ``spread``: what reaches a token through all segments whose key it is."""
+        """Gradient of ``spread``: the sum for each token over all segments that use it as a key."""
         total = grad[self.own]
         # A prompt may have hundreds of borrowers: their sum would stand still in half precision.
         wide = torch.promote_types(grad.dtype, torch.float32)
@@ -48,37 +48,37 @@ class SharedKeys:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segment i's queries see its keys and no others: the last query all of them, each query before it one less."""
+    """Segments of a row; the last query of a segment sees all of its keys, each earlier query one key less."""
 
     query_bounds: tuple[int, ...]
-    """Segment i's queries are ``query_bounds[i]:query_bounds[i + 1]`` of the row; n + 1 numbers, on the host."""
+    """Queries of segment i: ``query_bounds[i]:query_bounds[i + 1]`` of the row; n + 1 numbers, on the host."""
     key_bounds: tuple[int, ...]
-    """The same of its keys; as many as queries, or more."""
+    """The same for its keys, at least as many as queries."""
     cu_queries: Tensor
     """``query_bounds``, ``(n + 1,)`` int32, on the model's device."""
     cu_keys: Tensor
     keys: SharedKeys | None
-    """None where the keys of every segment are its own tokens, in the row's order."""
+    """None if the keys of every segment are its own tokens, in the row's order."""
 
     @classmethod
     def of(cls, num_queries: Sequence[int], num_keys: Sequence[int], index: Tensor, is_own: Tensor) -> Segments:
-        """From each segment's number of queries and of keys; the tensors as ``SharedKeys.of`` takes them."""
+        """Build from each segment's numbers of queries and keys, with the tensors of ``SharedKeys.of``."""
         queries, keys = (tuple(accumulate(lengths, initial=0)) for lengths in (num_queries, num_keys))
         cu_queries, cu_keys = (torch.tensor(one, dtype=torch.int32, device=index.device) for one in (queries, keys))
         return cls(queries, keys, cu_queries, cu_keys, None if queries == keys else SharedKeys.of(index, is_own))
 
     @property
     def most_queries(self) -> int:
-        """Queries of the segment that has most."""
+        """Maximum number of queries in a segment."""
         return max(end - start for start, end in pairwise(self.query_bounds))
 
     @property
     def most_keys(self) -> int:
-        """Keys of the segment that has most."""
+        """Maximum number of keys in a segment."""
         return max(end - start for start, end in pairwise(self.key_bounds))
 
     def parts(self) -> Iterator[tuple[slice, slice, Tensor | None]]:
-        """Each segment's queries, keys, and mask ``(queries, keys)``; None where plain causal attention says it."""
+        """Yield each segment's queries, keys, and mask ``(queries, keys)``, None for plain causal attention."""
         for queries, keys in zip(pairwise(self.query_bounds), pairwise(self.key_bounds), strict=True):
             rows, columns = queries[1] - queries[0], keys[1] - keys[0]
             mask = None

@@ -1,4 +1,4 @@
-"""A model's shape, read from its config alone, and what follows from it: parameters, LoRA parameters, cache bytes.
+"""A model's shape from its config alone, and the resulting parameters, LoRA parameters and cache bytes.
 
 No torch, and no network for the shapes in ``KNOWN``.
 """
@@ -26,7 +26,7 @@ _SUPPORTED: Final = "Supported: Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models.
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A dense decoder of Llama's kind: sizes as its config names them."""
+    """Sizes of a Llama-style dense decoder, named as in its config."""
 
     family: str
     """transformers' model type."""
@@ -95,7 +95,7 @@ class Shape:
         return self.layers * (self.layer_matrix + biases + norms) + self.embeddings + self.hidden
 
     def weight_bytes(self, itemsize: int, *, four_bit: bool = False) -> int:
-        """Bytes of the base; in 4 bits only the projections are, the embeddings and norms are not."""
+        """Return the bytes of the base; 4 bits apply only to projections, not to embeddings and norms."""
         if not four_bit:
             return self.parameters * itemsize
         matrices = self.layers * self.layer_matrix
@@ -148,7 +148,7 @@ KNOWN: Final[dict[str, Shape]] = {
 }
 """Published configurations, for models whose config is not available locally."""
 SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
-"""What `smol` and `smol-base` are, wherever their weights come from: to plan them converts nothing."""
+"""Shape of `smol` and `smol-base`, so that planning needs no conversion of their weights."""
 _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct|base|thinking))?(?:-\d{4})?")
 
 

@@ -1,6 +1,6 @@
-"""A frozen base spread over the GPUs of one host with FSDP2: each holds a part, and a layer is gathered while it runs.
+"""Shards a frozen base over the GPUs of one host with FSDP2; a layer is gathered while it runs.
 
-Adapters are left out of the sharding: they stay ordinary tensors, whole on every rank, so that gradients, optimizer,
+Adapters are not sharded: they stay ordinary tensors, complete on every rank, so that gradients, optimizer,
 checkpoints and the fused layers' caches are the same as without sharding. Gathering is a collective: every rank of the
 mesh must run the same forward and backward passes in the same order.
 """
@@ -46,10 +46,10 @@ def check_shardable(settings: Settings) -> None:
 
 
 def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
-    """Spread the frozen weights of ``model`` (PEFT or bare, on the CPU) over ``mesh``; trainable ones stay whole.
+    """Spread the frozen weights of ``model`` (PEFT or bare, on the CPU) over ``mesh``; trainable ones stay complete.
 
     Each layer is moved to this rank's device and sharded before the next one, so that only one is complete at a time.
-    ``offload`` keeps the parts in the host's memory, from where a layer is copied whenever it is gathered.
+    ``offload`` keeps the shards in host memory, from which a layer is copied whenever it is gathered.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     backbone, embedding, head = base.base_model, base.get_input_embeddings(), base.get_output_embeddings()
@@ -71,9 +71,9 @@ def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
 
 
 def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` with the parameters of a sharded ``module`` gathered around each call, and for its backward pass.
+    """Return ``method`` with the parameters of a sharded ``module`` gathered for each call and its backward pass.
 
-    FSDP does that by itself only for ``module(...)``. The method of a module that is whole is returned as it is.
+    FSDP itself does this only for ``module(...)``. The method of an unsharded module is returned unchanged.
     """
     if not isinstance(module, FSDPModule):
         return method
@@ -90,5 +90,5 @@ def is_sharded(model: Any) -> bool:
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of a module's class, as it was before it was sharded."""
+    """Return the name of a module's class before sharding."""
     return type(module).__name__.removeprefix("FSDP")

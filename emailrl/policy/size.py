@@ -91,7 +91,7 @@ def count_parameters(config: Any) -> int:
 
 
 def empty_model(config: Any) -> Any:
-    """The model that a config describes, on the meta device: its layers and shapes without memory for any number."""
+    """Return the model that a config describes on the meta device: layers and shapes without memory for weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -103,7 +103,7 @@ def empty_model(config: Any) -> Any:
 def load_config(name: str, path: str | Path) -> Any:
     """Read a model's config from its folder, the local cache or the hub, without long retries.
 
-    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError where the hub cannot be
+    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be
     reached.
     """
     from transformers import AutoConfig
@@ -158,7 +158,7 @@ def _cached(name: str) -> bool:
 def check_hub(name: str) -> None:
     """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
 
-    Raises UsageError for a name the hub does not know, EmailRLError where it cannot be reached or asks for a license.
+    Raises UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license.
     """
     import httpx
     from huggingface_hub import HfApi

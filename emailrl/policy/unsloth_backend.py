@@ -1,8 +1,8 @@
 """The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
 
 Unsloth loads the base and prepares it for training. Adapter and tokenizer are emailrl's own, so that both backends
-begin with the same weights and the same ids. Unsloth exchanges the ``forward`` of transformers' classes in place and
-drops key-value caches that are not its own; what samples in this process is therefore ``unpatched``.
+begin with the same weights and the same ids. Unsloth replaces the ``forward`` of transformers' classes in place and
+drops key-value caches that are not its own, so sampling in this process uses ``unpatched``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_unsloth(settings: Settings) -> None:
 def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
     """Load the base through ``unsloth.FastLanguageModel``; returns model, tokenizer and the base's place.
 
-    Raises EmailRLError where it cannot be had, or is of another family than ``FAMILIES``; and as ``check_unsloth``.
+    Raises EmailRLError if it is unavailable or not of ``FAMILIES``, and the errors of ``check_unsloth``.
     """
     check_unsloth(settings)
     path = resolve_model(settings.model.name, settings.model.smol_base)
@@ -94,7 +94,7 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
 def prepare_unsloth(model: Any, settings: Settings) -> Any:
     """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
 
-    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs that lie in the host's memory.
+    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory.
     """
     checkpointing = False if settings.training.gradient_checkpointing == "off" else "unsloth"
     try:
@@ -105,7 +105,7 @@ def prepare_unsloth(model: Any, settings: Settings) -> Any:
 
 
 def _unsloth() -> Any:
-    """``FastLanguageModel``, without reports to Unsloth's makers and without a cache of code in the working folder."""
+    """``FastLanguageModel`` without telemetry and without a code cache in the working folder."""
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(Path.home() / ".cache" / "unsloth_compiled_cache"))
     with warnings.catch_warnings():
@@ -116,9 +116,9 @@ def _unsloth() -> Any:
 
 
 def unpatched(model: Any) -> Any:
-    """The base of ``model`` without adapters, in transformers' own classes; its weights are the same tensors.
+    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors.
 
-    The classes are read a second time from transformers' source, and the modules' states put into them.
+    The classes are loaded again from transformers' source, and get the states of the modules.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return _twin(base, _read_again(type(base).__module__), base.config)
@@ -147,7 +147,7 @@ def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
 
 
 def _read_again(name: str) -> ModuleType:
-    """The module ``name``, which is imported, executed once more under no entry of ``sys.modules``."""
+    """The imported module ``name``, executed again without an entry in ``sys.modules``."""
     file = sys.modules[name].__file__
     spec = spec_from_file_location(name, file) if file else None
     if spec is None or spec.loader is None:
