@@ -72,9 +72,10 @@ class Extractor:
 
     def only(self, own: str, full_text: str) -> Mention | None:
         """Return the only fact of its kind in the whole body if it is in the email's own text, else None."""
-        mine = self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))
+        if not (mine := self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))):
+            return None
         all_found = self.find(full_text)
-        if not mine or len({fact.key for fact in all_found}) != 1:
+        if len({fact.key for fact in all_found}) != 1:
             return None
         if not all(fact.is_whole for fact in (*mine, *all_found)):
             return None
