@@ -110,7 +110,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     slots = _slots(shape, settings, layout, tokens)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
     training = {"vLLM": _vllm_while_training(shape, settings, total)} if vllm_in_process(settings) else {}
-    batch = micro_batch_tokens(settings, device, tokens)
+    batch = micro_batch_tokens(shape, settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     keep = keep_of(shape, settings, layout, batch, free)
     activations = training_bytes(shape, layout, keep, batch, tokens)
@@ -153,9 +153,9 @@ def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
     )
 
 
-def micro_batch_tokens(settings: Settings, device: Device, tokens: Tokens) -> int:
+def micro_batch_tokens(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> int:
     """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
-    cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu)
+    cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu, hidden=shape.hidden)
     rows = settings.training.max_rows_per_micro_batch
     if rows is not None:
         cap = min(cap, rows * tokens.per_trajectory)

@@ -65,7 +65,8 @@ class TrainingSettings(Section):
     update_epochs: Positive = 1
     """Passes over the mini-batches of a step."""
     max_tokens_per_micro_batch: Positive | None = None
-    """Tokens per forward pass in training; default: 16384 on a GPU, 2048 on a CPU (sized for its caches)."""
+    """Tokens per forward pass in training; default: 16384 on a GPU (65536 for models with a hidden size below 1024),
+    2048 on a CPU (sized for its caches)."""
     max_rows_per_micro_batch: Positive | None = None
     """Samples per forward pass in training, in addition to the token limit; default: unlimited."""
     packing: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from typing import Any
@@ -24,9 +25,13 @@ from emailrl.settings import TrainingSettings
 
 def test_the_cap_of_a_micro_batch_is_what_its_setting_says() -> None:
     described = TrainingSettings.model_fields["max_tokens_per_micro_batch"].description or ""
-    assert micro_batch_cap(TrainingSettings(), on_gpu=True) == 16384 and "16384 on a GPU" in described
-    assert micro_batch_cap(TrainingSettings(), on_gpu=False) == 2048 and "2048 on a CPU" in described
-    assert micro_batch_cap(TrainingSettings(max_tokens_per_micro_batch=100), on_gpu=True) == 100
+    assert micro_batch_cap(TrainingSettings(), on_gpu=True, hidden=1024) == 16384 and "16384 on a GPU" in described
+    assert micro_batch_cap(TrainingSettings(), on_gpu=True, hidden=1023) == 65536 and "(65536 for models" in described
+    assert "hidden size below 1024" in described
+    for hidden in (64, 5120):
+        assert micro_batch_cap(TrainingSettings(), on_gpu=False, hidden=hidden) == 2048
+        assert micro_batch_cap(TrainingSettings(max_tokens_per_micro_batch=100), on_gpu=True, hidden=hidden) == 100
+    assert re.search(r"2048\s+on a CPU", described)
 
 
 def test_number_types() -> None:

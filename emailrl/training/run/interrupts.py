@@ -73,4 +73,6 @@ class Interrupts:
         self._requested = True
         if self.impatient or self._droppable:
             raise KeyboardInterrupt
-        self._notify("Interrupted: stopping after this step (press again to stop now without saving).")
+        # In a thread: the main thread may be writing the same log, and its stream refuses to be entered twice.
+        notice = "Interrupted: stopping after this step (press again to stop now without saving)."
+        threading.Thread(target=self._notify, args=(notice,)).start()

@@ -32,7 +32,8 @@ class LogprobScorer:
         self.policy, self.settings, self.ranks = policy, settings, ranks
         self.lock = Lock()
         """Held during training passes: another thread may use the policy to verify vLLM servers that return."""
-        self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda")
+        hidden = policy.model.config.get_text_config().hidden_size
+        self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda", hidden=hidden)
 
     def micro_batches(self, samples: Sequence[TrainingSample], chosen: Sequence[int] | None = None) -> list[MicroBatch]:
         """Split the samples, or those at the indices ``chosen``, under the current cap."""
