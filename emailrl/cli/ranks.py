@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emailrl.cli.output import say
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.ranks.place import Place
 
@@ -59,8 +60,8 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
     ranks = launch_of(settings)
     if ranks.is_needed:
         own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # already trusted
-        if code := launch(ranks, own):
-            raise typer.Exit(code)
+        if code := launch(ranks, own, say):
+            sys.exit(code)  # no further line: a rank has printed the reason
         return True
     if Place.here().rank == 0:
         return False

@@ -285,7 +285,9 @@ class RankGroup(Ranks):
             message = f"Rank {self.rank} of {self.world} lost the connection to the host of rank 0."
         elif missing:
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.world}"
-            message = f"{ranks} ended or did not answer within {self._wait_seconds:g} s."
+            silent = "timed out" in str(error).lower()  # otherwise a connection was closed
+            hung = f"did not answer within {self._wait_seconds:g} s" if silent else "stopped responding"
+            message = f"{ranks} ended or {hung}."
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, "Continue from the last checkpoint with --resume latest.")

@@ -1,7 +1,7 @@
 """``--nproc N``: run this command as N ranks, started and supervised by torchrun's agent.
 
-One rank per host prints errors (`emailrl.cli.output.fail`) and records that in a file. The launcher reports an error
-only if a rank was killed and could not.
+One rank per host prints errors (`emailrl.cli.output.fail`) and records that in a file. The launcher adds the signal
+that killed a rank, which the other ranks cannot know, and reports an error only if no rank could.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -62,10 +62,10 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def launch(wanted: Launch, arguments: Sequence[str]) -> int:
+def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None]) -> int:
     """Run ``emailrl`` with these arguments on all ranks of this host; returns the exit code once they have ended.
 
-    Raises EmailRLError if a rank was killed and none could report it.
+    ``say`` hears which signal killed a rank. Raises EmailRLError if no other rank could report that it was lost.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -90,9 +90,12 @@ def launch(wanted: Launch, arguments: Sequence[str]) -> int:
         try:
             elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
-            _, first = failed.get_first_failure()
-            if first.exitcode < 0 and not any(Path(folder).rglob("error.json")):
-                raise _killed(failed, wanted) from None
+            rank, first = failed.get_first_failure()
+            if first.exitcode < 0:
+                ended = _ended(rank, -first.exitcode)
+                if not any(Path(folder).rglob("error.json")):
+                    raise EmailRLError(ended, "Continue from the last checkpoint: --resume latest.") from None
+                say(ended)
             return int(first.exitcode) if first.exitcode > 0 else 1
         except SignalException:
             return INTERRUPTED
@@ -110,10 +113,7 @@ def _meeting(wanted: Launch) -> dict[str, Any]:
     return {**meeting, "rdzv_backend": "static", "rdzv_configs": {"rank": wanted.node_rank}}
 
 
-def _killed(failed: Any, wanted: Launch) -> EmailRLError:
-    rank, first = failed.get_first_failure()
-    name = signal.Signals(-first.exitcode).name
+def _ended(rank: int, number: int) -> str:
+    name = signal.Signals(number).name
     memory = " The host may be out of memory." if name == "SIGKILL" else ""
-    return EmailRLError(
-        f"Rank {rank} was ended by {name}.{memory}", "Continue from the last checkpoint: --resume latest."
-    )
+    return f"Rank {rank} was ended by {name}.{memory}"

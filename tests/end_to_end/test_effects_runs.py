@@ -199,7 +199,7 @@ def test_where_numbers_go(make_settings: MakeSettings, tmp_path: Path, monkeypat
 def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As converted from OpenRLHF's flags, ``emailrl train`` starts as many ranks, on as many hosts."""
     launched: list[Launch] = []
-    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments: launched.append(wanted))
+    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments, say: launched.append(wanted))
     monkeypatch.chdir(tmp_path)
     for flags, arguments in (
         ("--actor_num_gpus_per_node 8", []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -128,7 +129,8 @@ def test_a_lost_rank_interrupts_the_others(number: signal.Signals, tmp_path: Pat
     finally:
         os.kill(children[1], signal.SIGKILL)
         os.waitpid(children[1], 0)
-    assert isinstance(zero, LostRank) and "Rank 1 of 3 ended or did not answer within 6 s." in zero.message
+    hung = "(did not answer within 6 s|stopped responding)"
+    assert isinstance(zero, LostRank) and re.search(rf"Rank 1 of 3 ended or {hung}\.", zero.message)
     assert waited[1] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,9 @@ from ranks.processes import begin, in_ranks, ranked, results, settings
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
 from emailrl.settings import Settings, TrainingSettings
+
+HUNG = "(did not answer within %g s|stopped responding)"
+"""How a hanging rank is described; the latter by a rank that another one has left by then."""
 
 
 def test_alone_every_method_gives_back_what_it_is_given() -> None:
@@ -83,7 +87,7 @@ def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(t
     zero, one, two = in_ranks(3, run, tmp_path)
     assert time.monotonic() - begun < 30
     assert one is None and isinstance(zero, LostRank) and isinstance(two, LostRank)
-    assert "Rank 1 of 3 ended or did not answer within 8 s." in str(zero)
+    assert "Rank 1 of 3 ended or stopped responding." in str(zero)
 
 
 @pytest.mark.parametrize("moment", ["waiting", "working"])
@@ -114,7 +118,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_pat
         os.kill(children[2], signal.SIGKILL)
         os.waitpid(children[2], 0)
     assert isinstance(zero, LostRank) and isinstance(one, LostRank)
-    assert "Rank 2 of 3 ended or did not answer within 6 s." in str(zero)
+    assert re.search(f"Rank 2 of 3 ended or {HUNG % 6}", str(zero))
 
 
 def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
