@@ -99,13 +99,14 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
-        raise UsageError(f"VLLM_ENGINE_ARGS={text!r} is not a JSON object.", EXAMPLE)
+        raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
     owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
-        if (setting := owned.get(name.removeprefix("no_"))) is not None:
+        setting = next((owned[each] for each in owned if each.startswith(name.removeprefix("no_"))), None)
+        if setting is not None:  # also abbreviated, as on vLLM's command line
             hint = f"Set {setting} instead." if setting else "emailrl depends on its value."
             raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
     return arguments

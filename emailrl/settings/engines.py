@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
+from emailrl.errors import UsageError
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section
 
 Price = Annotated[float, Field(ge=0)]
+
+_SECRET_ARGUMENT: Final = re.compile(
+    r"""(?i)(?:\bapi_?k\w*|\bhf_t\w*|\w*(?:access|auth|secret|api)_?(?:key|token)\w*|\w*(?:password|secret)\w*)(?="?\s*[:=])"""
+)
+"""Also abbreviated, as on vLLM's command line."""
+
+
+def _without_secrets(text: str) -> str:
+    if found := _SECRET_ARGUMENT.search(text.replace("-", "_")):
+        raise UsageError(
+            f"VLLM_ENGINE_ARGS cannot hold a secret ({found[0].strip('_')}): its value is recorded with a run.",
+            "Set VLLM_API_KEY for the servers' key, or HF_TOKEN in the environment for the hub's.",
+        )
+    return text
 
 
 class OpenAISettings(Section):
@@ -61,9 +77,9 @@ class VllmSettings(Section):
     """Maximum adapters per batch."""
     vllm_max_lora_rank: Positive | None = None
     """Maximum rank of an adapter to load; default: the first adapter's."""
-    vllm_engine_args: Annotated[str, Code()] = ""
+    vllm_engine_args: Annotated[str, Code(), AfterValidator(_without_secrets)] = ""
     """Further vLLM engine arguments as a JSON object, for vLLM in process and `serve`: `{"kv_cache_dtype": "fp8"}`.
-    Arguments that other settings determine are refused."""
+    Arguments that other settings determine are refused, and so are secrets."""
     vllm_probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Maximum mean difference between vLLM's and the trainer's log-probs of the probe text; default: 0.1, or 0.001 in
     fp32."""

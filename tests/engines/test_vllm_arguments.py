@@ -85,6 +85,7 @@ def test_further_arguments_reach_vllm(tmp_path: Path) -> None:
         ('{"no_enable_lora": true}', "cannot set no_enable_lora", "emailrl depends on its value"),
         ('{"--quantization": "fp8"}', "'--quantization' is not an argument name", "Example"),
         ('{"dtype": "float16"}', "cannot set dtype", "Set EMAILRL_DTYPE instead"),
+        ('{"enforce_e": true}', "cannot set enforce_e", "Set VLLM_ENFORCE_EAGER instead"),
         ('{"max_loras": 4}', "cannot set max_loras", "Set VLLM_MAX_LORAS instead"),
         ('{"logprobs_mode": "raw_logits"}', "cannot set logprobs_mode", "emailrl depends on its value"),
     ],

@@ -142,3 +142,25 @@ def test_a_mistake_in_dotenv_names_its_line_whatever_blank_lines_stand_before(
     (tmp_path / ".env").write_text(text)
     with pytest.raises(UsageError, match=rf"\.env line {line}\)"):
         load_settings(cwd=tmp_path, environ={})
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ('{"api_key": "hush-1"}', "api_key"),
+        ('{"api_k": "hush-1"}', "api_k"),  # vLLM's command line takes abbreviations
+        ('{"hf_token":"hush-1"}', "hf_token"),
+        ('{"kv_transfer_config": {"access_key": "hush-1"}}', "access_key"),
+        ("--api-key=hush-1", "api_key"),
+        ('{"api_key": "hush-1', "api_key"),
+    ],
+)
+def test_a_secret_among_engine_arguments_is_refused_without_its_value(load: Load, given: str, name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(VLLM_ENGINE_ARGS=given)
+    assert f"VLLM_ENGINE_ARGS cannot hold a secret ({name})" in str(error.value) and "hush" not in str(error.value)
+
+
+def test_engine_arguments_about_tokens_are_no_secrets(load: Load) -> None:
+    given = '{"tokenizer": "x", "max_num_batched_tokens": 4096, "hf_overrides": {"eos_token_id": 3}}'
+    assert load(VLLM_ENGINE_ARGS=given).vllm.vllm_engine_args == given
