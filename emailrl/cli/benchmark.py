@@ -101,9 +101,12 @@ def benchmark(
 ) -> None:
     from emailrl.benchmark import to_resume
     from emailrl.engines import is_chat
+    from emailrl.evaluation import check_samples
     from emailrl.settings import load_settings
 
-    settings = with_inputs(load_settings(overrides, trust=trust))
+    settings = load_settings(overrides, trust=trust)
+    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
+    settings = with_inputs(settings)
     begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)

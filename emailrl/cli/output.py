@@ -84,6 +84,8 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
     """
     if out.is_dir():
         raise UsageError(f"{out} is a folder.", "Pass a file name.")
+    if not out.exists() and out.is_symlink():
+        return Path(os.path.realpath(out))
     if not out.is_file():
         return out
     if not may_exist:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sqlalchemy import select
@@ -14,8 +15,14 @@ from emailrl.store.schema import addresses
 
 
 def questions_file(db: Path) -> Path:
-    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``."""
-    return db.with_name(f"{db.stem}_questions.jsonl")
+    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``.
+
+    If the database is a link, a file next to the link has priority over one next to its target.
+    """
+    beside = db.with_name(f"{db.stem}_questions.jsonl")
+    if db.is_symlink() and not os.path.lexists(beside):
+        return questions_file(Path(os.path.realpath(db)))
+    return beside
 
 
 def with_questions(settings: Settings) -> tuple[Settings, str | None]:
@@ -29,6 +36,10 @@ def with_questions(settings: Settings) -> tuple[Settings, str | None]:
         return settings, None
     db = settings.store.db
     beside = questions_file(db)
+    if beside.is_symlink() and not beside.exists():
+        raise UsageError(
+            f"{beside} is a broken link to {os.readlink(beside)}.", "Remove it, or name a file with --questions."
+        )
     if beside.is_file():
         data = settings.data.model_copy(update={"questions": beside})
         return settings.model_copy(update={"data": data}), f"Questions: {beside} (beside the database)"

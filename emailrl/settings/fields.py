@@ -60,5 +60,5 @@ def _greedy_or_warm(temperature: float) -> float:
 
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+NonNegative = Annotated[int, Field(ge=0, lt=2**63)]

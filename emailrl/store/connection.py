@@ -107,8 +107,10 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
 
 def _check(connection: Connection, db: Path) -> None:
     tables = set(connection.scalars(_TABLE_NAMES))
+    if not tables:
+        raise UsageError(f"The database {db} is empty.", f"{_REBUILD.rstrip('.')}, or choose another with --db.")
     if missing := _TABLES - tables:
-        if tables and "emails" in missing:
+        if "emails" in missing:
             raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
         what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
         raise UsageError(f"The database {db} has no {what}.", _REBUILD)
@@ -151,7 +153,10 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 
 def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
-    return EmailRLError(f"No such mail database: {db}.", "Build one with emailrl gen-db, or choose another with --db.")
+    broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
+    return EmailRLError(
+        f"No such mail database: {db}{broken}.", "Build one with emailrl gen-db, or choose another with --db."
+    )
 
 
 def database_fingerprint(db: Path) -> str:

@@ -299,7 +299,7 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
 
 def test_several_samples_a_question(emailrl, here: Path) -> None:
     code, _, err = emailrl("benchmark", "--model", "model", "--samples", 3, "--out", "bench")
-    assert code == 2 and "3 greedy samples of a question would be identical" in err
+    assert code == 2 and err.startswith("error: 3 greedy samples of a question would be identical")  # nothing is loaded
     code, out, _ = emailrl(
         "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--json"
     )

@@ -95,6 +95,11 @@ def test_the_file_that_out_means(tmp_path: Path) -> None:
     assert out_file(tmp_path / "new.jsonl", may_exist=False) == tmp_path / "new.jsonl"
     assert out_file(there, may_exist=True) == out_file(link, may_exist=True) == there
     assert out_file(pipe, may_exist=False) == pipe
+    link.unlink()
+    link.symlink_to("gone.jsonl")
+    assert out_file(link, may_exist=False) == tmp_path / "gone.jsonl"  # the link stays
+    link.unlink()
+    link.symlink_to(there)
     for taken in (there, link):
         with pytest.raises(UsageError, match=r"already exists\. Choose another file, or add --overwrite"):
             out_file(taken, may_exist=False)

@@ -31,6 +31,26 @@ def test_the_file_beside_the_database_is_taken_and_said(db: Path) -> None:
     assert chosen(db) == (beside, f"Questions: {beside} (beside the database)")
 
 
+def test_a_link_to_a_database_has_the_questions_of_its_target_unless_it_has_its_own(db: Path, tmp_path: Path) -> None:
+    link = tmp_path / "links" / "mine.db"
+    link.parent.mkdir()
+    link.symlink_to(db)
+    beside = db.parent / "mail_questions.jsonl"
+    assert questions_file(link) == beside  # where gen-questions writes them
+    beside.touch()
+    assert chosen(link)[0] == beside
+    own = link.with_name("mine_questions.jsonl")
+    own.touch()
+    assert questions_file(link) == chosen(link)[0] == own
+
+
+def test_a_broken_link_next_to_the_database_is_named(db: Path) -> None:
+    beside = questions_file(db)
+    beside.symlink_to("gone.jsonl")
+    with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a broken link to gone\.jsonl"):
+        chosen(db)
+
+
 def test_a_named_file_comes_first_and_needs_no_line(db: Path, tmp_path: Path) -> None:
     (tmp_path / "mail_questions.jsonl").touch()
     assert chosen(db, tmp_path / "mine.jsonl") == (tmp_path / "mine.jsonl", None)

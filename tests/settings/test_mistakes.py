@@ -22,6 +22,7 @@ Load = Callable[..., Settings]
         ({"MAX_STEPS": "many"}, "MAX_STEPS='many' (environment): should be a valid integer"),
         ({"MAX_STEPS": "0"}, "MAX_STEPS='0' (environment): should be greater than or equal to 1."),
         ({"SEED": "9" * 26}, "(environment): should be less than 9223372036854775808."),
+        ({"MAX_STEPS": "9" * 400}, "(environment): should be less than 9223372036854775808."),
         ({"SEED": "-1"}, "SEED='-1' (environment): should be greater than or equal to 0."),
         ({"TARGET_ACCURACY": "95"}, "TARGET_ACCURACY='95' (environment): should be less than or equal to 1."),
         ({"TEMPERATURE": "1e-320"}, "TEMPERATURE='1e-320' (environment): should be 0 (greedy) or at least 0.001."),

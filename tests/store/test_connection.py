@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, inspect, select, text
 
 import emailrl
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.store import database_fingerprint
 from emailrl.store.build import build_database
 from emailrl.store.connection import connect, opened
@@ -57,6 +57,15 @@ def test_the_tables_of_a_built_database_are_those_of_the_schema(db: Path) -> Non
         for table in metadata.sorted_tables:
             assert [column["name"] for column in there.get_columns(table.name)] == table.columns.keys()
             assert {index["name"] for index in there.get_indexes(table.name)} == {index.name for index in table.indexes}
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "mail.db").touch()
+    with (
+        pytest.raises(UsageError, match=r"mail\.db is empty\. Rebuild it with emailrl gen-db --overwrite, or"),
+        opened(tmp_path / "mail.db"),
+    ):
+        pass
 
 
 def open_files(path: Path) -> int:
