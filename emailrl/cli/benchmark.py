@@ -46,8 +46,6 @@ from emailrl.cli.tables import result_lines, results_table, title_of
 from emailrl.plain import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from emailrl.benchmark import Report, Subject
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario, Trajectory
@@ -101,12 +99,9 @@ def benchmark(
 ) -> None:
     from emailrl.benchmark import to_resume
     from emailrl.engines import is_chat
-    from emailrl.evaluation import check_samples
     from emailrl.settings import load_settings
 
-    settings = load_settings(overrides, trust=trust)
-    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
-    settings = with_inputs(settings)
+    settings = _checked(load_settings(overrides, trust=trust))
     begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
@@ -114,11 +109,7 @@ def benchmark(
         say_loading()
     folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
-    _show(report, folder, result_console(json=json))
-    for note in _what_is_left(report, folder):
-        progress_console().print(note, soft_wrap=True)
-    if not report.interrupted:
-        _suggest_next(report)
+    _show(report, folder, json=json)
     if json:
         records = report.records()
         print_json(records[0] if len(subjects) == 1 and records else records)
@@ -193,13 +184,27 @@ def _play(
     return report
 
 
-def _show(report: Report, folder: Path, console: Console) -> None:
+def _show(report: Report, folder: Path, *, json: bool) -> None:
+    """Print the results on stdout (with ``json`` on stderr), notes and the next command on stderr."""
+    console = result_console(json=json)
     if report.results:
         console.print("=== Benchmark Results ===", style="bold")
         for line in result_lines(report):
             say(line, console)
         console.print(results_table(report))
         console.print(f"results: {folder}", soft_wrap=True)
+    for note in _what_is_left(report, folder):
+        progress_console().print(note, soft_wrap=True)
+    if not report.interrupted:
+        _suggest_next(report)
+
+
+def _checked(settings: Settings) -> Settings:
+    """The settings with their inputs chosen; raises for settings and inputs that cannot be measured."""
+    from emailrl.evaluation import check_samples
+
+    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
+    return with_inputs(settings)
 
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:

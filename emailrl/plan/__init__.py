@@ -175,8 +175,7 @@ def make_plan(
     the device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere,
     and with several GPUs, only its token counts are.
 
-    Raises UsageError or EmailRLError for a model whose shape is unavailable, for conflicting settings, and for a
-    question file that training would refuse.
+    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings and questions that training refuses.
     """
     _check(utilization, price)
     settings, assumed = limit_to_questions(settings)
@@ -196,7 +195,7 @@ def make_plan(
         faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and fabric.gpus == 1 else [],
         obstacles=refused + find_obstacles(settings, shape, device, here=here),
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
-        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *([assumed] if assumed else [])],
+        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *assumed],
     )  # fmt: skip
 
 

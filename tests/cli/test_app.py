@@ -99,9 +99,13 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
-    script = "import sys; from emailrl.cli.app import main; sys.argv = ['emailrl', '--help']; main()"
-    done = subprocess.run(f'"{sys.executable}" -c "{script}" | true', shell=True, capture_output=True, text=True)
-    assert done.stderr == ""
+    read, write = os.pipe()
+    os.close(read)
+    for arguments in (["--help"], ["plan", "--model", "nano", "--gpu", "H100"], ["doctor", "--json"]):
+        command = [sys.executable, "-m", "emailrl", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (1, ""), arguments  # as click and pip do
+    os.close(write)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
