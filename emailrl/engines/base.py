@@ -109,6 +109,14 @@ class PolicyEngine(Engine, Sampler, Protocol):
     """An engine that follows the trainer's weights."""
 
 
+@runtime_checkable
+class LocalEngine(Engine, Protocol):
+    """An engine that samples in this process."""
+
+    steps: int
+    """Passes over all running conversations so far: the number grows as long as it samples."""
+
+
 class PinnedEngine(Engine, Protocol):
     """An engine that stays on one version of the weights until it is closed."""
 

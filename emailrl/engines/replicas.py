@@ -28,7 +28,7 @@ from emailrl.remote.reply import EndlessReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 HEALTH_TIMEOUT = 10.0
-"""Health check timeout in seconds."""
+"""Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
 FULL = 0.02
 """Poll interval in seconds for a replica at its request limit."""
 
@@ -136,7 +136,9 @@ class Replica:
 
     async def unload(self, client: httpx.AsyncClient, name: str) -> None:
         """Unload an adapter; a missing one is no error."""
-        await self._call(client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, refused=True)
+        await self._call(
+            client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=HEALTH_TIMEOUT, refused=True
+        )
         self.loaded.remove(name)
 
     async def probe(

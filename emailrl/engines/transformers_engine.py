@@ -73,6 +73,7 @@ class TransformersEngine:
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
+        self.steps = 0
         self.cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
         self._cache_bytes = cache_bytes
         self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self.weights.model.dtype))
@@ -250,6 +251,7 @@ class TransformersEngine:
     def _step(self) -> list[tuple[Conversation, str]]:
         """Sample one token for every running conversation; returns those that ended, with the finish reason."""
         finished = []
+        self.steps += 1
         for row in self.passes.sample_next(self.schedule.running):
             if row.tokens[-1] in self.stop_ids:
                 finished.append((row, "stop"))

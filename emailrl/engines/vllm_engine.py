@@ -64,6 +64,7 @@ class VllmEngine:
         self._path: Path | None = None
         self._proven = False
         self._requests = 0
+        self.steps = 0
         self.version = ""
         self.adapter_sha256: str | None = None
 
@@ -249,6 +250,7 @@ class VllmEngine:
         return name
 
     def _step(self) -> list[Any]:
+        self.steps += 1
         return [output for output in self._engine.step() if output.finished]
 
 

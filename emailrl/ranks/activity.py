@@ -1,9 +1,10 @@
-"""What a rank is doing while it works on its own, and how that failed: raised an error, or made no progress."""
+"""What rollouts are doing while others wait for them, and how they failed: raised an error, or made no progress."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from emailrl.errors import EmailRLError
@@ -11,7 +12,7 @@ from emailrl.errors import EmailRLError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the work of one rank ends that of all."""
+    """Why rollouts must end."""
 
     message: str
     hint: str = ""
@@ -25,33 +26,50 @@ class Failure:
         return cls(f"Rank {rank}: {message}", hint)
 
     def as_error(self) -> EmailRLError:
-        """The error to raise on rank 0."""
+        """The error to raise."""
         return EmailRLError(self.message, self.hint)
 
 
 class Activity:
-    """What this rank is doing, noted by the thread that works and read by the one that exchanges pulses."""
+    """What a thread works on, which it notes itself; other threads check whether there is progress."""
 
     def __init__(self) -> None:
-        self._noted: tuple[str, float] | None = ("starting", time.monotonic())
+        self._noted: _Note | None = None
 
-    def note(self, what: str) -> None:
-        """There is progress; ``what`` comes next, as part of a sentence."""
-        self._noted = what, time.monotonic()
+    def note(self, what: str, count: Callable[[], int] = lambda: 0) -> None:
+        """There is progress; ``what`` comes next, as part of a sentence. While ``count`` grows, there is more."""
+        self._noted = _Note(what, count)
 
     def end(self) -> None:
-        """The work is done."""
+        """Nothing is under way."""
         self._noted = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether anything is."""
+        return self._noted is not None
+
     def stalled(self, who: str, limit: float) -> Failure | None:
-        """The failure of ``who`` if its last progress is more than ``limit`` seconds ago."""
-        if (noted := self._noted) is None or (seconds := time.monotonic() - noted[1]) <= limit:
+        """The failure of ``who`` if there has been no progress for more than ``limit`` seconds. For one thread only."""
+        if (noted := self._noted) is None or (seconds := noted.seconds()) <= limit:
             return None
         return Failure(
-            f"{who} made no progress in its rollouts for {limit:g} s: {noted[0]}.",
-            "Raise RANK_TIMEOUT if a turn may take longer. Continue from the last checkpoint with --resume latest.",
+            f"{who} made no progress for {limit:g} s: {noted.what}.",
+            "If that may take longer, raise RANK_TIMEOUT. Continue from the last checkpoint with --resume latest.",
             seconds,
         )
+
+
+class _Note:
+    def __init__(self, what: str, count: Callable[[], int]) -> None:
+        self.what, self._count = what, count
+        self._last, self._since = count(), time.monotonic()
+
+    def seconds(self) -> float:
+        """Since the last progress."""
+        if (now := self._count()) != self._last:
+            self._last, self._since = now, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def said(error: Exception) -> tuple[str, str]:

@@ -99,6 +99,7 @@ class RankGroup(Ranks):
                     if not isinstance(error, EmailRLError):
                         logger.exception("Rank %d of %d failed.", self.rank, self.world)
         except KeyboardInterrupt:
+            self._listener.end()
             if self._listener.error is not None:
                 self._lose(self._listener.error)
             self._raise_lost()
@@ -199,18 +200,17 @@ class RankGroup(Ranks):
         if self._caller is None:
             return self._apart_from_first(work)
         self._working, activity = False, Activity()
+        activity.note("starting")
         self.rest(activity)
         try:
             result = work(activity)
             activity.end()
-            self._caller.leave()
             self._caller.wait_for_all()
         except KeyboardInterrupt:
             self.raise_failure()
             raise
         finally:
             activity.end()
-            self._caller.leave()
         self.raise_failure()
         self._caller.call(Call.WORK)
         self._raise_lost()
@@ -227,6 +227,7 @@ class RankGroup(Ranks):
         """Do ``work`` until rank 0 calls; KeyboardInterrupt if it calls to end."""
         assert self._listener is not None
         activity = Activity()
+        activity.note("starting")
         self._listener.begin(lambda: self.on_stop(), activity)
         try:
             result = work(activity)

@@ -75,10 +75,15 @@ class Pulses:
             self.failure = max((one for one in failures if one), key=lambda one: one.seconds, default=None)
         return Call(call_now), bool(stops), bool(works)
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the work of this rank is under way."""
+        return self._activity is not None and self._activity.is_under_way
+
     def _failing(self) -> Failure | None:
         if self._own is not None or self._activity is None:
             return self._own
-        return self._activity.stalled(f"Rank {self._rank} of {self._world}", self._limit)
+        return self._activity.stalled(f"Rollouts on rank {self._rank} of {self._world}", self._limit)
 
 
 class Caller:
@@ -89,7 +94,7 @@ class Caller:
         self._pulses, self._longest, self._lost = Pulses(group, limit), min(LONGEST_INTERVAL, limit / 4), lost
         self._interval = self._longest
         self._call = Call.WAIT
-        self._wake, self._all_idle, self._left = threading.Event(), threading.Event(), threading.Event()
+        self._wake, self._all_idle = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._asked = False
         self._parent = os.getppid()
@@ -97,12 +102,13 @@ class Caller:
     def begin(self, stop: Callable[[], None], activity: Activity | None = None) -> None:
         """Send pulses until the next call.
 
-        ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work (that of this
-        rank notes its ``activity``), or if the launcher has ended.
+        ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work, or if the
+        launcher has ended. If this rank's work, whose ``activity`` it is, does not end within seconds of a failure, the
+        process exits.
         """
         self._call, self._interval = Call.WAIT, self._longest
-        for event in (self._wake, self._all_idle, self._left):
-            event.clear()
+        self._wake.clear()
+        self._all_idle.clear()
         self._pulses.watch(activity)
         self._thread = threading.Thread(target=self._beat, args=(stop,), name="pulse", daemon=True)
         self._thread.start()
@@ -111,10 +117,6 @@ class Caller:
     def failure(self) -> Failure | None:
         """Why the work that began last must end."""
         return self._pulses.failure
-
-    def leave(self) -> None:
-        """The work of this rank is over; if this call does not follow a failure within seconds, the process exits."""
-        self._left.set()
 
     def wait_for_all(self) -> None:
         """Wait until no rank is busy, or one is lost or has failed."""
@@ -148,7 +150,7 @@ class Caller:
                 self._check_left(failed_at)
             elif self.failure is not None:
                 failed_at, self._interval = time.monotonic(), self._longest
-                if not self._left.is_set():
+                if self._pulses.is_working:
                     stop()
             if not busy or self.failure is not None:
                 self._all_idle.set()
@@ -160,7 +162,7 @@ class Caller:
 
     def _check_left(self, failed_at: float) -> None:
         """Exit if native code keeps this rank in its work, where no signal interrupts it."""
-        if time.monotonic() - failed_at > SECONDS and not self._left.is_set() and self.failure is not None:
+        if time.monotonic() - failed_at > SECONDS and self._pulses.is_working and self.failure is not None:
             print(f"error: {self.failure.as_error()}", file=sys.stderr, flush=True)
             os._exit(1)
 

@@ -80,8 +80,8 @@ class TrainingSettings(Section):
     nnodes: Positive = 1
     """Number of hosts; run the same command on each."""
     rank_timeout: Annotated[float, Field(gt=0)] = 600
-    """Seconds that ranks wait for each other during training, and for the next turn in the rollouts of a rank, before
-    the run ends with an error."""
+    """Seconds that ranks wait for each other during training, and that rollouts on several ranks or ahead of the
+    trainer may go without progress, before the run ends with an error."""
     rank_start_timeout: Annotated[float, Field(gt=0)] = 1800
     """Seconds that ranks wait for each other until the model is loaded on all of them."""
     gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"

@@ -173,7 +173,7 @@ def test_an_environment_that_hangs_on_one_rank_ends_all_and_the_run_resumes(star
     code, said, seconds = running.finish(120)
     (line,) = errors_in(said)
     assert code == 1 and "Traceback" not in said, said
-    assert f"Rank 1 of 2 made no progress in its rollouts for {LIMIT} s: starting the environments." in line
+    assert f"Rollouts on rank 1 of 2 made no progress for {LIMIT} s: starting the environments." in line
     assert "--resume latest" in line and seconds < 60
     assert_none_left(running.folder, ranks)
     assert steps_saved(running.run) == 1

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from emailrl.engines import passes
-from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParams
 from emailrl.engines.kv_cache import BlockCache, Table
 from emailrl.engines.sampling import Uniforms, sample
 from emailrl.engines.schedule import Conversation
@@ -312,3 +312,9 @@ def test_the_models_own_attention_is_put_back(model: Qwen3ForCausalLM) -> None:
 def test_a_request_without_a_prompt_is_an_error(model: Qwen3ForCausalLM) -> None:
     with pytest.raises(ValueError, match="no prompt ids"):
         TransformersEngine(model, [STOP], max_rows=1).generate([Request("a", SamplingParams(1))])
+
+
+def test_it_counts_its_steps(model: Qwen3ForCausalLM) -> None:
+    engine = TransformersEngine(model, [], max_rows=8)
+    completions = engine.generate(requests(3, max_tokens=5))
+    assert isinstance(engine, LocalEngine) and engine.steps == max(len(each.token_ids) for each in completions)

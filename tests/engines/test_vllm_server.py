@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -318,6 +319,21 @@ def test_a_slow_replica_is_left_for_another(
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2
+
+
+def test_a_server_that_hangs_does_not_hold_up_the_end(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_timeout=30.0)
+    engine.load_adapter(adapters[0], "v-1")
+    monkeypatch.setattr("emailrl.engines.replicas.HEALTH_TIMEOUT", 0.3)
+    stub.http.delay, begun = 5.0, time.monotonic()
+    engine.close()
+    assert time.monotonic() - begun < 5
 
 
 def test_a_conversation_stays_where_its_keys_are(

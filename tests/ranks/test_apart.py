@@ -76,7 +76,7 @@ def test_a_rank_without_progress_is_named_with_what_it_does(which: int, tmp_path
     begun = time.monotonic()
     zero, *others = in_ranks(3, ranked(work, seconds=4), tmp_path)
     assert isinstance(zero, EmailRLError) and not isinstance(zero, LostRank)
-    expected = f"Rank {which} of 3 made no progress in its rollouts for 4 s: in the environment of train-1."
+    expected = f"Rollouts on rank {which} of 3 made no progress for 4 s: in the environment of train-1."
     assert zero.message == expected and "RANK_TIMEOUT" in zero.hint and "--resume latest" in zero.hint
     assert others == [[], []] and time.monotonic() - begun < 45
 
@@ -94,7 +94,7 @@ def test_of_ranks_that_wait_for_each_other_the_first_to_stop_is_named(tmp_path: 
         ranks.apart(hang)
 
     zero, _ = in_ranks(2, ranked(work, seconds=4), tmp_path)
-    assert str(zero).startswith("Rank 1 of 2 made no progress")
+    assert str(zero).startswith("Rollouts on rank 1 of 2 made no progress")
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_rank_0_that_no_signal_interrupts_prints_the_line_and_exits(
     zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
     assert zero is None and isinstance(one, LostRank) and time.monotonic() - begun < 60
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: Rank 0 of 2 made no progress in its rollouts for 4 s: starting. Raise RANK_TIMEOUT")
+    assert line.startswith("error: Rollouts on rank 0 of 2 made no progress for 4 s: starting. If that may")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -19,8 +19,10 @@ from types import MappingProxyType
 
 from emailrl.engines.base import PinnedEngine, VersionedEngine
 from emailrl.errors import EmailRLError
+from emailrl.ranks import Activity
 from emailrl.recording import read_trajectories, write_trajectories
 from emailrl.rollout.collect import Collector
+from emailrl.rollout.noted import Noted
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.rollouts import Rollouts
@@ -29,6 +31,8 @@ from emailrl.trajectory import Trajectory
 
 IN_FLIGHT = "in_flight.jsonl"
 """In a checkpoint: finished rollouts of steps not yet trained, without rewards."""
+LOOK_AGAIN = 1.0
+"""Seconds between checks of whether the rollouts that the trainer waits for make progress."""
 STOP_SECONDS = 5.0
 """Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned."""
 
@@ -53,6 +57,7 @@ class Batch:
     step: int
     engine: PinnedEngine
     ended: Ended
+    activity: Activity = field(default_factory=Activity)
     result: Future[Result] = field(default_factory=Future)
     ended_at: float | None = None
     thread: Thread | None = None
@@ -62,7 +67,7 @@ class Ahead:
     """Samples the steps after the one in training; call all methods from the trainer's thread.
 
     ``load(n)`` makes the engine sample from the policy after step ``n``, or from the current one if that is no longer
-    kept. ``played`` are rollouts of an interrupted run, by id.
+    kept. ``played`` are rollouts of an interrupted run, by id. An environment may take ``limit`` seconds for a turn.
     """
 
     def __init__(
@@ -75,10 +80,12 @@ class Ahead:
         staleness: int,
         last_step: int,
         load: Callable[[int], None],
+        limit: float,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> None:
         self._rollouts, self._collector, self._engine, self._state = rollouts, collector, engine, state
         self._staleness, self._last_step, self._load, self._played = staleness, last_step, load, played
+        self._limit = limit
         self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
         """Where the questions of the next step to start begin."""
         self._batches: dict[int, Batch] = {}
@@ -89,16 +96,22 @@ class Ahead:
     def take(self) -> Result:
         """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
-        Raises the error that ended them early, if any.
+        Raises the error that ended them early, if any, and EmailRLError if one of their environments hangs.
         """
         step = self._state.step + 1
         for done in [number for number in self._batches if number < step]:
             self._batches.pop(done).engine.close()
         sampler_wait = self._begin_until(min(step + self._staleness, self._last_step))
         begun = time.perf_counter()
-        result = self._batches[step].result.result()
+        result = self._wait_for(self._batches[step])
         self.seconds = {"trainer_wait": time.perf_counter() - begun, "sampler_wait": sampler_wait}
         return result
+
+    def _wait_for(self, batch: Batch) -> Result:
+        while not wait([batch.result], timeout=LOOK_AGAIN).done:
+            if failure := batch.activity.stalled(f"The rollouts of step {batch.step}", self._limit):
+                raise failure.as_error()
+        return batch.result.result()
 
     def save(self, directory: Path, step: int) -> None:
         """Save finished rollouts of later steps in the checkpoint of ``step``."""
@@ -156,6 +169,7 @@ class Ahead:
         else:
             batch.result.set_result(result)
         finally:
+            batch.activity.end()
             batch.ended_at = time.perf_counter()
 
     def _play(self, batch: Batch, before: Batch | None, questions: StepQuestions | None) -> Result:
@@ -163,10 +177,11 @@ class Ahead:
             if before is not None:
                 before.result.result()
             questions = self._rollouts.questions(self._place)
+        batch.activity.note("starting the environments")
         collected = self._rollouts.play(
             batch.step,
             questions,
-            self._collector.on(batch.engine),
+            self._collector.on(Noted(batch.engine, batch.activity)),
             display=batch.ended,
             played=self._played,
         )

@@ -15,10 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
-from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
+from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.engines.opened import OpenPolicy
 from emailrl.policy.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
+from emailrl.rollout.noted import Noted
 from emailrl.rollout.player import Player, build_player
 from emailrl.settings import Settings
 from emailrl.store.connection import no_database
@@ -101,34 +102,9 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
 
 
 def noted(player: Player, activity: Activity) -> Player:
-    """The same player, which notes its progress: every turn of a conversation."""
+    """The same player, which notes its progress."""
     activity.note("starting the environments")
     return player.on(Noted(player.engine, activity))
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """An engine that notes when it samples, and whose environment it waits for."""
-
-    engine: Engine
-    activity: Activity
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``."""
-
-        def advanced(completion: Completion) -> Request | None:
-            assert advance is not None
-            self.activity.note(f"in the environment of {completion.trajectory_id}")
-            following = advance(completion)
-            self.activity.note("sampling")
-            return following
-
-        self.activity.note("sampling")
-        return self.engine.generate(requests, None if advance is None else advanced)
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self.engine.close()
 
 
 class Team:
@@ -239,5 +215,6 @@ class Member:
         before.close()
 
     def _play(self, order: Play, activity: Activity) -> Sequence[Trajectory]:
+        activity.note("waking the engine")
         self.engine.resume()
         return noted(self.players[order.role], activity).play(order.trajectories, order.sampling, seed=order.seed)

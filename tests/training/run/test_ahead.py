@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
+import pytest
+
+from emailrl.errors import EmailRLError
+from emailrl.rollout.noted import Noted
 from emailrl.training.run.ahead import Ahead, rollouts_in_flight
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.state import RunState, StepQuestions
@@ -39,6 +45,8 @@ class Scripted:
     played: dict[int, list[str]] = field(default_factory=dict)
     choose_by_outcome: bool = False
     per_step: int = 2
+    hangs_in: int = 0
+    rescued: Event = field(default_factory=Event)
 
     def load(self, step: int) -> None:
         self.loaded.append(step)
@@ -46,18 +54,21 @@ class Scripted:
     def pin(self) -> Pinned:
         return Pinned(self.loaded[-1], self.open)
 
-    def on(self, engine: Pinned) -> int:
-        return engine.version
+    def on(self, engine: Noted) -> Noted:
+        return engine
 
     def questions(self, place: RunState) -> StepQuestions:
         return StepQuestions(QUESTIONS, place.cursor, 1, epochs=None)
 
-    def play(self, step: int, questions: StepQuestions, collector: int, *, display: Any, played: Any) -> Collected:
+    def play(self, step: int, questions: StepQuestions, collector: Noted, *, display: Any, played: Any) -> Collected:
+        if step == self.hangs_in:
+            collector.activity.note(f"in the environment of {step}-q1")
+            self.rescued.wait(60)
         taken = questions.take(self.per_step)
         self.played[step] = [question.id for question in taken]
         for question in taken:
             if f"{step}-{question.id}" not in played:
-                display.played(rollout(step, question, collector))
+                display.played(rollout(step, question, cast(Pinned, collector.engine).version))
         return Collected()
 
 
@@ -69,7 +80,7 @@ def rollout(step: int, question: Scenario, version: int) -> Trajectory:
 
 def ahead(parts: Scripted, state: RunState, staleness: int, **how: Any) -> Ahead:
     given = cast(Any, parts)
-    return Ahead(given, given, given, state, staleness=staleness, last_step=5, load=parts.load, **how)
+    return Ahead(given, given, given, state, staleness=staleness, last_step=5, load=parts.load, **{"limit": 60} | how)
 
 
 def train(one: Ahead, state: RunState, steps: int) -> None:
@@ -104,6 +115,20 @@ def test_a_checkpoint_keeps_what_has_ended_also_over_two_interruptions(tmp_path:
     two.save(tmp_path / "second", 2)
     assert kept.keys() <= rollouts_in_flight(tmp_path / "second").keys()
     assert again.loaded == [1, 2] and again.played[3] == parts.played[3]
+
+
+def test_an_environment_that_hangs_ends_the_wait_for_its_step() -> None:
+    parts, state = Scripted(hangs_in=2), RunState()
+    one = ahead(parts, state, 1, limit=0.5)
+    train(one, state, 1)
+    begun = time.monotonic()
+    with pytest.raises(EmailRLError) as raised:
+        one.take()
+    expected = "The rollouts of step 2 made no progress for 0.5 s: in the environment of 2-q1."
+    assert raised.value.message == expected and "RANK_TIMEOUT" in raised.value.hint
+    one.close()
+    assert time.monotonic() - begun < 20
+    parts.rescued.set()
 
 
 def test_without_rollouts_in_flight_a_checkpoint_has_no_file(tmp_path: Path) -> None:
