@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -27,7 +28,15 @@ def command(*arguments: object) -> list[str]:
 
 
 def gen_db(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+    """The command, called in this process: what it prints and its exit code."""
+    printed, told = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["emailrl", "gen-db", *map(str, arguments)])
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+            main()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(sys.argv, ended.value.code, printed.getvalue(), told.getvalue())
 
 
 def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
