@@ -190,7 +190,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import find_adapter
     from emailrl.policy.resolve import NANO
-    from emailrl.policy.smol_base import SMOL, find_local, has_adapter
+    from emailrl.policy.smol_base import INSTALL, SMOL, find_local
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
@@ -203,9 +203,9 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
         return adapter.path, f"{adapter.path} on {adapter.base_model}"
     if "name" in settings.model.model_fields_set:
         return settings.model.name, settings.model.name
-    if has_adapter() and find_local(settings.model.smol_base):
-        return SMOL, SMOL
-    return NANO, f"{NANO} (it knows the demo mailbox only; for others see docs/ask.md)"
+    if find_local(settings.model.smol_base):
+        return SMOL, f"{SMOL} (for simple questions; its limits: docs/smol.md)"
+    return NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 
 def _record(answer: Answer) -> dict[str, object]:

@@ -81,7 +81,7 @@ def benchmark(
         typer.Option(
             "--model",
             metavar="<str>",
-            help="A model without adapter (nano, smol-base, folder, Hub name); repeatable.",
+            help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
             autocompletion=models,
         ),
     ] = None,

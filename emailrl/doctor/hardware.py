@@ -12,7 +12,7 @@ from emailrl.doctor.check import Check
 from emailrl.doctor.child import run_child
 from emailrl.errors import EmailRLError
 from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
-from emailrl.policy.smol_base import SMOL, SMOL_BASE, cached_folder, find_local, has_adapter
+from emailrl.policy.smol_base import SMOL, SMOL_BASE, cached_folder, find_local
 from emailrl.settings import Settings
 
 GIB = 1024**3
@@ -48,7 +48,7 @@ def examine_hardware(settings: Settings) -> Iterable[Check]:
         free, total = (value / GIB for value in gpu["memory"])
         yield Check("hardware", f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
-        remedy = "Fine for --model nano or smol-base; larger models need a CUDA GPU and a CUDA build of torch."
+        remedy = "Fine for --model nano or smol; larger models need a CUDA GPU and a CUDA build of torch."
         yield Check("hardware", "gpu", "note", "none usable by torch", remedy)
     yield _disk(settings.output.output_dir)
     yield _model(settings, has_gpu=bool(gpus))
@@ -77,7 +77,7 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
     found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
     if has_gpu:
         return Check("hardware", "model", "ok", found)
-    return Check("hardware", "model", "note", found, "Without a GPU, use --model nano or MODEL_NAME=nano.")
+    return Check("hardware", "model", "note", found, "Without a GPU, use --model nano or smol.")
 
 
 def _smol(name: str, given: Path | None) -> Check:
@@ -86,8 +86,6 @@ def _smol(name: str, given: Path | None) -> Check:
         source = find_local(given)
     except EmailRLError as error:
         return Check("hardware", "model", "missing", error.message, error.hint)
-    if name == SMOL and not has_adapter():
-        return Check("hardware", "model", "missing", "smol has no packaged adapter", f"Use --model {SMOL_BASE}.")
     if source is None:
         return Check("hardware", "model", "note", f"{name}, downloaded from the hub on first use", INSTALL_SMOL)
     state = "converted" if cached_folder(name, source).is_dir() else "converted on first use"

@@ -10,7 +10,7 @@ from emailrl.doctor.check import Check, Status
 from emailrl.doctor.child import run_child
 from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
 from emailrl.policy.smol_base import PACKAGE as SMOLLM2
-from emailrl.policy.smol_base import SMOL_BASE
+from emailrl.policy.smol_base import SMOL
 
 
 def examine_packages(deep: bool) -> Iterable[Check]:
@@ -52,7 +52,7 @@ def examine_smollm2() -> Iterable[Check]:
     if version := _installed(SMOLLM2):
         yield Check("extra smol", SMOLLM2, "ok", version)
     else:
-        yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL_BASE}: {INSTALL_SMOL}")
+        yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:

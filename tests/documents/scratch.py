@@ -29,7 +29,7 @@ LIMITS = {
 }
 """The environment outranks a page's ``emailrl.toml``, so that its runs end in seconds."""
 STAND_INS = {
-    **{r"Qwen/Qwen3-\w+(?:\.\w+)?": "nano", r"smol-base": "nano"},
+    **{r"Qwen/Qwen3-\w+(?:\.\w+)?": "nano", r"--model smol(?:-base)?": "--model nano"},
     **{r" --engine vllm": "", r'engine = "vllm"': "", r"~/": "./"},
 }
 """What a scratch folder lacks, and what takes its place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy import smol_base
+from emailrl.policy.adapter import read_base
 from emailrl.policy.load import load_policy
+from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.shape import find_shape
 from emailrl.settings import Settings, load_settings
@@ -136,6 +139,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
     return package / "installed.gguf"
 
 
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a copy of the packaged files of ``smol`` the ones in use."""
+    home = tmp_path / "smol"
+    shutil.copytree(smol_base.SMOL_DIR, home)
+    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
+    return home
+
+
 def down_of(folder: str | Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.get_decoder().layers[0].mlp.down_proj.weight.detach()
@@ -244,12 +255,7 @@ def test_what_cannot_be_converted_leaves_nothing_behind(cache: Path, tmp_path: P
 def test_smol_is_the_base_with_the_packaged_adapter_in_it(
     cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "smol"
-    shutil.copytree(smol_base.SMOL_DIR, home, ignore=shutil.ignore_patterns("adapter*"))
-    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
-    with pytest.raises(UsageError, match="no adapter for smol") as caught:
-        resolve_model("smol", packed)
-    assert "--model smol-base" in caught.value.hint
+    home = at_home(tmp_path, monkeypatch)
     base = AutoModelForCausalLM.from_pretrained(resolve_model("smol-base", packed), dtype=torch.float32)
     bare = base.get_decoder().layers[0].mlp.down_proj.weight.detach().clone()
     model: Any = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["down_proj"]))
@@ -262,6 +268,42 @@ def test_smol_is_the_base_with_the_packaged_adapter_in_it(
     model.save_pretrained(home)
     merged = down_of(resolve_model("smol", packed))
     assert torch.equal(merged, (bare + 2 * added).detach().bfloat16().float())
+    other = shutil.copytree(home, tmp_path / "other")
+    config = json.loads((home / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 8}))
+    monkeypatch.setattr(smol_base, "SMOL_DIR", other)  # now 4 times, in a cached folder of its own
+    assert torch.equal(down_of(resolve_model("smol", packed)), (bare + 4 * added).detach().bfloat16().float())
+
+
+def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
+    home = smol_base.SMOL_DIR
+    assert {path.name for path in home.iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"
+    }  # fmt: skip
+    assert sum(path.stat().st_size for path in home.iterdir()) < 16e6 and read_base(home) == "smol-base"
+    lora = read_plain_lora(home, None)
+    assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
+    down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
+    assert (down.shape, down.dtype) == ((24, 1536), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("file", "size"), [("adapter_model.safetensors", 5_000_000), ("adapter_config.json", 40)])
+def test_a_damaged_adapter_is_refused(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
+) -> None:
+    home = at_home(tmp_path, monkeypatch)
+    os.truncate(home / file, size)
+    with pytest.raises(EmailRLError, match=file) as caught:
+        resolve_model("smol", packed)
+    assert caught.value.hint == "Reinstall emailrl." and not cache.exists()
+
+
+def test_smol_on_another_base_is_refused(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EmailRLError, match=r"tiny\.gguf failed to load: The adapter in .* was rejected") as caught:
+        resolve_model("smol", packed)  # two layers, 32 wide
+    assert caught.value.hint == f"Run: {smol_base.INSTALL}" and not list(cache.iterdir())
 
 
 def test_the_name_stays_whatever_lies_in_the_working_folder(

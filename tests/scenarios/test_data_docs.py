@@ -48,7 +48,7 @@ def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_own_mail_in_three_commands(home: Path) -> None:
     script = blocks()[0]
     assert len(script.strip().splitlines()) == 3
-    told = run(script.replace("--model smol-base", "--json --model nano"), home).stdout.splitlines()[-1]
+    told = run(script.replace("--model smol ", "--json --model nano "), home).stdout.splitlines()[-1]
     questions = list(read_jsonl(home / "data" / "mine_questions.jsonl"))
     assert len(questions) >= 30
     assert {question.inbox_address for question in questions} == {"me@example.org"}

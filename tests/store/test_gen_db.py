@@ -255,7 +255,7 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     typed = following.removeprefix("Next: ")
     made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     last = made.stderr.splitlines()[-1]
-    suggested = "emailrl benchmark --model smol-base --db 'my data/mine.db' # on a GPU: --model Qwen/Qwen3-0.6B"
+    suggested = "emailrl benchmark --model smol --db 'my data/mine.db' # on a GPU: --model Qwen/Qwen3-0.6B"
     assert last.endswith(suggested)  # nano answers questions about the demo only
     assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
     (tmp_path / "emailrl.toml").write_text('model_name = "my-model"\n')
