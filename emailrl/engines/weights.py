@@ -23,7 +23,7 @@ from emailrl.engines.budget import merges
 from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import disable_fused
-from emailrl.policy.plain_lora import read_plain_lora
+from emailrl.policy.plain_lora import PlainLora, read_plain_lora
 from emailrl.policy.shard import is_sharded
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class SharedWeights:
         if path is None:
             self._adapter = None
             return
-        read_plain_lora(path, self.model)
+        lora = read_plain_lora(path, self.model)
+        if self._adapter is not None and _overwrite(self.model, self._adapter, lora):
+            return
         name = next(name for name in SAMPLER_ADAPTERS if name != self._adapter)
         if isinstance(self.model, PeftModel):
             self._read(self.model, path, name)
@@ -150,6 +152,23 @@ class SharedWeights:
                     self.model.set_adapter(before)
         finally:
             self.model.train(training)
+
+
+def _overwrite(model: nn.Module, adapter: str, lora: PlainLora) -> bool:
+    """Copy ``lora`` into an adapter of the same rank on the same layers; returns whether the model has such an adapter.
+
+    PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of modules.
+    """
+    modules = ((name.removeprefix("base_model.model."), module) for name, module in model.named_modules())
+    layers = {name: one for name, one in modules if isinstance(one, BaseTunerLayer) and adapter in one.lora_A}
+    if layers.keys() != lora.pairs.keys() or any(one.r[adapter] != lora.rank for one in layers.values()):
+        return False
+    with torch.no_grad():
+        for name, (lora_a, lora_b) in lora.pairs.items():
+            layers[name].lora_A[adapter].weight.copy_(lora_a)
+            layers[name].lora_B[adapter].weight.copy_(lora_b)
+            layers[name].scaling[adapter] = lora.scale
+    return True
 
 
 def _delete(model: PeftModel, adapter: str) -> None:

@@ -197,3 +197,25 @@ def test_a_large_model_holds_one_version_beside_the_trainers(trainer: PeftModel,
     for version in (path, path, None, path, path, None, path):
         shared.load(version)
         assert len(trainer.peft_config) == 2 and trainer.active_adapter == "default"
+
+
+def test_a_large_models_next_version_is_copied_into_the_adapter_of_the_last(
+    trainer: PeftModel, make_model: Callable[..., Qwen3ForCausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building an adapter takes PEFT a second. Another scale is copied too; another rank needs another adapter."""
+    built: list[str] = []
+    load = PeftModel.load_adapter
+    monkeypatch.setattr(PeftModel, "load_adapter", lambda *given, **named: built.append("x") or load(*given, **named))
+    shared, merged = weights.SharedWeights(trainer), weights.MergedWeights(trainer.get_base_model())
+    for name, alpha in (("1", 6), ("2", 6), ("3", 12)):
+        shake(trainer)
+        trainer.peft_config["default"].lora_alpha = alpha
+        path = save(trainer, tmp_path / name)
+        shared.load(path)
+        merged.load(path)
+        with shared.active():
+            torch.testing.assert_close(logits(shared.model), logits(merged.model), rtol=0, atol=1e-4)
+    assert len(built) == 1
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    shared.load(save(get_peft_model(make_model(), config), tmp_path / "4"))
+    assert len(built) == 2

@@ -3,7 +3,7 @@
     NCCL_NVLS_ENABLE=0 PYTHONPATH=. python tests/gpu/bench_scaling.py --ranks 1 2 --out results
     NCCL_NVLS_ENABLE=0 PYTHONPATH=. torchrun --standalone --nproc-per-node 2 tests/gpu/bench_scaling.py --out results
     PYTHONPATH=. python tests/gpu/bench_scaling.py --ranks 1 2 --smoke            # a rehearsal on the CPU over gloo
-    python tests/gpu/bench_scaling.py --ranks --out results                       # the table of what is there
+    python tests/gpu/bench_scaling.py --ranks --out results --figure scaling.svg  # table and figure of what is there
 
 A step is ``Updater.train``: reference pass, forward and backward pass, one sum over the ranks, AdamW. Weak: 24
 trajectories (4 questions x 6) of 2 to 6 thousand tokens per rank; strong: 24 for all of them. LoRA of rank 16, bf16,
@@ -27,6 +27,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from scaling_figure import draw
+
 MEMBERS = 6
 
 
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=240, help="seconds for one number of ranks")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder for scaling.json")
+    parser.add_argument("--figure", type=Path, help="the picture (SVG or PNG)")
     given = parser.parse_args()
     if given.smoke:
         given.shape = "smoke"
@@ -51,6 +54,8 @@ def main() -> None:
     files = sorted(given.out.glob("scaling-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     rows = [row for file in files for row in json.loads(file.read_text())] + errors
     print_table(rows)
+    if given.figure:
+        draw([row for row in rows if "error" not in row], given.figure)
     if problems := check(rows):
         sys.exit("\n".join(problems))
 
