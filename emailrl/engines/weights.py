@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
@@ -160,13 +161,13 @@ def _overwrite(model: nn.Module, adapter: str, lora: PlainLora) -> bool:
     PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of modules.
     """
     modules = ((name.removeprefix("base_model.model."), module) for name, module in model.named_modules())
-    layers = {name: one for name, one in modules if isinstance(one, BaseTunerLayer) and adapter in one.lora_A}
+    layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and adapter in one.lora_A}
     if layers.keys() != lora.pairs.keys() or any(one.r[adapter] != lora.rank for one in layers.values()):
         return False
     with torch.no_grad():
         for name, (lora_a, lora_b) in lora.pairs.items():
-            layers[name].lora_A[adapter].weight.copy_(lora_a)
-            layers[name].lora_B[adapter].weight.copy_(lora_b)
+            layers[name].lora_A[adapter].get_parameter("weight").copy_(lora_a)
+            layers[name].lora_B[adapter].get_parameter("weight").copy_(lora_b)
             layers[name].scaling[adapter] = lora.scale
     return True
 
