@@ -13,6 +13,10 @@ _CREDENTIALS: Final = re.compile(r"""((?:\\{0,8}/){2})[^/?#\s"<>\\]*@""")
 """Up to the last @, since a password may contain one; after slashes, possibly JSON-escaped."""
 _SECRET_NAME: Final = r"(?:key|token|secret|password|signature)"
 _SECRET_PARAMETER: Final = re.compile(rf"(?i)([?&][^=&#\s]*{_SECRET_NAME}[^=&#\s]*=)[^&#\s]+")
+_SECRET_ARGUMENT: Final = re.compile(
+    r"""(?i)(?:\bapi_?k\w*|\bhf_t\w*|\w*(?:access|auth|secret|api)_?(?:key|token)\w*|\w*(?:password|secret)\w*)(?="?\s*[:=])"""
+)
+"""A program's argument, also abbreviated as a command line allows; or a key in a JSON object."""
 _SHOWN_KEY: Final = re.compile(r"\bsk-[\w*.-]+")
 """The part of a rejected key that servers echo."""
 _AMPERSAND: Final = r"(?:&|\\{1,8}u0026)(?:amp;)*"
@@ -24,6 +28,12 @@ _LONGEST: Final = 1 << 16
 def without_credentials(text: str) -> str:
     """The text with `user:password@` and the values of key-like parameters removed from every URL."""
     return _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub(r"\1", text))
+
+
+def secret_argument(text: str) -> str | None:
+    """The name of a secret among arguments, given as a JSON object or as options; None if there is none."""
+    found = _SECRET_ARGUMENT.search(text.replace("-", "_"))
+    return found[0].strip("_") if found else None
 
 
 def split_credentials(url: str) -> tuple[str, tuple[str, str] | None]:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.errors import UsageError
+from emailrl.settings.credentials import secret_argument
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section
 
 Price = Annotated[float, Field(ge=0)]
 
-_SECRET_ARGUMENT: Final = re.compile(
-    r"""(?i)(?:\bapi_?k\w*|\bhf_t\w*|\w*(?:access|auth|secret|api)_?(?:key|token)\w*|\w*(?:password|secret)\w*)(?="?\s*[:=])"""
-)
-"""Also abbreviated, as on vLLM's command line."""
-
 
 def _without_secrets(text: str) -> str:
-    if found := _SECRET_ARGUMENT.search(text.replace("-", "_")):
+    if name := secret_argument(text):
         raise UsageError(
-            f"VLLM_ENGINE_ARGS cannot hold a secret ({found[0].strip('_')}): its value is recorded with a run.",
+            f"VLLM_ENGINE_ARGS cannot hold a secret ({name}): its value is recorded with a run.",
             "Set VLLM_API_KEY for the servers' key, or HF_TOKEN in the environment for the hub's.",
         )
     return text

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from emailrl.errors import UsageError
 from emailrl.settings.consent import is_trusted, was_trusted
-from emailrl.settings.credentials import without_credentials
+from emailrl.settings.credentials import secret_argument, without_credentials
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, by_name, leaves
 from emailrl.settings.sources import Given
@@ -136,7 +136,8 @@ def _real(folder: Path, path: str) -> Path | None:
 
 def _risk(leaf: Leaf, item: Given, effect: str, folder: Path) -> Risk:
     text = str(item.value)
-    shown = "(hidden)" if leaf.secret else ascii(without_credentials(text))
+    is_hidden = leaf.secret or (leaf.code and not leaf.address and secret_argument(text))
+    shown = "(hidden)" if is_hidden else ascii(without_credentials(text))
     parts = [text]
     if leaf.written:
         parts.append(str(_real(folder, text)))

@@ -249,6 +249,11 @@ def test_the_next_step_is_named(emailrl, here: Path) -> None:
     assert emailrl(*shlex.split(suggested, comments=True))[0] == 0
 
 
+def test_the_next_step_says_why(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emailrl.evaluation.verdict", lambda _: "wrong")
+    assert emailrl("benchmark", "--model", "model", "--out", "bench")[2].endswith(" --index 0 # a wrong answer\n")
+
+
 def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
     shared = make_questions(2)
     shared[1].split = "train"

@@ -271,3 +271,12 @@ def test_wandbs_own_settings_file(tmp_path: Path, folder: str) -> None:
     ]
     path.write_text("[DEFAULT]\nbase_url = https://evil.example\n[default]\n")
     assert [risk.setting for risk in wandb_risks(tmp_path)] == ["base_url"]
+
+
+def test_engine_arguments_are_shown_unless_they_hold_a_secret(tmp_path: Path) -> None:
+    toml(tmp_path, """vllm_engine_args = '{"kv_cache_dtype": "fp8"}'""")
+    assert [risk.value for risk in folder_risks(tmp_path)] == ["""'{"kv_cache_dtype": "fp8"}'"""]
+    toml(tmp_path, """vllm_engine_args = '{"api_key": "hush"}'""")
+    assert [risk.value for risk in folder_risks(tmp_path)] == ["(hidden)"]
+    toml(tmp_path, 'reward = "https://evil.example/score?api_key=hush"')  # where it goes must be seen
+    assert [risk.value for risk in folder_risks(tmp_path)] == ["'https://evil.example/score?api_key=***'"]
