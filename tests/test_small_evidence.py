@@ -13,6 +13,7 @@ from safetensors.torch import load, save_file
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import small_evidence
+from small_curves import read
 from small_evidence import Entry, pack
 from small_model import settings_text
 
@@ -57,8 +58,8 @@ def test_the_best_in_validation_comes_first_in_bf16_and_without_tokenizer(tmp_pa
     )
     assert shown.splitlines()[2] == first and shown.splitlines()[3].startswith("| long-2 |")
     assert sorted(path.name for path in out.iterdir()) == [
-        "adapter-1-long-1.tar.xz", "adapter-2-long-2.tar.xz", "results.tar.xz", "start-long-1.tar.xz", "table.txt",
-        "trajectories.tar",
+        "adapter-1-long-1.tar.xz", "adapter-2-long-2.tar.xz", "results.tar.xz", "start-1-long-1.tar.xz",
+        "start-2-long-2.tar.xz", "table.txt", "trajectories.tar",
     ]  # fmt: skip
     with tarfile.open(out / "adapter-1-long-1.tar.xz") as tar:
         assert sorted(tar.getnames()) == ["adapter_config.json", "adapter_model.safetensors"]
@@ -70,6 +71,23 @@ def test_the_best_in_validation_comes_first_in_bf16_and_without_tokenizer(tmp_pa
     make_run(work / "short/seed-1", best=0.7)
     assert pack(work, out).splitlines()[2].startswith("| short-1 |")  # and the files follow
     assert "adapter-1-short-1.tar.xz" in {path.name for path in out.iterdir()}
+
+
+def test_of_three_runs_the_third_start_is_one_file_too_many(tmp_path: Path) -> None:
+    for seed, best in enumerate((0.9, 0.8, 0.7), 1):
+        make_run(tmp_path / f"work/long/seed-{seed}", best=best)
+    pack(tmp_path / "work", tmp_path / "out")
+    kept = {path.name for path in (tmp_path / "out").iterdir()}
+    assert len(kept) == small_evidence.MOST
+    assert {"adapter-3-long-3.tar.xz", "start-2-long-2.tar.xz"} <= kept and "start-3-long-3.tar.xz" not in kept
+
+
+def test_curves_are_named_by_variant_and_seed(tmp_path: Path) -> None:
+    folder = tmp_path / "wide/seed-3/outputs/grpo_masked"
+    lines(folder / "metrics.jsonl", {"step": 1, "seconds": {"total": 30}}, {"step": 2, "seconds": {"total": 60}})
+    lines(folder / "evaluations.jsonl", {"step": 0, "accuracy": 0.4})
+    found = read(folder)
+    assert (found.name, found.minutes) == ("wide-3", {0: 0.0, 1: 0.5, 2: 1.5})
 
 
 def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: Any) -> None:

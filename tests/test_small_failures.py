@@ -41,6 +41,11 @@ def trajectory(stop: StopReason = StopReason.ANSWERED, *, answerable: bool = Tru
         ),
         ("source read, another email cited", StopReason.ANSWERED, READ),
         ("source cited, wrong fact", StopReason.ANSWERED, READ | {"sources_correct": True}),
+        (  # a count, taken from the hits
+            "source cited, wrong fact",
+            StopReason.ANSWERED,
+            {"attempted_answer": True, "ever_found_right_email": True, "sources_correct": True},
+        ),
     ],
 )
 def test_the_first_class_that_applies(expected: str | None, stop: StopReason, rubric: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Curves of several runs as one figure: reward, validation accuracy and entropy over steps and over wall time.
 
-    python tests/gpu/small_curves.py work/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
+    python tests/gpu/small_curves.py work/*/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
 
 reads each run's ``metrics.jsonl`` and ``evaluations.jsonl`` (CPU only). Lines are the runs, bands the 95 % intervals of
 the validation accuracy. Wall time is the sum of the recorded seconds of the steps, evaluations included.
@@ -38,7 +38,10 @@ def read(folder: Path) -> Run:
     )
     ends = accumulate(one["seconds"]["total"] / 60 for one in metrics)
     minutes = {0: 0.0} | {one["step"]: end for one, end in zip(metrics, ends, strict=True)}
-    return Run(folder.parents[1].name if folder.name.startswith("grpo") else folder.name, metrics, evaluations, minutes)
+    name = folder.name
+    if name.startswith("grpo"):  # VARIANT/seed-N/outputs/grpo_masked
+        name = f"{folder.parents[2].name}-{folder.parents[1].name.removeprefix('seed-')}"
+    return Run(name, metrics, evaluations, minutes)
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:

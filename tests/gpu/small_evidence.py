@@ -8,9 +8,10 @@
 side on that GPU, in the folder NAME. Training stops ``--reserve`` seconds before the end, and the benchmarks follow.
 Killed and started again with the same words, it goes on for what is left of its time.
 
-``collect`` writes at most seven files into OUT, anew every minute until the runs have ended or ``--wait`` is over, and
+``collect`` writes at most eight files into OUT, anew every minute until the runs have ended or ``--wait`` is over, and
 prints the table last: ``table.txt``, ``results.tar.xz`` (metrics, evaluations, benchmarks, logs, failures by class),
-the three best adapters and the best one's start in bf16, and as many of the benchmarks' trajectories as fit.
+the three best adapters in bf16, each followed by the adapter it started from, and as many of the benchmarks'
+trajectories, all as far as they fit: of rank 24, three adapters and two starts.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from small_model import RUN, SFT, settings_text
 from emailrl.recording import read_records
 
 HERE = Path(__file__).parent
-LARGEST, LARGEST_SUM = 15_000_000, 60_000_000
-"""Bytes of a file, and of all of them."""
+LARGEST, LARGEST_SUM, MOST = 15_000_000, 60_000_000, 8
+"""Bytes of a file, bytes of all of them, and their number."""
 NOTED = (".json", ".jsonl", ".csv", ".log", ".toml", ".md")
 EVERY = 60
 """Seconds between two collections."""
@@ -187,15 +188,14 @@ def pack(work: Path, out: Path) -> str:
     made = [notes(work, packed / "results.tar.xz")]
     for number, one in enumerate(runs[:3], 1):
         made.append(adapter(one.folder / RUN / "best_model", packed / f"adapter-{number}-{one.name}.tar.xz"))
-        if number == 1:
-            made.append(adapter(one.folder / SFT / "best_model", packed / f"start-{one.name}.tar.xz"))
+        made.append(adapter(one.folder / SFT / "best_model", packed / f"start-{number}-{one.name}.tar.xz"))
     for old in out.glob("*.tar*"):
         old.unlink()
-    room = LARGEST_SUM
+    room, files = LARGEST_SUM, MOST - 2  # table.txt and trajectories.tar are the other two
     for path in filter(None, made):
-        if path.stat().st_size <= min(room, LARGEST):
+        if files and path.stat().st_size <= min(room, LARGEST):
             shutil.copyfile(path, out / path.name)
-            room -= path.stat().st_size
+            room, files = room - path.stat().st_size, files - 1
     trajectories(runs, packed, out / "trajectories.tar", min(room, LARGEST))
     return shown
 

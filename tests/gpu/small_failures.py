@@ -4,7 +4,8 @@
 
 reads one policy's trajectories (CPU only) and writes Markdown. A failure belongs to the first class that applies:
 raised, not judged, malformed call, out of turns or tokens, "I don't know" or no answer; then by how far it came: the
-source email was never among the hits, was not read, was read but another was cited, or was cited with another fact.
+source email (all of them, if all are needed) was cited with another fact; was never among the hits; was not read; or
+was read, but another was cited.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def _by_progress(trajectory: Trajectory) -> str:
         return outcome
     if not trajectory.scenario.answerable:
         return "answered a question without an answer"
+    if rubric["sources_correct"]:  # even unread: a count is taken from the hits
+        return "source cited, wrong fact"
     if not rubric["ever_found_right_email"]:
         return "source never among the hits"
-    if not rubric["ever_read_right_email"]:
-        return "source among the hits, not read"
-    return "source cited, wrong fact" if rubric["sources_correct"] else "source read, another email cited"
+    return "source read, another email cited" if rubric["ever_read_right_email"] else "source among the hits, not read"
 
 
 def report(trajectories: Sequence[Trajectory]) -> str:
