@@ -64,14 +64,14 @@ class Pulses:
         import torch
         import torch.distributed as dist
 
-        failed = not self._told and self._failing() is not None
-        flags = torch.tensor([int(call), int(stopping), int(busy), int(failed)])
+        own = None if self._told else self._failing()
+        flags = torch.tensor([int(call), int(stopping), int(busy), int(own is not None)])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         call_now, stops, works, fails = flags.tolist()
         if fails:
             self._told = True
             failures: list[Failure | None] = [None] * self._world if self._rank == 0 else []
-            dist.gather_object(self._failing(), failures or None, dst=0, group=self._group)
+            dist.gather_object(self._failing() or own, failures or None, dst=0, group=self._group)
             self.failure = max((one for one in failures if one), key=lambda one: one.seconds, default=None)
         return Call(call_now), bool(stops), bool(works)
 
