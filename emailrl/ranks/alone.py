@@ -24,6 +24,8 @@ class Ranks:
     local_rank = 0
     seconds = 0.0
     """Time spent in ``sum`` so far."""
+    activity = Activity()
+    """What rank 0 does while the others wait; several ranks end if it makes no progress for RANK_TIMEOUT seconds."""
     lost: EmailRLError | None = None
     """Set once another rank has ended or stopped responding."""
     on_stop: Callable[[], None]

@@ -50,6 +50,7 @@ class RankGroup(Ranks):
         self._caller = Caller(pulses, seconds, self._lose) if self.is_first else None
         self._listener = None if self.is_first else Listener(pulses, seconds)
         self.on_stop = lambda: None
+        self.activity = Activity()
         self._working = False
         self._agreed: Exception | None = None
         """The last error that all ranks raised."""
@@ -63,7 +64,7 @@ class RankGroup(Ranks):
         With ``activity`` all ranks work on their own; this is rank 0's.
         """
         if self._caller is not None:
-            self._caller.begin(lambda: self.on_stop(), activity)
+            self._caller.begin(lambda: self.on_stop(), activity or self.activity)
 
     def started(self) -> None:
         """See ``Ranks.started``."""

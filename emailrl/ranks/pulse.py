@@ -48,8 +48,8 @@ class Pulses:
         self.failure: Failure | None = None
         """On rank 0: why the work on all ranks must end."""
 
-    def watch(self, activity: Activity | None) -> None:
-        """From now on report the failures of this work; None: of no work."""
+    def watch(self, activity: Activity) -> None:
+        """From now on report the failures of this work."""
         self._activity, self._own, self._told, self.failure = activity, None, False, None
 
     def fail(self, error: Exception) -> None:
@@ -99,7 +99,7 @@ class Caller:
         self._asked = False
         self._parent = os.getppid()
 
-    def begin(self, stop: Callable[[], None], activity: Activity | None = None) -> None:
+    def begin(self, stop: Callable[[], None], activity: Activity) -> None:
         """Send pulses until the next call.
 
         ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work, or if the

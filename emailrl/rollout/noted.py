@@ -30,7 +30,11 @@ class Noted:
             return following
 
         self._sampling()
-        return self.engine.generate(requests, None if advance is None else advanced)
+        try:
+            return self.engine.generate(requests, None if advance is None else advanced)
+        except BaseException:
+            self.activity.end()
+            raise
 
     def close(self) -> None:
         """See ``Engine.close``."""

@@ -17,6 +17,7 @@ from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
 from emailrl.rollout.collect import Collector, Scores, build_collector
+from emailrl.rollout.noted import Noted
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
@@ -121,6 +122,7 @@ def _sampler(
 ) -> Sampler:
     """The player of both collectors: this engine, or those of all ranks."""
     if not plays_on_all(settings, ranks):
+        collector.engine = evaluator.engine = engine if ranks.is_alone else Noted(engine, ranks.activity)
         return engine
     team = Team(ranks, engine, interrupts, per_engine=ranks_per_engine(settings))
     collector.team, evaluator.team = TeamPlayer(team, collector, "train"), TeamPlayer(team, evaluator, "eval")
