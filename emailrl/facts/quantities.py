@@ -36,7 +36,7 @@ _FRACTION = _alternatives(FRACTIONS)
 
 NUMBER = re.compile(
     rf"(?P<currency>{_CURRENCY})?\s?(?<![\w.])(?P<sign>[-\u2212](?=\d)|(?:minus|negative)\s)?(?:"
-    rf"(?P<ratio>\d{{1,2}}/\d{{1,2}})(?![\d/])"
+    rf"(?P<ratio>(?:(?P<full>\d+)[\s-])?(?P<above>\d{{1,2}})/(?P<below>\d{{1,2}}))(?![\d/])"
     rf"|(?P<ordinal>\d+)(?:st|nd|rd|th)\b"
     rf"|(?P<digits>{_DIGITS})(?:(?P<short>\s?(?!m\b)(?:{_alternatives(SHORT_SCALES)})|m)\b|[\s-]?(?P<scale>{_SCALE})s?\b)?"
     rf"|(?P<share>(?:(?:{_SPELLED}|an?)[\s-](?:{_FRACTION})s?|half)\b(?:\s(?:an?|of\san?)\s(?:{_SCALE})\b"
@@ -125,8 +125,8 @@ def _unit(currency: str | None, unit: str | None) -> tuple[str | None, float]:
 def _value(found: re.Match[str]) -> tuple[float, bool]:
     """The bare number, and whether it is weak."""
     if found["ratio"]:
-        above, below = map(int, found["ratio"].split("/"))
-        return (above / below if below else math.inf), False
+        below = int(found["below"])
+        return int(found["full"] or 0) + (int(found["above"]) / below if below else math.inf), False
     if found["ordinal"]:
         return float(found["ordinal"]), True
     if found["position"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emailrl.facts.dates import DATE, TIME, Date, Time, read_dates, read_time
 from emailrl.facts.literals import PATTERNS, Literal, read_literal
@@ -18,6 +18,9 @@ _FULL_STOP = re.compile(r"\.(?:\s*$|\s+[A-Z])")
 """Ends a sentence, even after a fact that may end in a period: "at 1 p.m. Bring it."."""
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
 _YEAR = re.compile(r"(?<![\w$.,/-])(?:1[0-9]|20)\d\d(?![\w%/-]|[.,]\d)")
+_FRACTION = re.compile(r"[1-9]/(?:[2-9]|1[06])")
+_BEHIND_NUMBER = re.compile(r"(?<=\d[ -])")
+_BETWEEN = re.compile(r",? (?:and )?")
 _NUMBERING = re.compile(r"(?<![\w.,$])\d+\.\d+(?![\w%]|\.\d)")
 
 
@@ -70,6 +73,7 @@ def read(text: str, *, temporal: bool = False, numbering: bool = False, literals
     if numbering:
         reader.take(_NUMBERING, lambda found: [Literal("version", found[0])])
     reader.take(NUMBER, lambda found: [read_quantity(found)])
+    reader.join()
     return reader.reading()
 
 
@@ -107,13 +111,36 @@ class _Reader:
         )
         return Reading(self.text, self.masked, tuple(sorted([*self.units, *words], key=lambda unit: unit.start)))
 
+    def join(self) -> None:
+        """Join two adjacent quantities into one: "2 hours and 30 minutes"."""
+        joined: list[Unit] = []
+        for unit in sorted(self.units, key=lambda unit: unit.start):
+            last = joined[-1] if joined else unit
+            fact = _sum(last.fact, unit.fact) if _BETWEEN.fullmatch(self.masked, last.end, unit.start) else None
+            if fact is None:
+                joined.append(unit)
+                continue
+            joined[-1] = Unit(last.start, unit.end, self.text[last.start : unit.end], fact)
+            self.masked = self.masked[: last.end] + MASK * (unit.start - last.end) + self.masked[unit.start :]
+        self.units = joined
+
+
+def _sum(one: Fact | None, other: Fact | None) -> Quantity | None:
+    """Return the sum of two quantities if the second is less than one unit of the first."""
+    if not (isinstance(one, Quantity) and isinstance(other, Quantity) and one.base and one.base == other.base):
+        return None
+    share = other.value * other.factor / one.factor
+    return replace(one, value=one.value + share, rate=other.rate) if not one.rate and 0 < share < 1 else None
+
 
 def _literals(kind: str, text: str) -> list[Fact]:
     return [] if kind == "code" and _is_number(text) else [read_literal(kind, text)]
 
 
 def _is_share(found: re.Match[str], temporal: bool) -> bool:
-    return found[0] in _SHARES and (not temporal or re.search(r"\d $", found.string[: found.start()][-2:]) is not None)
+    if _FRACTION.fullmatch(found[0]) and _BEHIND_NUMBER.match(found.string, found.start()):
+        return True  # 1 3/8
+    return found[0] in _SHARES and not temporal
 
 
 def _is_number(text: str) -> bool:

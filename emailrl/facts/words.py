@@ -61,7 +61,8 @@ _WORDINGS = tuple(
 
 def clean(text: str) -> str:
     """Normalize quotes, dashes, spaces, accents and compatibility letters, and remove emphasis marks."""
-    text = unicodedata.normalize("NFKD", text)
+    text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
+    text = unicodedata.normalize("NFKD", text).replace("\u2044", "/")
     text = re.sub(r"[\u0300-\u036f\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
     text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
     text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]|''", " ", text)

@@ -91,6 +91,8 @@ def quantity(text: str) -> Quantity:
         ("one tenth", Quantity(10, "percent")),
         ("3/4", Quantity(75, "percent")),
         ("3/2", Quantity(1.5)),
+        ("1 1/2", Quantity(1.5)),
+        ("10-3/4", Quantity(10.75)),
         ("2/2", Quantity(1)),
         ("3/0", Quantity(float("inf"))),
         ("5th", Quantity(5, weak=True)),

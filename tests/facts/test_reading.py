@@ -96,7 +96,7 @@ def test_facts_and_words(text: str, facts: list[Fact], stems: list[str]) -> None
     ("text", "facts"),
     [
         ("1/3", [Date(None, 1, 3)]),
-        ("2 1/4", [Quantity(2), Quantity(25, "percent")]),  # two and a quarter
+        ("2 1/4", [Quantity(2.25)]),
         ("in 1998", [Date(year=1998)]),
         ("in 998", [Quantity(998)]),
     ],
@@ -163,3 +163,54 @@ def test_where_a_version_is_asked_for_a_point_is_no_decimal_point(text: str, fac
 def test_a_version_is_not_the_head_of_a_longer_one() -> None:
     assert read("2.1.3", literals=[Literal("version", "2.1")]).facts == [Literal("version", "2.1.3")]
     assert read("It is 2.1.", literals=[Literal("version", "2.1")]).facts == [Literal("version", "2.1")]
+
+
+def test_a_version_is_read_only_if_one_is_asked_for() -> None:
+    assert read("2.10").facts == [Quantity(2.1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("2 hours 30 minutes", [Quantity(2.5, "minute", 60)]),
+        ("2 hours, 30 minutes", [Quantity(2.5, "minute", 60)]),
+        ("2 hours and 30 minutes", [Quantity(2.5, "minute", 60)]),
+        ("1 week, 2 days, and 12 hours", [Quantity(1 + 2.5 / 7, "minute", 10080)]),
+        ("5 feet 6 inches", [Quantity(5.5, "metre", 0.3048)]),
+        ("3 dollars and 50 cents a day", [Quantity(3.5, "usd", 1, "day")]),
+        ("2 hours or 30 minutes", [Quantity(2, "minute", 60), Quantity(30, "minute")]),
+        ("2 hours, 60 minutes", [Quantity(2, "minute", 60), Quantity(60, "minute")]),
+        ("30 minutes, 2 hours", [Quantity(30, "minute"), Quantity(2, "minute", 60)]),
+        ("2 hours, 0 minutes", [Quantity(2, "minute", 60), Quantity(0, "minute")]),
+        ("2 hours a day and 30 minutes", [Quantity(2, "minute", 60, "day"), Quantity(30, "minute")]),
+        ("2 hours, 30 kg", [Quantity(2, "minute", 60), Quantity(30, "gram", 1000)]),
+        ("2, 0.5", [Quantity(2), Quantity(0.5)]),
+    ],
+)
+def test_an_amount_in_two_units_is_one(text: str, facts: list[Fact]) -> None:
+    found = read(text).facts
+    assert [(fact.base, fact.factor, fact.rate) for fact in found if isinstance(fact, Quantity)] == [
+        (fact.base, fact.factor, fact.rate) for fact in facts if isinstance(fact, Quantity)
+    ]
+    assert [fact.value for fact in found if isinstance(fact, Quantity)] == pytest.approx(
+        [fact.value for fact in facts if isinstance(fact, Quantity)]
+    )
+
+
+def test_an_amount_in_two_units_is_blotted_out_as_one() -> None:
+    reading = read("It took 2 hours and 30 minutes.")
+    assert reading.masked == f"It took {MASK * 22}."
+    assert [unit.text for unit in reading.units] == ["2 hours and 30 minutes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("1 3/8 inches", [Quantity(1.375, "metre", 0.0254)]),
+        ("2-1/2 miles", [Quantity(2.5, "metre", 1609.344)]),
+        ("on 3/8", [Date(month=3, day=8)]),
+        ("room 2 5/20", [Quantity(2), Date(month=5, day=20)]),
+    ],
+)
+def test_a_share_behind_a_number_belongs_to_it(text: str, facts: list[Fact]) -> None:
+    assert read(text).facts == facts

@@ -34,6 +34,8 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
         ("the third quarter", "the third quarter"),
         ("15 miles per hour", "15 mph"),
         ("2 cubic feet", "2 cf"),
+        ("\u00bd", "1/2"),
+        ("1\u00bd and 2 \u00be", "1 1/2 and 2 3/4"),
     ],
 )
 def test_one_spelling(text: str, cleaned: str) -> None:

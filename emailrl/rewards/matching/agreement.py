@@ -40,8 +40,8 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
 
 
 _JOINED = re.compile(
-    r"(?<=[^\W\d_.)])/(?=[^\W_(])(?!(?:hour|day|week|month|year|share|head|person|mwh|mmbtu|mcf|h|hr|d)\b)"
-    r"|(?<=\d)/(?=[a-z]+$|[A-Za-z]{3,} \d)|(?<=\d{4})/(?=\d)|\s\|\s|\s/\s"
+    r"(?:(?<=[^\W\d_.)])/(?=[^\W_(])|(?<=\d)/(?=[a-z]+$|[A-Za-z]{3,} \d))"
+    r"(?!(?:hour|day|week|month|year|share|head|person|barrel|bbl|gallon|pound|lb|ton|mwh|mmbtu|mcf|h|hr|d)\b)|(?<=\d{4})/(?=\d)|\s\|\s|\s/\s"
 )
 
 

@@ -108,7 +108,12 @@ def covers(case: Case) -> bool:
     if asked.quantity and is_zero(expected.full):
         return is_zero(case.given)
     possible = [part for part in case.clauses if part.asserted or part.asserted in expected.statuses]
-    given = [unit.fact for part in possible for unit in part.units if unit.fact is not None]
+    given = [
+        unit.fact
+        for part in possible
+        for unit, behind in pairwise([*part.units, None])
+        if unit is not None and unit.fact is not None and not is_counted(case, unit, behind)
+    ]
     if any(map(is_whole, given)):
         return True
     if expected.kinds:
@@ -129,6 +134,15 @@ def covers(case: Case) -> bool:
     if any(isinstance(fact, Literal) for fact in strong):
         return hits >= (len(expected.words) + len(weak)) // 3
     return hits >= enough(len(expected.words) + len(weak), bool(strong or expected.names), not stems)
+
+
+def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:
+    """Whether a number counts things ("15 members"), and the reference has an amount in a unit ("15%")."""
+    if not isinstance(unit.fact, Quantity) or unit.fact.base is not None or behind is None or behind.fact is not None:
+        return False
+    measured = any(isinstance(fact, Quantity) and fact.base is not None for fact in case.expected.facts)
+    adjacent = behind.start == unit.end + 1 and behind.text.endswith("s")
+    return measured and adjacent and not case.is_known(behind)
 
 
 def enough(total: int, others: bool, bare: bool) -> float:

@@ -25,7 +25,7 @@ NO_DENIAL = _any(
 REFUSAL = _any(
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
     r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*|oppos(?:e|es|ed|ing)|object\w* to"
-    r"|reluctan\w*|unwilling\w*)\b",
+    r"|reluctan\w*|unwilling\w*|veto\w*|discourag\w*|rul(?:ed|es|ing) out)\b",
     r"(?:(?m:^)|(?:\b(?:am|is|are|was|were|be|been|st(?:oo|an)ds?|(?:vot|advis|argu|warn|decid|recommend|counsel)\w*"
     r"|spoke|speaks?|c[ao]mes? out)|'(?:m|s|re))(?: \w+ly)? )against\b(?! (?-i:[A-Z]))",
 )

@@ -134,8 +134,8 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
         for text in (bare if re.search(r"\w", bare) else reference, reference, others)
     )
     told = [*_TITLE.findall(reference), *(found[0] for found in REFUSAL.finditer(reference))]
-    if re.search(r"\bnot\b|n't\b", question):  # "It was not held" only repeats "Why wasn't it held?"
-        told += [f"not {word} n't {word}" for word in question.rstrip("? ").split()]
+    if re.search(r"\bnot\b|n't\b|\bcannot\b", question):  # "It was not held" only repeats "Why wasn't it held?"
+        told += [f"not {word} n't {word} cannot {word}" for word in question.rstrip("? ").split()]
     said = "" if asked.polar else "\n".join([question, *told])
     parts = tuple(clauses(reading, said))
     main = [part for number, part in enumerate(parts) if not (number and _ASIDE.match(part.text))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from emailrl.facts.lexicon import TITLES
 from emailrl.facts.quantities import Quantity
@@ -19,6 +19,8 @@ JOINT = re.compile(
     r"|(?<=[\w)\ue000][.!?])(?<!\b[A-Z]\.)(?<!\b(?:St|Co|vs|No|Jr|Sr)\.)\s",
     re.IGNORECASE,
 )
+_LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
+"""Also splits a list at dashes."""
 OR = re.compile(r"\bor\b", re.IGNORECASE)
 _AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
 _BREAK = re.compile(r"[.!?:;()\n]")
@@ -55,7 +57,7 @@ def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator
 def rival_items(case: Case) -> bool:
     """Whether a list or a choice contains the reference as one item and something new as another."""
     every = list(lists(case.given.masked, case.given.units, JOINT))
-    if case.asked.person and all(map(is_bare, chain(*every))) and other_names(case, [*chain(*every)]) > 1:
+    if case.asked.person and is_list_of_names(case):
         return True
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
@@ -75,7 +77,7 @@ def rival_items(case: Case) -> bool:
                     return True
                 if bare and len(run) == len(items) and (news > 1 or case.asked.person):
                     return True
-                if news > 2 or (case.asked.person and other_names(case, run) > 1):
+                if news > 2 or other_names(case, run) > 1:
                     return True
     return False
 
@@ -115,6 +117,14 @@ def state(case: Case, item: Item, bare: bool) -> str:
         return "other" if first.endswith(("ed", "ing")) or (first.isalpha() and not says_something(first)) else "new"
     named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
     return "new" if new and named and new[0] == item.units[0] and len(new) <= SHORT else "other"
+
+
+def is_list_of_names(case: Case) -> bool:
+    """Whether an answer is nothing but names, in any layout, and one of them is somebody else's."""
+    if re.search("[(:]", case.given.masked) or not all(part.asserted for part in case.clauses):
+        return False
+    items = [item for one in lists(case.given.masked, case.given.units, _LAYOUT) for item in one]
+    return all(map(is_bare, items)) and other_names(case, items) > 0
 
 
 def other_names(case: Case, items: Iterable[Item]) -> int:
