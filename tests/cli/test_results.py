@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-from emailrl.cli.app import main
+from end_to_end.commands import begin, exit_code
 
 QUICK = "--model nano --preset quick --max-steps 1 --eval-size 2 --wandb disabled"
 RESULTS = {
@@ -34,13 +32,8 @@ RESULTS = {
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for command in ("gen-db --source demo --db demo.db", f"train {QUICK} --db demo.db"):
-            patch.setattr(sys, "argv", ["emailrl", *command.split()])
-            with pytest.raises(SystemExit) as caught:
-                main()
-            assert caught.value.code == 0
+    for command in ("gen-db --source demo --db demo.db", f"train {QUICK} --db demo.db"):
+        assert exit_code(begin(folder, *command.split())) == 0, (folder / "output.txt").read_text()
     return folder
 
 

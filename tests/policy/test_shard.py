@@ -24,7 +24,7 @@ def ranks(
 ) -> list[dict[str, dict[str, float]]]:
     """What each rank found."""
     out = tmp_path_factory.mktemp("ranks")
-    return in_ranks(request.param, partial(found, tiny_model, out), out)
+    return in_ranks(request.param, partial(found, tiny_model, out), out, seconds=300)
 
 
 def test_gradients_and_weights_are_those_of_the_whole_base(ranks: list[dict[str, dict[str, float]]]) -> None:
