@@ -5,7 +5,8 @@
 
 ``page.png`` is a screenshot of the page of its run. ``terminal.svg`` is what inspect-trajectory prints of a trajectory
 that the run got right and the untrained policy wrong; that trajectory is kept beside this file, and a test draws it
-again. ``training_curve.svg`` is the run's own ``curve.svg``; to show another run's, copy that.
+again. ``quickstart_curve.svg`` is the run's own ``curve.svg``. ``training_curve.svg`` is drawn by
+``tests/gpu/small_curves.py --short`` from the runs of ``smol``.
 """
 
 from __future__ import annotations
@@ -81,4 +82,4 @@ if __name__ == "__main__":
     choose(folder)
     (IMAGES / "terminal.svg").write_text(terminal_svg(), encoding="utf-8")
     screenshot(run, IMAGES / "page.png")
-    shutil.copyfile(run / "curve.svg", IMAGES / "training_curve.svg")
+    shutil.copyfile(run / "curve.svg", IMAGES / "quickstart_curve.svg")
