@@ -49,7 +49,7 @@ class Plan:
     split: Split | None
     """With several GPUs that fit the run: which train and which serve, or that all do both."""
     alternative: Split | None
-    """The same GPUs used the other way, if the run fits."""
+    """The same GPUs used the other way, if the run then fits."""
     price: float | None
     """Per GPU-hour."""
     ways: list[Way]
@@ -143,9 +143,12 @@ class Plan:
     def _other_use(self) -> list[str]:
         """How the GPUs would do used the other way, if that may be better."""
         split, other = self.split, self.alternative
-        if split is None or other is None:
+        if other is None:
             return []
-        reached, now = other.tokens_per_second, split.tokens_per_second
+        reached = other.tokens_per_second
+        if split is None:
+            return [f"{other} would fit, with {reached:,.0f} tokens/s"]
+        now = split.tokens_per_second
         return [f"{other} would reach {reached:,.0f} tokens/s instead of {now:,.0f}"] * (split.shared or reached > now)
 
     def _comparison(self, way: Way) -> str:

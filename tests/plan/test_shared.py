@@ -104,6 +104,7 @@ def test_what_shared_gpus_cannot_do_is_said(values: dict[str, Any], reason: str,
     made = plan_of(tmp_path, 8, "H100", **values)
     assert not made.runs and made.verdict.startswith(f"cannot run: {reason}")
     assert "too few for a trainer and a server" not in made.verdict
+    assert made.alternative is not None and any(note.startswith(f"{made.alternative} would fit") for note in made.notes)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
