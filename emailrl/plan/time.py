@@ -40,6 +40,11 @@ PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside"
 """Minimum seconds of a layer for one token of every running trajectory, on a GPU. vLLM with and without CUDA graphs
 and transformers with merged weights: from ``tests/gpu/bench_sampling.py`` and ``bench_grpo_step.py``, including waits
 for other trajectories' turns; transformers with an unmerged adapter: assumed."""
+ONE_TURN: Final = 0.107e-3
+"""Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
+norms, sampling. ``tests/gpu/bench_decode_14b.py``: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
+READING: Final = 0.9
+"""Share of the bandwidth reached there."""
 GATHERED: Final = 2
 """How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
 ON_CPU_PER_LAYER: Final = 0.3e-3
@@ -105,9 +110,14 @@ def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
     """Share of a step's tokens in common prefixes within a micro-batch: the prompts of groups."""
     if not memory.layout.shares:
         return 0.0
-    alike = 1 - tokens.trainable_share if settings.training.mode == "simple" else PROMPT_SHARE
+    alike = 1 - tokens.trainable_share if has_one_turn(settings) else PROMPT_SHARE
     together = min(settings.training.num_generations, max(memory.micro_batch_tokens // tokens.per_trajectory, 1))
     return alike * (1 - 1 / together)
+
+
+def has_one_turn(settings: Settings) -> bool:
+    """Whether a trajectory is a prompt and one completion."""
+    return settings.training.mode == "simple" or settings.agent.max_turns == 1
 
 
 def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> float:
@@ -169,7 +179,8 @@ class Sampling:
         rollout_mode = self.settings.training.mode == "rollout"
         sampled = tokens.per_trajectory * (TYPICAL_SAMPLED if rollout_mode else tokens.trainable_share)
         flops = 2 * shape.layers * shape.layer_matrix / (self.device.tflops * 1e12)
-        read = (tokens.per_trajectory - sampled) * trajectories * (1 - PROMPT_SHARE * (1 - 1 / members))
+        alike = 1 if has_one_turn(self.settings) else PROMPT_SHARE
+        read = (tokens.per_trajectory - sampled) * trajectories * (1 - alike * (1 - 1 / members))
         slots = min(self.memory.at_once, trajectories)
         itemsize = self.memory.layout.itemsize
         weights = shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit)
@@ -179,7 +190,17 @@ class Sampling:
         working = max((weights + cache) / (self.device.bandwidth * BANDWIDTH), slots * flops)
         starting = shape.layers * self._per_layer()
         step = max(starting, working) if self.device.is_gpu else starting + working
+        if self._is_steady():
+            cache = slots * (tokens.per_trajectory - sampled / 2) * shape.cache_bytes(itemsize)
+            moving = (weights + cache) / (self.device.bandwidth * READING)
+            step = max(moving, slots * flops) + shape.layers * ONE_TURN
         return read * flops + trajectories * sampled / slots * step
+
+    def _is_steady(self) -> bool:
+        """Whether vLLM replays CUDA graphs all along: every trajectory has one turn, so no prompt joins later."""
+        agent, vllm = self.settings.agent, self.settings.vllm
+        graphs = self.device.is_gpu and agent.engine == "vllm" and not vllm.vllm_enforce_eager
+        return graphs and has_one_turn(self.settings)
 
     def _per_layer(self) -> float:
         if not self.device.is_gpu:

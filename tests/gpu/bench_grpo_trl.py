@@ -1,15 +1,17 @@
 """A whole GRPO step: emailrl beside TRL's own GRPOTrainer with vLLM in process, same model, prompts, batch and card.
 
-    python tests/gpu/bench_grpo_trl.py --shape 4B --tokenizer qwen_tokenizer --work work --gpus 0 1    # both at once
+    python tests/gpu/bench_grpo_trl.py --shape 4B --tokenizer qwen_tokenizer --work work --gpus 0 1 2 3    # all at once
     python tests/gpu/bench_grpo_trl.py --tokenizer qwen_tokenizer --work work --gpus 0    # one after the other
+    python tests/gpu/bench_grpo_trl.py --tokenizer qwen_tokenizer --work work --gpus 0 1 --sides emailrl-awake TRL-awake
     python tests/gpu/bench_grpo_trl.py --smoke --work work    # a rehearsal on the CPU with nano
 
 Random weights of the shape, bf16, LoRA of rank 16 on all linear layers; 8 questions x 6 rollouts of one turn (TRL has
 no mailbox): emailrl's own prompts on the demo's mail, completions of exactly ``--completion`` tokens, rewards drawn at
 random, no reference (BETA=0), one optimizer step, importance correction on as both have it by default. emailrl runs by
-``bench_grpo_step``; TRL with sequences in batches of 4 (its fastest in ``bench_train_step``), gradient checkpointing
-and vLLM awake throughout, merged weights copied to it every step. The first step warms up. Each side runs in a process
-of its own and ends after ``--seconds``.
+``bench_grpo_step``; TRL with sequences in batches of 4 (its fastest in ``bench_train_step``) and gradient
+checkpointing, merged weights copied to vLLM every step. Both run with vLLM asleep during the update and with vLLM awake
+throughout, in 0.3 of the memory. The first step warms up. Each side runs in a process of its own and ends after
+``--seconds``. TRL's sleeping and waking of the cache counts as its sampling.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import random
 import signal
 import statistics
@@ -33,27 +36,30 @@ from typing import Any
 from emailrl.engines.vllm_engine import ENVIRONMENT
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
-SIDES = ("emailrl", "TRL")
+SIDES = ("emailrl-asleep", "TRL-asleep", "emailrl-awake", "TRL-awake")
+SHARE = 0.3
+"""Of the card's memory, for a vLLM that stays awake."""
 
 
 def main() -> None:
     """Write the model, run both sides, print one table."""
     given = arguments()
-    if given.side == "TRL":
+    if given.side:
         trl(given)
         sys.stdout.flush()
         os._exit(0)  # vLLM's own end may hang
     given.work.mkdir(parents=True, exist_ok=True)
     if not given.smoke:
         write_model(given.shape, given.tokenizer, given.work / given.shape, given.gpus[0])
-    sides = [threading.Thread(target=run, args=(given, side)) for side in SIDES]
-    for one in sides:
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for side in given.sides:
+        waiting.put(side)
+    workers = [threading.Thread(target=work, args=(given, gpu, waiting)) for gpu in given.gpus]
+    for one in workers:
         one.start()
-        if len(given.gpus) < 2:
-            one.join()
-    for one in sides:
+    for one in workers:
         one.join()
-    print_table(given, {side: records(given.work / f"{side}.jsonl") for side in SIDES})
+    print_table(given, {side: records(given.work / f"{side}.jsonl") for side in given.sides})
 
 
 def arguments() -> argparse.Namespace:
@@ -66,12 +72,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--completion", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=4, help="the first of which does not count")
     parser.add_argument("--seconds", type=float, default=280, help="for each side")
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.work = given.work.absolute()
     if given.smoke:
-        given.completion, given.steps, given.gpus = 24, 3, [""]
+        given.completion, given.steps, given.gpus, given.sides = 24, 3, [""], ["emailrl-awake", "TRL-awake"]
     elif given.tokenizer is None:
         parser.error("--tokenizer is needed")
     return given
@@ -91,20 +98,28 @@ def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
     print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def run(given: argparse.Namespace, side: str) -> None:
+def work(given: argparse.Namespace, gpu: str, waiting: queue.SimpleQueue[str]) -> None:
+    """Run sides on a card until none waits."""
+    while not waiting.empty():
+        run(given, waiting.get(), gpu)
+
+
+def run(given: argparse.Namespace, side: str, gpu: str) -> None:
     """One side in its process, on its card; a failure shows the end of its log."""
     here = Path(__file__).parent
     out = given.work / f"{side}.jsonl"
     out.unlink(missing_ok=True)
     common = ["--completion", str(given.completion), "--steps", str(given.steps), *(["--smoke"] if given.smoke else [])]
     common += ["--shape", given.shape, *(["--tokenizer", str(given.tokenizer)] if given.tokenizer else [])]
-    if side == "TRL":
+    if side.startswith("TRL"):
         command = [sys.executable, __file__, "--side", side, "--work", str(given.work), *common]
     else:
         command = [sys.executable, str(here / "bench_grpo_step.py"), "--folder", str(given.work), "--out", str(out)]
-        command += [*common, "--seconds", str(given.seconds), "--set", "beta=0", "temperature=1"]
-        command += ["--engine", "transformers" if given.smoke else "vllm"]
-    environ = ENVIRONMENT | os.environ | {"CUDA_VISIBLE_DEVICES": given.gpus[-1 if side == "TRL" else 0]}
+        command += [*common, "--seconds", str(given.seconds), "--engine", "transformers" if given.smoke else "vllm"]
+        command += ["--set", "beta=0", "temperature=1"]
+        awake = ["vllm_enable_sleep=false", f"vllm_gpu_memory_utilization={SHARE}"]
+        command += awake if side.endswith("awake") else []
+    environ = ENVIRONMENT | os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
     log = given.work / f"{side}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
@@ -170,7 +185,7 @@ def trl(given: argparse.Namespace) -> None:
             marks.append(now())
             row = {"step": state.global_step, "seconds": marks[-1] - marks[-2], "peak_gib": peak()} | clocks
             clocks.clear()
-            with (given.work / "TRL.jsonl").open("a") as file:
+            with (given.work / f"{given.side}.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             if marks[-1] - begun > given.seconds:
                 control.should_training_stop = True
@@ -181,14 +196,15 @@ def trl(given: argparse.Namespace) -> None:
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     draw = random.Random(1)
     sampler: dict[str, Any] = {
-        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3,
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": SHARE,
+        "vllm_enable_sleep_mode": given.side.endswith("asleep"),
         "vllm_max_model_length": 8192 if cuda else 2048, "generation_kwargs": {"ignore_eos": True},
     }  # fmt: skip
     trainer = GRPOTrainer(
         model=str(model),
         reward_funcs=lambda prompts, **columns: [draw.uniform(-1, 1) for _ in prompts],
         args=GRPOConfig(
-            output_dir=str(given.work / "trl"), max_steps=given.steps, per_device_train_batch_size=ROWS,
+            output_dir=str(given.work / given.side), max_steps=given.steps, per_device_train_batch_size=ROWS,
             gradient_accumulation_steps=QUESTIONS * ROLLOUTS // ROWS, num_generations=ROLLOUTS,
             max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=cuda,
             use_cpu=not cuda, gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
@@ -267,7 +283,7 @@ def peak() -> float:
 def records(file: Path) -> list[dict[str, Any]]:
     """A side's steps after the first, in common words."""
     found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if file.stem == "TRL":
+    if file.stem.startswith("TRL"):
         return [
             {
                 "seconds": one["seconds"], "prompt": one["prompt_tokens"], "sampled": one["completion_tokens"],
@@ -283,6 +299,7 @@ def records(file: Path) -> list[dict[str, Any]]:
             "sampling": sum(value for name, value in one["own"].items() if name.startswith("sampling/")),
             "hand-over": sum(one["own"].get(name, 0.0) for name in OVER),
         }
+        | {name: one["own"].get(name, 0.0) for name in OVER}
         for one in steps
     ]  # fmt: skip
 
@@ -306,8 +323,15 @@ def print_table(given: argparse.Namespace, sides: dict[str, list[dict[str, Any]]
         rate = (mean["prompt"] + mean["sampled"]) / mean["seconds"]
         times = " | ".join(f"{value:.2f}" for value in (*(mean[name] for name in columns[:3]), rest))
         print(f"| {side} | {len(steps)} | {times} | {mean['prompt']:,.0f} | {mean['sampled']:,.0f} | {rate:,.0f} |")
-    if len(means) == len(sides):
-        print(f"\nemailrl is {means['TRL']['seconds'] / means['emailrl']['seconds']:.2f} x as fast")
+    print()
+    for side in means:
+        parts = {name: statistics.fmean(step.get(name, 0.0) for step in sides[side]) for name in OVER}
+        if any(parts.values()):
+            print(f"{side}: hand-over is", ", ".join(f"{name} {value:.2f}" for name, value in parts.items()))
+    for state in ("asleep", "awake"):
+        mine, other = (means.get(f"{library}-{state}") for library in ("emailrl", "TRL"))
+        if mine and other:
+            print(f"vLLM {state}: emailrl is {other['seconds'] / mine['seconds']:.2f} x as fast")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from plan.planned import ALL, H200, plan_for, settings_with
 from emailrl.plan import find_device, make_plan
 from emailrl.plan.activations import Layout, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import keep_of, training_bytes
-from emailrl.plan.tokens import Tokens
+from emailrl.plan.memory import keep_of, plan_memory, training_bytes
+from emailrl.plan.tokens import Tokens, count_tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import KNOWN, find_shape
 
@@ -175,6 +175,22 @@ def test_measured_peaks_and_seconds_are_planned(
     planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
     assert planned / GIB == pytest.approx(peak, rel=0.08)
     assert made.seconds.train == pytest.approx(seconds, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "gib"),
+    [("qwen3-14b", 1, 31.7), ("qwen3-14b", 2, 20.1), ("qwen3-32b", 1, 67.7), ("qwen3-32b", 2, 39.8)],
+)
+def test_measured_peaks_of_a_sharded_base(tmp_path: Path, name: str, cards: int, gib: float) -> None:
+    """``tests/gpu/shard_memory.py`` on H200s: six trajectories of 3,641 tokens, no optimizer."""
+    settings = settings_with(
+        tmp_path, engine="vllm", vllm_urls="http://server", shard="host", gradient_checkpointing="on",
+        max_tokens_per_micro_batch=8192, per_device_train_batch_size=1, num_generations=6,
+    )  # fmt: skip
+    tokens = count_tokens(KNOWN[name], settings, per_trajectory=3641)
+    memory = plan_memory(KNOWN[name], settings, H200, tokens, cards=cards)
+    assert memory.cards == cards
+    assert (memory.training_peak - memory.resident["optimizer"]) / GIB == pytest.approx(gib, rel=0.05)
 
 
 def test_resident_memory_by_hand(tmp_path: Path) -> None:

@@ -48,6 +48,16 @@ def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:
     assert prefix_share(simple.settings, simple.memory, simple.tokens) == pytest.approx(0.75 * 5 / 6)
 
 
+def test_the_14b_train_step_as_measured(tmp_path: Path) -> None:
+    """One H200: reference pass, forward, backward and AdamW of 24 trajectories of 3,838 tokens, 6,755 tokens/s."""
+    settings = settings_with(
+        tmp_path, engine="vllm", vllm_urls="http://server", model_name="Qwen/Qwen3-14B", per_device_train_batch_size=4,
+        num_generations=6,
+    )  # fmt: skip
+    seconds = make_plan(settings, H200, tokens_per_trajectory=3838).seconds
+    assert 92_106 / (seconds.score + seconds.train) == pytest.approx(6755, rel=0.15)
+
+
 def test_time_and_cost(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, max_steps=10, eval_steps=100)
     made = make_plan(settings, H200, price=3.6)
@@ -94,6 +104,30 @@ def test_measured_sampling(
         settings_with(tmp_path, **given), H200, tokens_per_trajectory=tokens, trainable_share=sampled / tokens
     )
     assert made.seconds.rollout == pytest.approx(seconds, rel=0.06)
+
+
+def test_single_completions_as_measured(tmp_path: Path) -> None:
+    """48 completions of 768 tokens to prompts of 763 with vLLM on an H200: no prompt joins, so CUDA graphs always fit."""
+    values = {"model_name": "Qwen/Qwen3-4B", "per_device_train_batch_size": 8, "num_generations": 6, "beta": 0}
+    settings = settings_with(tmp_path, engine="vllm", max_turns=1, max_tokens=768, **values)
+    made = make_plan(settings, H200, tokens_per_trajectory=1531, trainable_share=768 / 1531)
+    assert made.seconds.rollout == pytest.approx(5.78, rel=0.03)
+    assert made.seconds.train == pytest.approx(2.26, rel=0.15)
+    simple = make_plan(
+        settings_with(tmp_path, engine="vllm", mode="simple", **values), H200, tokens_per_trajectory=1531,
+        trainable_share=768 / 1531,
+    )  # fmt: skip
+    assert simple.seconds.rollout == pytest.approx(made.seconds.rollout)
+
+
+def test_a_decode_step_as_measured(tmp_path: Path) -> None:
+    """38 rows of 2,680 tokens on 14B took 15.0 ms a step, 7 rows 12.0."""
+    for rows, milliseconds in ((38, 14.99), (7, 12.0)):
+        values = {"max_turns": 1, "per_device_train_batch_size": 1, "num_generations": rows, "eval_dataset_size": 1}
+        settings = settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-14B", max_tokens=160, **values)
+        made = make_plan(settings, H200, tokens_per_trajectory=2760, trainable_share=160 / 2760)
+        reading = 2600 * 2 * 40 * 330_301_440 / 791.2e12  # one prompt for all
+        assert 1e3 * (made.seconds.rollout - reading) / 160 == pytest.approx(milliseconds, rel=0.03)
 
 
 @pytest.mark.parametrize(
