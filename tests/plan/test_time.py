@@ -107,7 +107,7 @@ def test_measured_sampling(
 
 
 def test_single_completions_as_measured(tmp_path: Path) -> None:
-    """48 completions of 768 tokens to prompts of 763 with vLLM on an H200: no prompt joins, so CUDA graphs always fit."""
+    """48 completions of 768 tokens to prompts of 763, H200: no prompt joins later, so CUDA graphs always fit."""
     values = {"model_name": "Qwen/Qwen3-4B", "per_device_train_batch_size": 8, "num_generations": 6, "beta": 0}
     settings = settings_with(tmp_path, engine="vllm", max_turns=1, max_tokens=768, **values)
     made = make_plan(settings, H200, tokens_per_trajectory=1531, trainable_share=768 / 1531)
