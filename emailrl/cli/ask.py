@@ -4,8 +4,9 @@ Without a question, questions are read from the terminal or from stdin, one per 
 question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
 
 Without --checkpoint or --model, the newest run's best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
-smol if its base model is installed; otherwise nano, which knows the demo mailbox only. --inbox may be left out if the
-database holds a single mailbox. Emails stay on this machine unless the model runs on a server, which is then named.
+smol if its base model is installed; otherwise nano, which knows the demo mailbox only and is preferred for it. --inbox
+may be left out if the database holds a single mailbox. Emails stay on this machine unless the model runs on a server,
+which is then named.
 
 Examples:
 
@@ -191,6 +192,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     from emailrl.policy.adapter import find_adapter
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import INSTALL, SMOL, find_local
+    from emailrl.scenarios.demo import has_only_demo_email
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
@@ -203,7 +205,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
         return adapter.path, f"{adapter.path} on {adapter.base_model}"
     if "name" in settings.model.model_fields_set:
         return settings.model.name, settings.model.name
-    if find_local(settings.model.smol_base):
+    if find_local(settings.model.smol_base) and not has_only_demo_email(settings.store.db):
         return SMOL, f"{SMOL} (for simple questions; its limits: docs/smol.md)"
     return NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 

@@ -243,7 +243,9 @@ def test_of_several_mailboxes_one_is_to_be_chosen(emailrl, tmp_path: Path) -> No
     assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
 
 
-def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path) -> None:
+def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no model")
+    monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
     data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
     asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
