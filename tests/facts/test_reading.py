@@ -165,6 +165,14 @@ def test_a_version_is_not_the_head_of_a_longer_one() -> None:
     assert read("It is 2.1.", literals=[Literal("version", "2.1")]).facts == [Literal("version", "2.1")]
 
 
+def test_nothing_is_read_across_what_was_read() -> None:
+    assert read("http://x.org/INV-20448-b", literals=[CODE]).facts == [CODE]
+
+
+def test_a_number_grown_together_with_its_unit_is_no_code() -> None:
+    assert read("5lb").facts == [Quantity(5, "gram", 453.59237)]
+
+
 def test_a_version_is_read_only_if_one_is_asked_for() -> None:
     assert read("2.10").facts == [Quantity(2.1)]
 
@@ -177,6 +185,7 @@ def test_a_version_is_read_only_if_one_is_asked_for() -> None:
         ("2 hours and 30 minutes", [Quantity(2.5, "minute", 60)]),
         ("1 week, 2 days, and 12 hours", [Quantity(1 + 2.5 / 7, "minute", 10080)]),
         ("5 feet 6 inches", [Quantity(5.5, "metre", 0.3048)]),
+        ("5 kg in 2 hours 30 minutes", [Quantity(5, "gram", 1000), Quantity(2.5, "minute", 60)]),
         ("3 dollars and 50 cents a day", [Quantity(3.5, "usd", 1, "day")]),
         ("2 hours or 30 minutes", [Quantity(2, "minute", 60), Quantity(30, "minute")]),
         ("2 hours, 60 minutes", [Quantity(2, "minute", 60), Quantity(60, "minute")]),

@@ -195,6 +195,12 @@ RULES = {
         ("Which firm delivers the paint?", "Corvane Coatings", "Corvane Coatings and Delmar Paints", False),
         ("Which firm delivers the paint?", "Corvane Coatings", "Corvane", True),
         ("Which city is it?", "Houston", "Houston, Texas", True),
+        (
+            "What did they agree on?",
+            "Corvane brings the paint and Aldine brings the timber",
+            "Corvane and Delmar: Corvane brings the paint, Aldine brings the timber",
+            True,
+        ),
         ("Who won?", "Ada Moss", "Ada Moss, with 11 points.", True),
         ("Who won?", "Ada Moss", "Ada Moss for Harry and Tonto", True),
         ("Who won?", "Ada Moss/Bo Hale", "Ada Moss and Bo Hale", True),
