@@ -9,7 +9,7 @@ import pytest
 from emailrl.facts.reading import read
 from emailrl.rewards.matching.agreement import side
 from emailrl.rewards.matching.clauses import clauses
-from emailrl.rewards.matching.coverage import Case, enough, make_case, most
+from emailrl.rewards.matching.coverage import Case, enough, is_zero, make_case, most
 from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.rivals import Item, is_bare, is_choice, runs
 from emailrl.rewards.matching.vetoes import gives_up, says_too_much
@@ -182,3 +182,11 @@ def test_giving_up_is_an_answer_where_the_reference_does(reference: str, gives: 
 )
 def test_the_side_taken_on_a_yes_or_no_question(answer: str, taken: bool | None) -> None:
     assert side(case_of("Was the boiler repaired?", "Yes", answer)) is taken
+
+
+@pytest.mark.parametrize(
+    ("text", "zero"),
+    [("0", True), ("0 or 0", True), ("0 and 3", False), ("3", False), ("None came.", True), ("Some", False)],
+)
+def test_none_is_zero_and_so_is_nothing_else(text: str, zero: bool) -> None:
+    assert is_zero(read(text)) is zero
