@@ -1,17 +1,23 @@
-"""Asynchronous rollouts on two GPUs: trainer on one, `emailrl serve` on the other, MAX_STALENESS 0 against 1.
+"""Asynchronous rollouts: trainers on some GPUs, `emailrl serve` on others, MAX_STALENESS 0 against 1.
 
     python tests/gpu/bench_async.py                                             # 2 GPUs, the packaged nano
     python tests/gpu/bench_async.py --shape 4B --tokenizer qwen_tokenizer       # random weights of that shape
     python tests/gpu/bench_async.py --model smol-base --smol-base FOLDER        # SmolLM2-135M
-    python tests/gpu/bench_async.py --staleness --one --train-gpu 2             # one GPU with vLLM in process
+    python tests/gpu/bench_async.py --staleness --one --train-gpus 2            # one GPU with vLLM in process
+    python tests/gpu/bench_async.py --shape 4B --tokenizer qwen_tokenizer --train-gpus 0,1,2,3 --serve-gpus 4,5,6,7 \\
+        --turns-gpus 0,1,2,3,4,5,6,7                                            # and all eight in turns
     python tests/gpu/bench_async.py --smoke                                     # a rehearsal on CPUs, with a CPU vLLM
 
-All runs have the same questions and seeds, on the demo mailbox, with all groups trained; those with a staleness share a
-server. First the checks: no rollout is older than MAX_STALENESS, and the server has no adapter left after each run.
+All runs have the same questions and seeds, on the demo mailbox, with all groups trained, and ``--questions`` per step
+however many ranks share them. Runs with a staleness share the servers, one per GPU. ``one`` trains on the first
+training GPU with vLLM in process, while the servers start; ``turns`` on all of ``--turns-gpus``, an engine on each,
+once the servers have ended. First the checks: no rollout is older than MAX_STALENESS, and no server has an adapter left
+after each run.
 Then the table. ``step`` is the median of the steps after the second; ``full overlap`` is what the clocks allow: the
 step that takes turns over max(rollout, update) of its medians; ``cut`` the share of tokens whose importance weight was
-bounded. UPDATE_EPOCHS (--update-epochs) makes updates about as long as rollouts. A run ends after ``--limit`` seconds,
-and all after ``--seconds``; what a run has reached counts.
+bounded. UPDATE_EPOCHS (--update-epochs) makes updates about as long as rollouts. Servers, and vLLM in process, have
+``--start`` seconds to start, and a run ``--limit`` seconds besides; nothing goes on after ``--seconds``. What a run has
+reached counts.
 """
 
 from __future__ import annotations
@@ -50,7 +56,6 @@ eval_dataset_size = 4
 eval_steps = 1000
 save_steps = 1000
 max_steps = {steps}
-per_device_train_batch_size = {questions}
 num_generations = {rollouts}
 max_batch_trajectories = 256
 update_epochs = {update_epochs}
@@ -59,12 +64,12 @@ warmup_steps = 0
 """
 
 
-ONE = "one"
-"""The run on one GPU, vLLM in process."""
+ONE, TURNS = "one", "turns"
+"""The runs with vLLM in process, on one GPU and on several."""
 
 
 def main() -> None:
-    """Prepare, serve, train twice, check, print."""
+    """Prepare, serve, train, check, print."""
     given = arguments()
     work = given.out or Path(tempfile.mkdtemp(prefix="bench_async."))
     work.mkdir(parents=True, exist_ok=True)
@@ -73,13 +78,18 @@ def main() -> None:
     prepare(work, given)
     print(f"work in {work}; prepared after {time.monotonic() - begun:.0f} s", flush=True)
     runs: dict[str, list[dict[str, Any]]] = {}
-    if given.one:
-        runs[ONE] = train(work, "", ONE, given)
     if given.staleness:
-        with server(work, given) as url:
-            print(f"server ready after {time.monotonic() - begun:.0f} s", flush=True)
+        with starting(work, given, replicas=len(given.serve_gpus)) as process:
+            if given.one:
+                runs[ONE] = train(work, "", ONE, given.train_gpus[:1], given)
+            urls = urls_of(process)
+            print(f"servers ready after {time.monotonic() - begun:.0f} s", flush=True)
             for lag in map(str, given.staleness):
-                runs[lag] = train(work, url, lag, given)
+                runs[lag] = train(work, urls, lag, given.train_gpus, given)
+    elif given.one:
+        runs[ONE] = train(work, "", ONE, given.train_gpus[:1], given)
+    if given.turns_gpus:
+        runs[TURNS] = train(work, "", TURNS, given.turns_gpus, given)
     print(f"all done after {time.monotonic() - begun:.0f} s\n")
     table({name: steps for name, steps in runs.items() if len(steps) > 2})
 
@@ -93,25 +103,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template")
     parser.add_argument("--folder", type=Path, help="where the shape's weights are, or are written")
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1])
-    parser.add_argument("--one", action="store_true", help="first a run on the training GPU alone")
+    parser.add_argument("--one", action="store_true", help="also a run on the first training GPU alone")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--questions", type=int, default=16, help="per step")
+    parser.add_argument("--questions", type=int, default=16, help="per step, of all ranks together")
     parser.add_argument("--rollouts", type=int, default=8, help="per question")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=96, help="per turn")
     parser.add_argument("--update-epochs", type=int, default=4)
-    parser.add_argument("--train-gpu", default="0")
-    parser.add_argument("--serve-gpu", default="1")
+    parser.add_argument("--train-gpus", type=listed, default=["0"], metavar="0,1", help="a rank on each")
+    parser.add_argument("--serve-gpus", type=listed, default=["1"], metavar="2,3", help="a server on each")
+    parser.add_argument("--turns-gpus", type=listed, default=[], metavar="0,1", help="also a run on these in turns")
     parser.add_argument("--port", type=int, default=8317)
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else None)
-    parser.add_argument("--limit", type=float, default=200, help="seconds a run may take")
+    parser.add_argument("--limit", type=float, default=200, help="seconds a run may take, without vLLM's start")
+    parser.add_argument("--start", type=float, default=240, help="seconds that vLLM may take to start")
     parser.add_argument("--seconds", type=float, default=500, help="for all of it")
     parser.add_argument("--smoke", action="store_true", help="CPUs, few short rollouts: figures mean nothing")
     given = parser.parse_args()
     if given.smoke:
-        given.train_gpu = given.serve_gpu = ""
+        given.train_gpus, given.serve_gpus = [""] * len(given.train_gpus), [""] * len(given.serve_gpus)
+        given.turns_gpus = [""] * len(given.turns_gpus)
         given.steps, given.questions, given.rollouts, given.turns, given.update_epochs = 4, 2, 3, 2, 1
         given.limit = given.seconds = 600
+    for gpus in (given.train_gpus, given.turns_gpus):
+        if gpus and given.questions % len(gpus):
+            parser.error(f"{given.questions} questions cannot be shared by {len(gpus)} ranks")
     given.tolerance = 0.3 if given.shape else 0.1  # random weights amplify rounding
     if given.shape:
         if given.tokenizer is None:
@@ -120,20 +136,26 @@ def arguments() -> argparse.Namespace:
     return given
 
 
+def listed(text: str) -> list[str]:
+    """GPUs by number, separated by commas."""
+    return text.split(",")
+
+
 def emailrl(*words: object) -> list[str]:
     """The command line of a command."""
     return [sys.executable, "-m", "emailrl", *map(str, words)]
 
 
-def environment(given: argparse.Namespace, gpu: str) -> dict[str, str]:
-    """The environment of a command that sees one GPU, or none."""
+def environment(given: argparse.Namespace, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of a command that sees these GPUs, or none."""
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     found = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    found |= {"NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0")}
     if given.smol_base:
         found["SMOL_BASE"] = str(given.smol_base.absolute())
-    if gpu:
-        found["CUDA_VISIBLE_DEVICES"] = gpu
+    if any(gpus):
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif given.smoke:
         found |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
     return found
@@ -142,46 +164,52 @@ def environment(given: argparse.Namespace, gpu: str) -> dict[str, str]:
 def prepare(work: Path, given: argparse.Namespace) -> None:
     """Mail, questions and settings, and the shape's weights if they are not there yet."""
     if given.shape:
-        write_model(given.shape, given.tokenizer.absolute(), Path(given.model), given.train_gpu)
-    names = ("model", "turns", "max_tokens", "tolerance", "steps", "questions", "rollouts", "update_epochs")
+        write_model(given.shape, given.tokenizer.absolute(), Path(given.model), given.train_gpus[0])
+    names = ("model", "turns", "max_tokens", "tolerance", "steps", "rollouts", "update_epochs")
     (work / "emailrl.toml").write_text(SETTINGS.format(**{name: getattr(given, name) for name in names}))
     for command in (
         emailrl("gen-db", "--source", "demo", "--db", "mail.db", "--overwrite"),
         emailrl("gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 400, "--overwrite"),
     ):
-        done = subprocess.run(command, cwd=work, env=environment(given, ""), capture_output=True, text=True)
+        done = subprocess.run(command, cwd=work, env=environment(given, []), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
 
 
 @contextmanager
-def server(work: Path, given: argparse.Namespace, *, replicas: int = 1) -> Iterator[str]:
-    """`emailrl serve` on its GPU, which replicas share; its URL, or several with commas."""
-    command = emailrl(
-        "serve", "--port", given.port, "--log-dir", work / "servers", "--max-staleness", max(given.staleness)
-    )
-    command += ["--json", "--start-timeout", str(given.limit), "--replicas", str(replicas)]
-    command += ["--gpus", ",".join([given.serve_gpu] * replicas)]
+def starting(work: Path, given: argparse.Namespace, *, replicas: int) -> Iterator[subprocess.Popen[str]]:
+    """`emailrl serve` on its GPUs, which replicas share if they are fewer, until the end of the block."""
+    command = emailrl("serve", "--port", given.port, "--log-dir", work / "servers", "--json", "--replicas", replicas)
+    command += ["--max-staleness", str(max(given.staleness)), "--start-timeout", str(given.start)]
     command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"] if given.smoke else []
-    process = subprocess.Popen(
-        command, cwd=work, env=environment(given, given.serve_gpu), stdout=subprocess.PIPE, text=True
-    )
+    gpus = [given.serve_gpus[number % len(given.serve_gpus)] for number in range(replicas)]
+    command += ["--gpus", ",".join(gpus)] if any(gpus) else []
+    environ = environment(given, given.serve_gpus)
+    process = subprocess.Popen(command, cwd=work, env=environ, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "emailrl serve ended"
-        yield json.loads(line)["vllm_urls"]
+        yield process
     finally:
         process.terminate()
         process.wait(30)
 
 
-def train(work: Path, url: str, name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def urls_of(process: subprocess.Popen[str]) -> str:
+    """The servers' URLs, separated by commas, once all are ready."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "emailrl serve ended"
+    urls: str = json.loads(line)["vllm_urls"]
+    return urls
+
+
+def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
     """One run; its lines of metrics.jsonl, those before its time was up."""
     command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--overwrite", "--json")
-    environ = environment(given, given.train_gpu)
-    environ |= {} if name == ONE else {"VLLM_URLS": url, "MAX_STALENESS": name}
+    command += ["--batch-size", str(given.questions // len(gpus))]
+    command += ["--nproc", str(len(gpus))] if len(gpus) > 1 else []
+    environ = environment(given, gpus)
+    environ |= {"VLLM_URLS": urls, "MAX_STALENESS": name} if urls else {}
     begun, log = time.monotonic(), work / f"run-{name}.log"
-    limit = max(1.0, min(given.limit, given.deadline - begun))
+    limit = max(1.0, min(given.limit + (0 if urls else given.start), given.deadline - begun))
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=work, env=environ, stdout=subprocess.DEVNULL, stderr=file)
         try:
@@ -191,18 +219,20 @@ def train(work: Path, url: str, name: str, given: argparse.Namespace) -> list[di
     if late := time.monotonic() - begun >= limit:
         print(f"{name}: ended after {limit:.0f} s", flush=True)
     elif process.returncode:
-        print(
-            f"{name} ended with {process.returncode}:\n  " + "\n  ".join(log.read_text().splitlines()[-12:]), flush=True
-        )
+        last = "\n  ".join(log.read_text().splitlines()[-12:])
+        print(f"{name} ended with {process.returncode}:\n  {last}", flush=True)
     (records,) = [*work.glob(f"run-{name}_*/metrics.jsonl")] or [None]
     steps = [json.loads(line) for line in records.read_text().splitlines()] if records else []
     (work / f"bench_async-{name}.json").write_text(json.dumps(steps))
     print(f"{name}: {len(steps)} steps in {time.monotonic() - begun:.0f} s with start-up", flush=True)
-    if name != ONE and steps:
+    rollouts = given.questions * given.rollouts
+    assert all(step["num_trajectories"] == rollouts for step in steps), f"{name}: not {rollouts} rollouts per step"
+    if urls and steps:
         oldest = max(step["policy_age_max"] for step in steps)
         assert oldest <= int(name), f"MAX_STALENESS={name}, but rollouts of age {oldest}"
-        models = httpx.get(f"{url}/v1/models").json()["data"]
-        assert late or len(models) == 1, f"left on the server: {[model['id'] for model in models]}"
+        for url in urls.split(","):
+            models = httpx.get(f"{url}/v1/models").json()["data"]
+            assert late or len(models) == 1, f"left on the server: {[model['id'] for model in models]}"
     return steps
 
 
@@ -230,23 +260,24 @@ def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
 def table(runs: dict[str, list[dict[str, Any]]]) -> None:
     """One line a run, then how the step times compare."""
     names = ("rollout", "update", "trainer_wait", "sampler_wait")
-    print(f"{'S':>3} {'step s':>7}", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
+    print(f"{'S':>5} {'step s':>7}", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
     seconds = {}
     for lag, steps in runs.items():
         seconds[lag] = median(steps, "rollout") + median(steps, "update")
         extremes = (min(s.get("correction_min", 1) for s in steps), max(s.get("correction_max", 1) for s in steps))
         print(
-            f"{lag:>3} {seconds[lag]:>7.2f}", *(f"{median(steps, name):>12.2f}" for name in names),
+            f"{lag:>5} {seconds[lag]:>7.2f}", *(f"{median(steps, name):>12.2f}" for name in names),
             f"{mean(steps, 'policy_age_mean'):>6.2f} {extremes[0]:>10.3f} {extremes[1]:>5.2f}"
             f" {mean(steps, 'correction_cut_fraction'):>6.4f} {mean(steps[2:], 'reward_mean'):>8.3f}",
         )  # fmt: skip
-    for lag in seconds.keys() - {"0", ONE}:
+    for lag in [name for name in seconds if name not in ("0", ONE, TURNS)]:
         if "0" in seconds:
             bound = max(median(runs["0"], "rollout"), median(runs["0"], "update"))
             speed, most = seconds["0"] / seconds[lag], seconds["0"] / bound
             print(f"S={lag}: {speed:.2f} x taking turns; full overlap {most:.2f} x; share {speed / most:.2f}")
-        if ONE in seconds:
-            print(f"S={lag}: {seconds[ONE] / seconds[lag]:.2f} x one GPU")
+        for name, what in ((ONE, "one GPU"), (TURNS, "the GPUs in turns")):
+            if name in seconds:
+                print(f"S={lag}: {seconds[name] / seconds[lag]:.2f} x {what}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """In-process vLLM on several ranks: checks that ranks sample what one process samples, then measures the rollouts.
 
-    python tests/gpu/shared_cards.py OUT [--nproc 2] [--model nano] [--questions 8] [--steps 3]
+    python tests/gpu/shared_cards.py OUT [--nproc 2] [--model nano] [--questions 8] [--steps 3] [--seconds 390]
 
 Every case trains the same questions on demo mail: one rank, N ranks with an engine each, and N ranks whose engines are
-of two (tensor parallelism). Needs N GPUs; without any it runs on the CPU. Writes ``OUT/shared_cards.json``.
+of two (tensor parallelism). Needs N GPUs; without any it runs on the CPU. First all cases train one step, at once on
+the same GPUs: the check, and vLLM's compilation cache is filled. Then each trains ``--steps`` on its own, the first of
+which does not count. ``OUT/shared_cards.json`` is written after every case; nothing goes on after ``--seconds``.
 """
 
 from __future__ import annotations
@@ -14,92 +16,159 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_async import end
 
 LARGEST_GAP = 0.6
 """Nats between a sampled token's log-probability and the trainer's, as in ``test_vllm_real``."""
+SETTINGS = """\
+emailrl_db = "mail.db"
+emailrl_questions = "questions.jsonl"
+max_turns = 6
+max_tokens = 256
+eval_dataset_size = 4
+num_generations = 6
+temperature = 0.9
+wandb_mode = "disabled"
+judge = "offline"
+vllm_gpu_memory_utilization = 0.2
+kv_cache_gib = 4  # given, as free memory changes while others start
+"""
+Case = dict[str, Any]
 
 
-def emailrl(folder: Path, *words: object, **environment: object) -> Any:
-    """Run a command; its JSON."""
+def emailrl(folder: Path, deadline: float, log: Path, *words: object, **environment: object) -> Any:
+    """Run a command; its JSON. Raises RuntimeError if it fails or is not done by the deadline."""
     command = [sys.executable, "-m", "emailrl", *map(str, words), "--json"]
-    given = os.environ | {name: str(value) for name, value in environment.items()}
-    done = subprocess.run(command, cwd=folder, env=given, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, f"{words} ended with {done.returncode}"
-    return json.loads(done.stdout.splitlines()[-1])
+    given = {"NCCL_NVLS_ENABLE": "0"} | os.environ | {name: str(value) for name, value in environment.items()}
+    with log.open("wb") as file, tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(command, cwd=folder, env=given, stdout=out, stderr=file)
+        try:
+            process.wait(max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            end(process)
+            raise RuntimeError("no time left") from None
+        out.seek(0)
+        said = out.read().decode()
+    if process.returncode:
+        raise RuntimeError(f"ended with {process.returncode}: {' | '.join(log.read_text().splitlines()[-4:])[-600:]}")
+    return json.loads(said.splitlines()[-1])
 
 
 def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def run(folder: Path, given: argparse.Namespace, ranks: int, per_engine: int) -> dict[str, Any]:
-    """Train one case; what it measured, and the first step's trajectories."""
+def train(folder: Path, given: argparse.Namespace, case: Case, steps: int) -> Path:
+    """Train a case for so many steps; the run's folder, once its records are as they must be."""
+    ranks, per_engine, name = case["ranks"], case["per_engine"], f"ranks-{case['ranks']}-{case['per_engine']}-{steps}"
     result = emailrl(
-        folder, "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks,
-        "--output-dir", f"ranks-{ranks}-{per_engine}", "--max-steps", given.steps,
+        folder, given.deadline, given.out / f"{name}.log",
+        "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks, "--output-dir", name,
+        "--max-steps", steps,
         PER_DEVICE_TRAIN_BATCH_SIZE=given.questions // ranks, VLLM_TENSOR_PARALLEL_SIZE=per_engine,
     )  # fmt: skip
     directory = Path(result["run_dir"])
-    steps = lines(directory / "metrics.jsonl")
-    assert len(steps) == given.steps and all(step["num_trajectories"] == given.questions * 6 for step in steps)
-    assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps), "the sampler is not the policy"
+    records = lines(directory / "metrics.jsonl")
+    assert len(records) == steps and all(step["num_trajectories"] == given.questions * 6 for step in records)
+    assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in records), "the sampler is not the policy"
     if ranks > 1:
         said = f"rollouts run on {ranks // per_engine} engines, each on {per_engine} of {ranks} ranks"
         assert said in (directory / "training.log").read_text(), said
-    later = steps[1:]  # the first one warms up
-    return {
-        "ranks": ranks,
-        "per_engine": per_engine,
-        "rollout_seconds": sum(step["seconds"]["rollout"] for step in later) / len(later),
-        "update_seconds": sum(step["seconds"]["update"] for step in later) / len(later),
-        "first": lines(directory / "trajectories" / "step-000001.jsonl"),
-    }
+    return directory
 
 
-def compare(case: dict[str, Any], one: dict[str, Any]) -> None:
+def check(folder: Path, given: argparse.Namespace, case: Case) -> None:
+    """Train one step; keep its trajectories."""
+    begun = time.monotonic()
+    try:
+        case["first"] = lines(train(folder, given, case, 1) / "trajectories" / "step-000001.jsonl")
+    except (RuntimeError, AssertionError) as error:
+        case["error"] = str(error)
+    case["check_seconds"] = time.monotonic() - begun
+
+
+def compare(cases: list[Case]) -> None:
     """The same trajectories in the same order; how many have the same tokens (bf16 rounds by the batch)."""
-    assert [each["id"] for each in case["first"]] == [each["id"] for each in one["first"]], "other trajectories"
-    pairs = zip(case.pop("first"), one["first"], strict=True)
-    case["same_tokens"] = sum(mine.get("token_ids") == other.get("token_ids") for mine, other in pairs)
+    kept = [case.pop("first", None) for case in cases]
+    for case, first in zip(cases, kept, strict=True):
+        if first is None or kept[0] is None:
+            continue
+        if [one["id"] for one in first] != [one["id"] for one in kept[0]]:
+            case["error"] = "other trajectories than one rank"
+        pairs = zip(first, kept[0], strict=False)
+        case["same_tokens"] = sum(mine.get("token_ids") == other.get("token_ids") for mine, other in pairs)
+
+
+def measure(folder: Path, given: argparse.Namespace, case: Case) -> None:
+    """Train alone; mean seconds of the steps after the first."""
+    begun = time.monotonic()
+    try:
+        directory = train(folder, given, case, given.steps)
+    except (RuntimeError, AssertionError) as error:
+        case["error"] = str(error)
+        return
+    later = lines(directory / "metrics.jsonl")[1:]
+    for phase in ("rollout", "update"):
+        case[f"{phase}_seconds"] = sum(step["seconds"][phase] for step in later) / len(later)
+    case["run_seconds"] = time.monotonic() - begun
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--model", default="nano")
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=390)
     given = parser.parse_args()
     assert given.questions % given.nproc == 0 and given.nproc % 2 == 0 and given.steps > 1
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        emailrl(folder, "gen-db", "--source", "demo", "--db", "mail.db")
-        emailrl(folder, "gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200)
-        (folder / "emailrl.toml").write_text(
-            'emailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\nmax_turns = 6\nmax_tokens = 256\n'
-            "eval_dataset_size = 4\nnum_generations = 6\ntemperature = 0.9\n"
-            'wandb_mode = "disabled"\njudge = "offline"\n'
-        )
-        one = run(folder, given, 1, 1)
-        cases = [one, *(run(folder, given, given.nproc, each) for each in (1, 2))]
-    for case in cases[1:]:
-        compare(case, one)
-    one["same_tokens"] = len(one.pop("first"))
+    given.deadline, given.out = time.monotonic() + given.seconds, given.out.absolute()
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "shared_cards.json").write_text(json.dumps(cases, indent=2) + "\n")
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{given.model}, {given.questions} questions x 6, {where}")
-    print("ranks  per engine  rollout s  update s  trajectories with the tokens of one rank")
-    for case in cases:
-        print(
-            f"{case['ranks']:5}  {case['per_engine']:10}  {case['rollout_seconds']:9.2f}  {case['update_seconds']:8.2f}"
-            f"  {case['same_tokens']}/{given.questions * 6}"
+    cases: list[Case] = [
+        {"ranks": ranks, "per_engine": each} for ranks, each in ((1, 1), *((given.nproc, n) for n in (1, 2)))
+    ]
+
+    def write() -> None:
+        (given.out / "shared_cards.json").write_text(json.dumps(cases, indent=2) + "\n")
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, log = Path(temporary), given.out / "data.log"
+        emailrl(folder, given.deadline, log, "gen-db", "--source", "demo", "--db", "mail.db")
+        emailrl(
+            folder, given.deadline, log, "gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200
         )
+        (folder / "emailrl.toml").write_text(SETTINGS)
+        checks = [threading.Thread(target=check, args=(folder, given, case)) for case in cases]
+        for one in checks:
+            one.start()
+        for one in checks:
+            one.join()
+        compare(cases)
+        write()
+        for case in cases:
+            if "error" not in case:
+                measure(folder, given, case)
+            write()
+            print(row(given, case), flush=True)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"\n{given.model}, {given.questions} questions x 6, {where}")
+    print("ranks  per engine  rollout s  update s  trajectories with the tokens of one rank")
+    print("\n".join(row(given, case) for case in cases))
+    sys.exit(any("error" in case for case in cases))
+
+
+def row(given: argparse.Namespace, case: Case) -> str:
+    """A line of the table."""
+    seconds = [f"{case[name]:9.2f}" if name in case else f"{'-':>9}" for name in ("rollout_seconds", "update_seconds")]
+    same = f"{case['same_tokens']}/{given.questions * 6}" if "same_tokens" in case else "-"
+    return f"{case['ranks']:5}  {case['per_engine']:10}  {'  '.join(seconds)}  {same}  {case.get('error', '')}"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_async import emailrl, end, environment, server
+from bench_async import emailrl, end, environment, listed, starting, urls_of
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
@@ -34,9 +34,10 @@ def main() -> None:
     if not given.report:
         deadline = time.monotonic() + given.seconds
         prepare(given)
-        if given.serve_gpu:  # the servers share it
+        if any(given.serve_gpus):  # the servers share it
             os.environ |= {"KV_CACHE_GIB": "8", "VLLM_GPU_MEMORY_UTILIZATION": f"{0.8 / given.parallel:.2f}"}
-        with server(given.work, given, replicas=given.parallel) as urls:
+        with starting(given.work, given, replicas=given.parallel) as process:
+            urls = urls_of(process)
             print(f"ready, {deadline - time.monotonic():.0f} s left", flush=True)
             play(given, urls.split(","), deadline)
     runs = [run for lag in given.staleness for seed in given.seeds if (run := read(given.work, lag, seed)).steps]
@@ -57,16 +58,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="runs at once")
     parser.add_argument("--seconds", type=float, default=3600, help="for everything, the server's start included")
     parser.add_argument("--cpu", dest="smoke", action="store_true", help="no GPU: a CPU build of vLLM")
-    parser.add_argument("--train-gpu", default="0")
-    parser.add_argument("--serve-gpu", default="1")
+    parser.add_argument("--train-gpus", type=listed, default=["0"], metavar="0", help="shared by all runs")
+    parser.add_argument("--serve-gpus", type=listed, default=["1"], metavar="1", help="shared by all servers")
     parser.add_argument("--port", type=int, default=8318)
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--report", action="store_true", help="only read what is in --work")
     given = parser.parse_args()
     given.work = given.work.absolute()
-    given.smol_base, given.limit = None, min(given.seconds, 300)
+    given.smol_base, given.start = None, min(given.seconds, 300)
     if given.smoke:
-        given.train_gpu = given.serve_gpu = ""
+        given.train_gpus = given.serve_gpus = [""]
     return given
 
 
@@ -132,7 +133,7 @@ def start(given: argparse.Namespace, url: str, lag: int, seed: int) -> subproces
     """Begin a run in the background."""
     name = name_of(lag, seed)
     command = emailrl("train", "--mode", "masked", "--engine", "vllm", "--output-dir", name, "--overwrite")
-    environ = environment(given, given.train_gpu) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag), "SEED": str(seed)}
+    environ = environment(given, given.train_gpus) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag), "SEED": str(seed)}
     with (given.work / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, cwd=given.work, env=environ, stdout=log, stderr=subprocess.STDOUT)
 
