@@ -42,22 +42,17 @@ kv_cache_gib = 4  # given, as free memory changes while others start
 Case = dict[str, Any]
 
 
-def emailrl(folder: Path, deadline: float, log: Path, *words: object, **environment: object) -> Any:
-    """Run a command; its JSON. Raises RuntimeError if it fails or is not done by the deadline."""
-    command = [sys.executable, "-m", "emailrl", *map(str, words), "--json"]
+def emailrl(folder: Path, deadline: float, log: Path, *words: object, **environment: object) -> int:
+    """Run a command; its exit code. Raises RuntimeError if it is not done by the deadline."""
+    command = [sys.executable, "-m", "emailrl", *map(str, words)]
     given = {"NCCL_NVLS_ENABLE": "0"} | os.environ | {name: str(value) for name, value in environment.items()}
-    with log.open("wb") as file, tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(command, cwd=folder, env=given, stdout=out, stderr=file)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=given, stdout=file, stderr=subprocess.STDOUT)
         try:
-            process.wait(max(1.0, deadline - time.monotonic()))
+            return process.wait(max(1.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             end(process)
             raise RuntimeError("no time left") from None
-        out.seek(0)
-        said = out.read().decode()
-    if process.returncode:
-        raise RuntimeError(f"ended with {process.returncode}: {' | '.join(log.read_text().splitlines()[-4:])[-600:]}")
-    return json.loads(said.splitlines()[-1])
 
 
 def lines(path: Path) -> list[Any]:
@@ -67,13 +62,15 @@ def lines(path: Path) -> list[Any]:
 def train(folder: Path, given: argparse.Namespace, case: Case, steps: int) -> Path:
     """Train a case for so many steps; the run's folder, once its records are as they must be."""
     ranks, per_engine, name = case["ranks"], case["per_engine"], f"ranks-{case['ranks']}-{case['per_engine']}-{steps}"
-    result = emailrl(
-        folder, given.deadline, given.out / f"{name}.log",
+    log, directory = given.out / f"{name}.log", folder / f"{name}_masked"
+    case["exit"] = emailrl(
+        folder, given.deadline, log,
         "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks, "--output-dir", name,
         "--max-steps", steps,
         PER_DEVICE_TRAIN_BATCH_SIZE=given.questions // ranks, VLLM_TENSOR_PARALLEL_SIZE=per_engine,
     )  # fmt: skip
-    directory = Path(result["run_dir"])
+    if not (directory / "final").exists():  # a slow end shows in the exit code alone
+        raise RuntimeError(f"ended with {case['exit']}: {' | '.join(log.read_text().splitlines()[-4:])[-600:]}")
     records = lines(directory / "metrics.jsonl")
     assert len(records) == steps and all(step["num_trajectories"] == given.questions * 6 for step in records)
     assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in records), "the sampler is not the policy"
@@ -140,10 +137,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder, log = Path(temporary), given.out / "data.log"
-        emailrl(folder, given.deadline, log, "gen-db", "--source", "demo", "--db", "mail.db")
-        emailrl(
-            folder, given.deadline, log, "gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200
-        )
+        for command in (
+            ["gen-db", "--source", "demo", "--db", "mail.db"],
+            ["gen-questions", "--db", "mail.db", "--out", "questions.jsonl", "--limit", 200],
+        ):
+            assert emailrl(folder, given.deadline, log, *command) == 0, log.read_text()
         (folder / "emailrl.toml").write_text(SETTINGS)
         checks = [threading.Thread(target=check, args=(folder, given, case)) for case in cases]
         for one in checks:
@@ -159,7 +157,7 @@ def main() -> None:
             print(row(given, case), flush=True)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"\n{given.model}, {given.questions} questions x 6, {where}")
-    print("ranks  per engine  rollout s  update s  trajectories with the tokens of one rank")
+    print("ranks  per engine  rollout s  update s  same tokens as one rank, exit code")
     print("\n".join(row(given, case) for case in cases))
     sys.exit(any("error" in case for case in cases))
 
@@ -168,7 +166,8 @@ def row(given: argparse.Namespace, case: Case) -> str:
     """A line of the table."""
     seconds = [f"{case[name]:9.2f}" if name in case else f"{'-':>9}" for name in ("rollout_seconds", "update_seconds")]
     same = f"{case['same_tokens']}/{given.questions * 6}" if "same_tokens" in case else "-"
-    return f"{case['ranks']:5}  {case['per_engine']:10}  {'  '.join(seconds)}  {same}  {case.get('error', '')}"
+    last = f"{same:>5}  {case.get('exit', '-'):>4}  {case.get('error', '')}"
+    return f"{case['ranks']:5}  {case['per_engine']:10}  {'  '.join(seconds)}  {last}"
 
 
 if __name__ == "__main__":
