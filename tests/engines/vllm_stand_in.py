@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from emailrl.ending import bounded
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.engines.weights import sampling_weights
@@ -141,3 +143,5 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
         module.__spec__ = ModuleSpec(name, None)
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
+    # Past its limit it ends the process, and the garbage of many tests takes long to collect on a busy machine.
+    monkeypatch.setattr("emailrl.engines.vllm_engine.bounded", partial(bounded, 120))
