@@ -32,7 +32,7 @@ REFUSAL = _any(
 """Verbs that negate what they refer to, unless the question asks about them."""
 FORWARD = (
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
-    rf"|anything but|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+    rf"|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
 """Denies what follows it, not what precedes it."""
 MOVED = _any(
@@ -101,7 +101,9 @@ FRAME = _any(
     r"|as (?:stated|mentioned|noted|written|described)(?: in| by)?)\s[^.\n]{1,120}(?=\.?\s*$|\.?\n|\.\s)",
     r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))"
     r"\s?(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
-    r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>|\[[^\[\]\n]{0,80}\](?:\([^()\n]*\))?",
+    r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>",
+    r"\[(?:\s*\d{1,2}\s*|[^\[\]\n]{0,80}@[^\[\]\n]{0,80}|(?:see|source|ref|from|mail|e-?mail|message|id|cit)\b[^\[\]\n]{0,80})\]"
+    r"|\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )
 """Introductions of an answer or its source."""

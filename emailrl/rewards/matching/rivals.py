@@ -13,17 +13,23 @@ from emailrl.facts.reading import Unit, contradict, same_kind
 from emailrl.facts.words import says_something
 from emailrl.rewards.matching.coverage import SHORT, Case
 
+_VERSUS = r"(?:vs|versus|aka|a\.?k\.?a|alias)\b\.?"
+_SYMBOL = r"[^\w\s\ue000()\[\]&,.:;!?$%#@'+=\u2013\u2014-]+|-+>|=+>"
+"""A token of symbols between two candidates: "/", "|", ">", "->"."""
 JOINT = re.compile(
     r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|but|as well as|plus|then"
     r"|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]"
-    r"|(?<=[\w)\ue000][.!?])(?<!\b[A-Z]\.)(?<!\b(?:St|Co|vs|No|Jr|Sr)\.)\s",
+    r"|(?<=[\w)\ue000][.!?])(?<!\b[A-Z]\.)(?<!\b(?:St|Co|vs|No|Jr|Sr)\.)\s"
+    rf"|\s+(?:{_VERSUS})\s+|\s(?:{_SYMBOL}|[=+]|\.\.+)\s|\s?[\[\]|]\s?",
     re.IGNORECASE,
 )
-_LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
+LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
 """Also splits a list at dashes."""
 OR = re.compile(r"\bor\b", re.IGNORECASE)
+_CHOICE = re.compile(rf"^\s*(?:{_VERSUS}|{_SYMBOL}|/|\[|\||\.\.+)\s*$", re.IGNORECASE)
+"""Joins two candidates like "or"."""
 _AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
-_BREAK = re.compile(r"[.!?:;()\n]")
+_BREAK = re.compile(r"[!?:;()\n]|(?<!\.)(?<!\bvs)\.(?!\.)", re.IGNORECASE)
 _IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
 _PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
@@ -67,6 +73,8 @@ def rival_items(case: Case) -> bool:
         for at, right in enumerate(items):
             if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
                 return True
+            if at and case.is_short and _CHOICE.match(right.joint) and is_other(case, items[at - 1], right):
+                return True
         if not (case.is_short or (case.asked.person and case.expected.names)):
             continue
         for first, last in runs(states):
@@ -99,6 +107,12 @@ def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
     return False
 
 
+def is_other(case: Case, one: Item, other: Item) -> bool:
+    """Whether one of two items contains a part of the reference, and the other only something new."""
+    held = [case.holds(*item.units) for item in (one, other)]
+    return held[0] != held[1] and bool(case.new((one if held[1] else other).units))
+
+
 def is_bare(item: Item) -> bool:
     """Whether an item is only a short candidate, without a verb."""
     verb = re.search(r"\b(?:is|was|are|were|has|had|will)\b", item.text)
@@ -123,7 +137,7 @@ def is_list_of_names(case: Case) -> bool:
     """Whether an answer is nothing but names, in any layout, and one of them is somebody else's."""
     if re.search("[(:]", case.given.masked) or not all(part.asserted for part in case.clauses):
         return False
-    items = [item for one in lists(case.given.masked, case.given.units, _LAYOUT) for item in one]
+    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one]
     return all(map(is_bare, items)) and other_names(case, items) > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
+from emailrl.rewards.matching.bare import bare_rivals
 from emailrl.rewards.matching.coverage import Case, is_whole
 from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.order import mixed_up, others_own, replaced, turned_round
@@ -127,6 +128,6 @@ def says_too_much(case: Case) -> bool:
 
 
 VETOES = (
-    *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause),
+    *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
     *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
 )

@@ -1,0 +1,69 @@
+"""Detects rivals in an answer without a sentence, such as "Northline, Telmark" or "Telmark Omega Northline Delta"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from emailrl.facts.lexicon import TITLES
+from emailrl.facts.reading import Unit
+from emailrl.facts.words import says_something
+from emailrl.rewards.matching.coverage import Case
+from emailrl.rewards.matching.rivals import LAYOUT, Item, is_rival, lists
+
+_JOINING = frozenset(("the", "a", "an", "or", "also", "then", "as", "so", "both", "each"))
+_PLACE = re.compile(
+    r"\b(?:where|place|location|located|venue|city|town|village|county|country|state(?! of\b)|region|address|hotel"
+    r"|airport|inn|restaurant|office|building|floor|room|setting)\b",
+    re.IGNORECASE,
+)
+_APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
+"""Begins a remark on a candidate ("shipped, awaiting pickup") rather than another one."""
+
+
+def bare_rivals(case: Case) -> bool:
+    """Whether an answer of loose words and facts offers another candidate, however the two are separated."""
+    linked = any(
+        not says_something(word) and word not in _JOINING for word in re.findall(r"[a-z']+", case.given.masked.lower())
+    )
+    aside = len(case.given.masked.split("(")[0])
+    if linked or not case.is_short or not any(part.asserted for part in case.clauses):
+        return False
+    kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
+    units = [unit for part in case.clauses if part.asserted for unit in part.units]
+    if any(isinstance(unit.fact, kinds) and unit.start < aside and is_rival(case, unit) for unit in units):
+        return True
+    told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
+    if told or not (case.expected.names or case.expected.words) or case.expected.kinds:
+        return False
+    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one if item.units]
+    return any(is_run(case, item.units) for item in items) or (
+        not _PLACE.search(case.asked.reading.text)
+        and any(case.holds(*item.units) for item in items)
+        and any(is_candidate(case, item) for item in items)
+    )
+
+
+def is_candidate(case: Case, item: Item) -> bool:
+    """Whether an item is a candidate of its own: all new, and a name if the reference is one."""
+    words = [unit for unit in item.units if unit.fact is None and unit.text.lower() not in TITLES]
+    if not words or len(words) < len(item.units) or len(case.new(words)) < len(words) or "(" in item.joint:
+        return False
+    initials = {token[0] for name in case.expected.names for token in name.tokens}
+    if "'" in item.text or all({*unit.text.lower()} <= initials for unit in words):
+        return False
+    named = all(unit.text[0].isupper() for unit in words) or not case.is_mixed
+    return named if case.expected.names else _APPOSED.match(item.text.lstrip()) is None
+
+
+def is_run(case: Case, units: Sequence[Unit]) -> bool:
+    """Whether loose new words stand on both sides of the reference, or a whole other name on one."""
+    held = [at for at, unit in enumerate(units) if case.holds(unit)]
+    if not held:
+        return False
+    new = {unit.start for unit in case.new(units) if unit.fact is None and unit.text.lower() not in TITLES}
+    sides = [[unit for unit in side if unit.start in new] for side in (units[: held[0]], units[held[-1] + 1 :])]
+    if all(sides) or len(sides[1]) > 2:
+        return True
+    whole = any(len([token for token in name.tokens if len(token) > 1]) > 1 for name in case.expected.names)
+    return whole and case.is_mixed and any(len(s) > 1 and all(u.text[0].isupper() for u in s) for s in sides)
