@@ -1,5 +1,5 @@
-"""Literals, copied character by character: email and web addresses, paths, phone numbers, extensions, versions,
-codes."""
+"""Literals, copied character by character: email and web addresses, paths, file names, phone numbers, extensions,
+versions, codes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ _PATTERNS = {
     "email": EMAIL,
     "url": URL,
     "path": r"(?:\b[A-Za-z]:|\\)\\[^\s,;()]*[\w\\]|(?<![\w/])/(?:[\w.-]+/)+[\w.-]*\w",
+    "file": r"(?<![\w.@/\\-])[a-z\d][\w-]*(?:\.[\w-]+)*"
+    r"\.(?:xlsx?|docx?|pptx?|pdf|txt|csv|zip|jpe?g|png|gif|rtf|mdb|html?|xml|json|eml|wpd|tiff?)\b(?![\w@])",
     "phone": r"\+\d[\d\s().-]{6,16}\d"
     r"|(?<![\w.])(?:\(?\d{1,3}\)?[\s.-]+)?(?:\(?\d{3}\)?[\s./-]*)?\d{3}[\s.-]\d{4}(?!\w)"
     r"|(?<!\w)\(?\d{3}\)?[\s.-]*\d{7}(?!\w)",
     "extension": r"\b(?:ext(?:ension)?\b\.?\s*|x\s?)\d[\d-]*\d\b|(?<![\w.-])\d-\d{4}(?![\w-])",
     "version": r"\b(?!\d{1,2}\.\d{1,2}\.(?:\d\d){1,2}(?!\d|\.\d))v?\d+(?:\.\d+){2,}(?!\w)|\b(?:v"
     r"|version\s)\d+(?:\.\d+)+(?!\w)",
-    "code": r"\b(?!(?:USD|EUR|GBP|US|MAY|JUN|JUL|SEP|IN|AT|ON|BY|NO|FY|CY|PM) )(?-i:[A-Z]{2,4}[ -](?!\d{5}\b)"
+    "code": r"\b[a-z]{1,4}-?\d{2,}(?:\.[a-z\d]+)+\b|"
+    r"\b(?!(?:USD|EUR|GBP|US|MAY|JUN|JUL|SEP|IN|AT|ON|BY|NO|FY|CY|PM) )(?-i:[A-Z]{2,4}[ -](?!\d{5}\b)"
     r"|[A-Z]-)\d{2,}[A-Z]?\b"
     r"|\b(?=[\w/-]{0,40}\d)(?=[\w/-]{0,40}[a-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|b|[ap]m|h|hrs?|kg|t|km|mw|kw|l|s"
     r"|-[a-z]{3,})\b)"
@@ -54,6 +57,9 @@ class Literal:
         if self.kind in ("code", "phone", "extension"):
             runs = re.findall(r"[a-z]+|\d", self.text)
             body = r"[\s().\u2013/-]{0,3}".join(map(re.escape, runs))
+        elif self.kind == "file":
+            name, _, ending = self.text.rpartition(".")
+            body = r"[\s_-]+".join(map(re.escape, re.split(r"[_-]+", name))) + rf"(?:\.{ending})?(?!\.\w)"
         else:
             body = re.escape(self.text)
         return re.compile(rf"(?<![\w@.]){_PREFIX.get(self.kind, '')}{body}/?(?![\w@/]|\.\d)", re.IGNORECASE)

@@ -65,7 +65,7 @@ def clean(text: str) -> str:
     text = unicodedata.normalize("NFKD", text).replace("\u2044", "/")
     text = re.sub(r"[\u0300-\u036f\ue000-\uf8ff\u200b-\u200f\u2060\ufeff]", "", text)
     text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text)
-    text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*_]|''", " ", text)
+    text = re.sub(r"[\u201c\u201d\u00ab\u00bb\"*]|(?<![^\W_])_+|_+(?![^\W_])|''", " ", text)
     text = re.sub(r"[\u2010\u2011\u2012\u2212]", "-", text)
     text = re.sub(r"(?m)^\s*[-\u2022]\s+", "", text)
     if len(_NUMBERED.findall(text)) > 1:

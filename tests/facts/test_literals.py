@@ -21,6 +21,8 @@ from emailrl.facts.literals import PATTERNS, Literal, read_literal
         ("version", "v3.2.1", "3.2.1"),
         ("code", "EB-1450", "eb1450"),
         ("code", "CO 1743", "co1743"),
+        ("code", "TW5520.7", "tw55207"),
+        ("file", "Quay_plan-2.final.XLS", "quay_plan-2.final.xls"),
     ],
 )
 def test_found_and_read_in_one_spelling(kind: str, text: str, signs: str) -> None:
@@ -44,6 +46,8 @@ def test_dates_and_numbers_are_no_codes(text: str) -> None:
         (Literal("phone", "7135550142"), "+1 (713) 555-0142", True),
         (Literal("extension", "47712"), "x4-7712", True),
         (Literal("url", "x.org/a"), "https://www.x.org/a/", True),
+        (Literal("file", "quay_plan.xls"), "Quay Plan", True),
+        (Literal("file", "quay_plan.xls"), "plan_quay.xls", False),
         (Literal("url", "x.org/a"), "x.org/ab", False),
     ],
 )

@@ -40,14 +40,14 @@ def bare_rivals(case: Case) -> bool:
     return any(is_run(case, item.units) for item in items) or (
         not _PLACE.search(case.asked.reading.text)
         and any(case.holds(*item.units) for item in items)
-        and any(is_candidate(case, item) for item in items)
+        and any(item.units[0].start < aside and is_candidate(case, item) for item in items)
     )
 
 
 def is_candidate(case: Case, item: Item) -> bool:
     """Whether an item is a candidate of its own: all new, and a name if the reference is one."""
     words = [unit for unit in item.units if unit.fact is None and unit.text.lower() not in TITLES]
-    if not words or len(words) < len(item.units) or len(case.new(words)) < len(words) or "(" in item.joint:
+    if not words or len(words) < len(item.units) or len(case.new(words)) < len(words):
         return False
     initials = {token[0] for name in case.expected.names for token in name.tokens}
     if "'" in item.text or all({*unit.text.lower()} <= initials for unit in words):
