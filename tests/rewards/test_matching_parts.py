@@ -7,9 +7,9 @@ import re
 import pytest
 
 from emailrl.facts.reading import read
-from emailrl.rewards.matching.agreement import side
 from emailrl.rewards.matching.clauses import clauses
 from emailrl.rewards.matching.coverage import Case, enough, is_zero, make_case, most
+from emailrl.rewards.matching.polar import side
 from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.rivals import Item, is_bare, is_choice, runs
 from emailrl.rewards.matching.vetoes import gives_up, says_too_much
@@ -30,7 +30,7 @@ PUMP = ("Why was it late?", "The pump on the big barge leaked black oil")
 def case_of(question: str, reference: str, answer: str) -> Case:
     asked, expected = read_reference(question, reference, reference, None)
     given = read(answer, temporal=asked.temporal)
-    return make_case(asked, expected, given, tuple(clauses(given, expected.said)))
+    return make_case(asked, expected, given, tuple(clauses(given, expected.said, expected.lasting)))
 
 
 def filled(template: str, *counts: int) -> str:

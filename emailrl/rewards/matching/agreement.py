@@ -7,11 +7,12 @@ import re
 from emailrl.environment.rubric import is_i_dont_know
 from emailrl.facts.literals import Literal
 from emailrl.facts.reading import read
-from emailrl.facts.words import OPPOSITES, clean
+from emailrl.facts.words import clean
 from emailrl.rewards.matching.clauses import clauses
-from emailrl.rewards.matching.coverage import SHORT, WHOLE, Case, covers, make_case
+from emailrl.rewards.matching.coverage import SHORT, WHOLE, covers, make_case
 from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, names_subject, with_names, without_marks
-from emailrl.rewards.matching.language import COURTESY, FRAME, REFUSAL
+from emailrl.rewards.matching.language import COURTESY, FRAME
+from emailrl.rewards.matching.polar import contradicts_itself, side
 from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.vetoes import stands_against
 
@@ -67,7 +68,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
         whole = Literal(WHOLE, _bare(reference))
         literals = [whole] if kind in QUOTED else [*literals, whole]
     given = read(answer, temporal=asked.temporal, numbering=asked.numbering, literals=literals)
-    parts = tuple(clauses(given, expected.said))
+    parts = tuple(clauses(given, expected.said, expected.lasting))
     if not parts:
         return False
     case = make_case(asked, expected, given, parts)
@@ -75,7 +76,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
         wanted = side(make_case(asked, expected, expected.full, expected.clauses))
         taken = side(case)
         if wanted is not None and taken is not None:
-            return taken is wanted and not stands_against(case)
+            return taken is wanted and not contradicts_itself(case) and not stands_against(case)
     if kind in QUOTED and (not case.is_quoted or len(case.new(given.units)) > 1):
         return False
     return covers(case) and not stands_against(case)
@@ -98,42 +99,3 @@ def without_framing(answer: str, keep: str, question: str = "") -> str:
         answer = answer[len(question) :]
     text = _SENTENCE.sub(lambda found: cut(found) if COURTESY.match(found[0]) else found[0], FRAME.sub(cut, answer))
     return FRAME.sub(cut, text).strip()
-
-
-_YES = re.compile(r"(?:^|[.,;!:]\s*|\bso\s+)(?:yes|yeah|yep|correct|affirmative|indeed)\b", re.IGNORECASE)
-_NO = re.compile(r"(?:^|[.,;!:]\s*|\bso\s+)(?:no|nope)\b(?!\s(?:later|more|less|doubt)\b)|^not\b(?! only\b)", re.I)
-_UNDECIDED = re.compile(
-    r"\b(?:maybe|perhaps|possibly|unclear|unsure|sometimes|depend\w*|uncertain|unknown|undecided|might|not sure"
-    r"|not clear|nobody knows|yes and no|yes or no|could not tell)\b",
-    re.IGNORECASE,
-)
-_REPLY = re.compile(
-    r"(?:he|she|it|they|we|i|you|that)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should|must|may|won)"
-    r"(?P<no>(?:n'?t|\snot)?|'t|not)\s*(?:$|[.!,;])",
-    re.IGNORECASE,
-)
-
-
-def side(case: Case) -> bool | None:
-    """Return a text's answer to a yes/no question: True for yes, False for no, None for neither."""
-    text, stems = case.given.text, case.asked.stems
-    if _UNDECIDED.search(text):
-        return None
-    yes, no = _YES.search(text), _NO.search(text)
-    if yes or no:
-        return no is None or (yes is not None and yes.start() < no.start())
-    if reply := _REPLY.match(text):
-        return not reply["no"]
-    if refusal := REFUSAL.search(text):
-        part = next(
-            (part for part in case.clauses if part.start <= refusal.start() < part.start + len(part.text)), None
-        )
-        if part is not None and part.asserted is None:
-            return None
-        negated = part is not None and re.search(r"\bnot\b|n't\b|\bnever\b", part.text, re.IGNORECASE) is not None
-        return (REFUSAL.search(case.asked.reading.text) is not None) is not negated
-    said = {unit.stem for unit in case.given.units if unit.fact is None}
-    if any(OPPOSITES.get(word, set()) & stems for word in said - stems):
-        return False
-    about = [part.asserted for part in case.clauses if any(unit.stem in stems for unit in part.units)]
-    return None if not {True, False} & {*about} else False not in about

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from emailrl.facts.reading import Reading, Unit
-from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, REFUSAL
+from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL
 
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\bno(?=\.\s\ue000))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
@@ -34,8 +34,11 @@ class Clause:
     units: tuple[Unit, ...]
 
 
-def clauses(reading: Reading, said: str) -> Iterator[Clause]:
-    """Yield the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored."""
+def clauses(reading: Reading, said: str, lasting: bool = False) -> Iterator[Clause]:
+    """Yield the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored.
+
+    "Not until May" is no denial, unless the reference names something ``lasting`` until then.
+    """
     text, position = reading.masked, 0
     for number, stop in enumerate([*SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
@@ -45,7 +48,7 @@ def clauses(reading: Reading, said: str) -> Iterator[Clause]:
             doubted = doubted or _is_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
-            elif doubted or (status and denies(piece, said)):
+            elif doubted or (status and denies(piece, said, lasting)):
                 status = False
             units = tuple(unit for unit in reading.units if first <= unit.start < last)
             yield Clause(first, piece, number, status, units)
@@ -69,9 +72,10 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
             start, status = cut.end(), cut["forward"] is None
 
 
-def denies(text: str, said: str) -> bool:
+def denies(text: str, said: str, lasting: bool) -> bool:
     """Whether a text contains a denial that does not occur in ``said``."""
-    return _is_new(DENIAL, NO_DENIAL.sub(" ", text), said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
+    denial = NO_DENIAL.sub(" ", text if lasting else NOT_UNTIL.sub(" ", text))
+    return _is_new(DENIAL, denial, said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
 
 
 def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:

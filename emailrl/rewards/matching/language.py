@@ -19,9 +19,11 @@ DENIAL = _any(
 )
 NO_DENIAL = _any(
     r"\bnot only\b|\b(?:no|not) (?:later|earlier|more|less|fewer) than\b|\b(?:no|without|beyond)(?: a| any)? doubt\b",
-    rf"\bwhy not\b|\bno\.? (?={MASK})|(?:\bnot\b|n't\b)(?=.*\buntil\b)",
+    rf"\bwhy not\b|\bno\.? (?={MASK})",
 )
 """Phrases that look like a denial but are not."""
+NOT_UNTIL = _any(r"(?:\bnot\b|n't\b)(?=.*\buntil\b)")
+"""Names the time at which something begins, unless the reference names one until which something lasts."""
 REFUSAL = _any(
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
     r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*|oppos(?:e|es|ed|ing)|object\w* to"

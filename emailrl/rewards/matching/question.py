@@ -12,7 +12,7 @@ from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.units import UNITS
 from emailrl.rewards.matching.clauses import Clause, clauses
-from emailrl.rewards.matching.language import REFUSAL
+from emailrl.rewards.matching.language import NOT_UNTIL, REFUSAL
 
 _TEMPORAL = re.compile(
     r"\bwhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
@@ -85,6 +85,8 @@ class Reference:
     """Stems outside names."""
     said: str
     """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
+    lasting: bool
+    """Whether something lasts until a time, so that "not until" denies it."""
     kinds: tuple[type, ...]
     """The kinds of fact that answer the question and occur in the reference."""
 
@@ -157,6 +159,7 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
         facts,
         unique,
         said,
+        re.search(r"\buntil\b", reference) is not None and not NOT_UNTIL.search(reference),
         kinds_asked(asked, facts, unique),
     )
 
