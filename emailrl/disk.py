@@ -37,7 +37,7 @@ def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     content cannot be written; no temporary file is then left.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with naming(path):
+    with naming(path, beside):
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
@@ -52,12 +52,16 @@ def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the path to an OSError without one, such as a write to an open file on a full disk."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Add the path to an OSError without one, such as a write to an open file on a full disk.
+
+    It also replaces the name of a ``temporary`` file, which means nothing to a user.
+    """
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.filename is None or error.filename == str(temporary):
+            error.filename = str(path)
         raise
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import pytest
 from full_disk import on_a_full_disk
 
 from emailrl.disk import not_a_file, replace_bytes
@@ -31,6 +32,13 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> No
     replace_bytes(path, b"old")
     assert on_a_full_disk(100, REPLACE, path) == f"{errno.EFBIG} {path}"
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)  # the temporary name is longer than file systems allow
+    with pytest.raises(OSError) as caught:
+        replace_bytes(path, b"new")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
 
 
 def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: Path) -> None:

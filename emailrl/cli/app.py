@@ -163,7 +163,8 @@ def _run() -> NoReturn:
         # Python's surrogate for an undecodable byte, which only occurs in file names and arguments.
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), "", 1)
+        hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
+        fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
     if result == INTERRUPTED:
         # Remaining cleanup (threads, uploads) may take long: the next Ctrl-C kills the process.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_SECONDS = 10
+EARLIEST = 20
+"""No time left before one in so many is done: the first few of many that run at once predict nothing."""
 """Minimum interval between lines without a terminal."""
 
 
@@ -44,8 +46,11 @@ class Tally:
             self._first = now  # earlier time, such as loading the model, does not predict the rest
         elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few finish in a burst
             self._last = now
-            left = (now - self._first) / (self._done - self._before - 1) * (total - self._done)
-            say(f"{name}: {self._done} of {total}, about {left:.0f} s left", self._console)
+            done = self._done - self._before
+            left = (now - self._first) / (done - 1) * (total - self._done)
+            known = done * EARLIEST >= total - self._before
+            ending = f", about {left:.0f} s left" if known else ""
+            say(f"{name}: {self._done} of {total}{ending}", self._console)
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
         """Show that ``done`` of ``total`` were done before, unless ``name`` has already started."""

@@ -73,7 +73,11 @@ def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:
         (EmailRLError("it broke.", "Mend it."), 1, "error: it broke. Mend it.\n"),
         (UsageError("no such file: a.mbox.", "Name one."), 2, "error: no such file: a.mbox. Name one.\n"),
         (UsageError("two\nlines \x1b[31m\x07red"), 2, "error: two lines [31m red\n"),
-        (PermissionError(13, "Permission denied", "/root/x"), 1, "error: /root/x: Permission denied\n"),
+        (
+            PermissionError(13, "Permission denied", "/root/x"),
+            1,
+            "error: /root/x: Permission denied. Change its permissions or use another path.\n",
+        ),
         (OSError("the hub\ncannot be reached"), 1, "error: the hub cannot be reached\n"),
         (
             UnicodeEncodeError("utf-8", "post\udcff", 4, 5, "surrogates not allowed"),

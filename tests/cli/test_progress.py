@@ -29,6 +29,18 @@ def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: p
     ]
 
 
+def test_the_first_few_of_many_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 30.0, 50.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    with Tally(Console(file=out)) as tally:
+        tally.begin("nano", 41)
+        for _ in range(3):
+            tally.advance("nano", 41)
+    # 2 of 41 are less than a twentieth; 3 in all took 20 s each since the first, 38 are left.
+    assert out.getvalue().splitlines() == ["nano: 2 of 41", "nano: 3 of 41, about 760 s left"]
+
+
 def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     out = io.StringIO()
     with Tally(Console(file=out, force_terminal=True, width=80)) as tally:
