@@ -42,7 +42,7 @@ quickstart: $(INSTALLED)
 	@$(BIN)/emailrl quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --max-worker-restart 0 --dist loadfile
 
 test-vllm: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/engines/test_vllm_real.py -m slow -rs
