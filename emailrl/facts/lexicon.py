@@ -78,7 +78,8 @@ OPPOSITES = _listed(
     small/enough full/empty fast/slow quickly/slowly support/oppose confirm/cancel public/private winter/summer
     overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under
     last/next highest/lowest most/least with/without allow/prohibit least/maximum most/minimum
-    earliest/latest earliest/before latest/after ignore/overstate exceed/miss"""
+    earliest/latest earliest/before latest/after ignore/overstate exceed/miss rise/cut rise/reduce raise/cut
+    raise/reduce raise/fall"""
 )
 
 TITLES = _listed(

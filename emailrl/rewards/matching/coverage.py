@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from emailrl.facts.lexicon import TITLES
+from emailrl.facts.lexicon import STOPWORDS, TITLES
 from emailrl.facts.literals import Literal
 from emailrl.facts.names import Name, same_token
 from emailrl.facts.quantities import Quantity
@@ -129,11 +129,24 @@ def covers(case: Case) -> bool:
         return False
     stems, denied = case.stems(True), case.stems(False)
     hits = sum(has_word(word, denied if word in expected.denied else stems) for word in expected.words)
+    if ends_in_answer(case) and not has_word(expected.words[-1], stems | denied):
+        return False
     weak = [fact for fact in weak if fact != Quantity(1.0, weak=True)]
     hits += sum(any(agree(fact, other) for other in given) for fact in weak)
     if any(isinstance(fact, Literal) for fact in strong):
         return hits >= (len(expected.words) + len(weak)) // 3
     return hits >= enough(len(expected.words) + len(weak), bool(strong or expected.names), not stems)
+
+
+def ends_in_answer(case: Case) -> bool:
+    """Whether the last word of a reference must not be missing, as in "the room was flooded".
+
+    A reference of three words may also be cut short, but nothing may replace its last word.
+    """
+    expected, count = case.expected, len(case.expected.words)
+    linked = any(word in STOPWORDS - {"the", "a", "an"} for word in expected.full.text.lower().split())
+    plain = linked and not (expected.names or expected.facts or expected.lasting or case.asked.polar)
+    return plain and (3 < count <= 6 or (count == 3 and bool(case.new(case.given.units))))
 
 
 def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:

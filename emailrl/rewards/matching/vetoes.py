@@ -15,19 +15,17 @@ _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|un
 _MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
 _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
-_LIMIT = re.compile(
-    r"\b(?:before|after|over|under|above|below|than|by|until|till|within|up to|least|most|maximum|minimum|limit|cap"
-    r"|latest|earliest|highest|lowest|since|from)\b",
-    re.IGNORECASE,
+_UPPER = r"before|under|below|(?:less|fewer) than|at most"
+_LOWER = r"after|over|above|more than|at least"
+_LIMITS = tuple(
+    tuple(re.compile(rf"\b(?:{words}|{more})\b", re.IGNORECASE) for more in (stated, asked))
+    for words, stated, asked in (
+        (rf"{_UPPER}|most|maximum|limit|cap|latest|highest", "by|until|till|within|up to", "by (?:when|what)"),
+        (rf"{_LOWER}|least|minimum|limit|earliest|lowest|since", "from", "from (?:when|what)"),
+    )
 )
-_LIMIT_ASKED = re.compile(
-    r"\bby (?:when|what)|\b(?:before|after|over|under|above|below|least|most|maximum|minimum|limit|cap|latest|earliest"
-    r"|highest|lowest|since)\b",
-    re.IGNORECASE,
-)
-_STRICT = re.compile(
-    r"\b(?:before|after|over|under|above|below|(?:less|more|fewer) than|at (?:least|most))(?:\s\w+)?\s$", re.I
-)
+"""Upper and lower limits as a reference states them, and as a question asks for them."""
+_STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s\w+)?\s$", re.IGNORECASE)
 
 
 def stands_against(case: Case) -> bool:
@@ -95,8 +93,16 @@ def opposed(case: Case) -> bool:
     facts = [
         unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)
     ]
-    limited = _LIMIT.search(case.expected.full.text) or _LIMIT_ASKED.search(case.asked.reading.text)
-    return any(_STRICT.search(case.given.masked[: unit.start]) for unit in facts) and not limited
+    found = [_STRICT.search(case.given.masked[: unit.start]) for unit in facts]
+    return any(
+        not is_limit(case, upper=(limit["upper"] is None) is not (limit["no"] is None)) for limit in found if limit
+    )
+
+
+def is_limit(case: Case, upper: bool) -> bool:
+    """Whether the reference states an upper or lower limit, or the question asks for one."""
+    stated, asked = _LIMITS[0 if upper else 1]
+    return bool(stated.search(case.expected.full.text) or asked.search(case.asked.reading.text))
 
 
 def says_too_much(case: Case) -> bool:
