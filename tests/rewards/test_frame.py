@@ -51,3 +51,12 @@ def test_a_rise_for_a_cut(answer: str) -> None:
 )
 def test_a_limit_has_a_direction(question: str, reference: str, answer: str, right: bool) -> None:
     assert match(question, reference, answer) is right
+
+
+COUNCIL = ("Which agency signs?", "the Harbor Traffic Safety Council")
+
+
+@pytest.mark.parametrize("answer", ["The Delta Safety Council", "The Ostend Traffic Safety Council"])
+def test_the_end_of_another_name(answer: str) -> None:
+    assert match(*COUNCIL, "The Traffic Safety Council signs.")
+    assert not match(*COUNCIL, answer)

@@ -206,7 +206,9 @@ def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
     if {one for one in own if len(one) > 1} <= held and (len(own) == 1 or any(b - a <= 2 for a, b in pairwise(at))):
         return True
     for place, same in at.items():
-        beside = [words[near] for near in (place - 1, place + 1) if 0 <= near < len(words) and near not in at]
+        before = next((near for near in range(place - 1, -1, -1) if near not in at), -1)
+        behind = next((near for near in range(place + 1, len(words)) if near not in at), len(words))
+        beside = [words[near] for near in (before, behind) if 0 <= near < len(words)]
         stranger = any(
             says_something(word) and word.lower() not in TITLES and (word[0].isupper() or not case.is_mixed)
             for word in beside
