@@ -364,3 +364,38 @@ RULES = {
 )
 def test_verdicts(question: str, reference: str, answer: str, verdict: bool) -> None:
     assert match(question, reference, answer) is verdict
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer", "verdict"),
+    [
+        pytest.param(
+            "Which hill is highest?",
+            "Corvane/Mount Selwick",
+            "Corvane/Mount Selwick Omega Tobago Gas Holdings",
+            False,
+            id="a rival in one part of a list",
+        ),
+        pytest.param(
+            "Which time zone does the schedule use?", "Central European Time", "European Time", False, id="half a name"
+        ),
+        pytest.param(
+            "What nationality was the explorer?",
+            "Norwegian",
+            "He was Norwegian. He led the first party to reach the pole in winter, long before the British ships "
+            "arrived with horses, dogs, sledges, tents and coal.",
+            False,
+            id="one sentence that adds too much",
+        ),
+        pytest.param("Did Carla agree?", "Yes", "Yes, Carla didn't wait.", True, id="a denial of something else"),
+        pytest.param(
+            "When is the audit due?",
+            "the start of April and the end of June",
+            "April and June",
+            False,
+            id="parts of months without which the answer is vague",
+        ),
+    ],
+)
+def test_finer_points(question: str, reference: str, answer: str, verdict: bool) -> None:
+    assert match(question, reference, answer) is verdict

@@ -62,7 +62,7 @@ def is_run(case: Case, units: Sequence[Unit]) -> bool:
     if not held:
         return False
     new = {unit.start for unit in case.new(units) if unit.fact is None and unit.text.lower() not in TITLES}
-    sides = [[unit for unit in side if unit.start in new] for side in (units[: held[0]], units[held[-1] + 1 :])]
+    sides = [[unit for unit in side if unit.start in new] for side in (units[: held[0]], units[held[-1] :])]
     if all(sides) or len(sides[1]) > 2:
         return True
     whole = any(len([token for token in name.tokens if len(token) > 1]) > 1 for name in case.expected.names)

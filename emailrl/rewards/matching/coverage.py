@@ -169,9 +169,9 @@ def enough(total: int, others: bool, bare: bool) -> float:
 
 
 def most(hits: Iterable[bool]) -> bool:
-    """Whether enough of ``hits`` are true: all of up to four, at least four fifths of more."""
+    """Whether at least four fifths of ``hits`` are true, which is all of up to four."""
     found = list(hits)
-    return sum(found) >= (len(found) if len(found) <= 4 else 0.8 * len(found))
+    return sum(found) >= 0.8 * len(found)
 
 
 def is_zero(reading: Reading) -> bool:

@@ -121,8 +121,11 @@ def facts_exchanged(case: Case) -> bool:
     Example: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %".
     """
     own = case.expected.full.units
-    places = [[at for at, one in enumerate(own) if has([one], unit)] for unit in case.given.units]
-    sure = [(at[0], unit.fact is None) for at, unit in zip(places, case.given.units, strict=True) if len(at) == 1]
+    sure = []
+    for unit in case.given.units:
+        places = [at for at, one in enumerate(own) if has([one], unit)]
+        if len(places) == 1:
+            sure.append((*places, unit.fact is None))
     words, facts = ([at for at, is_word in sure if is_word is wanted] for wanted in (True, False))
     between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
     return between and words == sorted(words) and len(words) > 1 and facts != sorted(facts)
