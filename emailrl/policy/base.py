@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -15,6 +16,7 @@ from emailrl.policy.device import choose_device, choose_dtype, sampling_dtype
 from emailrl.policy.resolve import read_chat_template, resolve_model
 from emailrl.policy.shard import check_shardable
 from emailrl.policy.size import check_fits, load_config
+from emailrl.policy.smol_base import SMOL, SMOL_BASE
 from emailrl.policy.unsloth_backend import load_unsloth
 from emailrl.settings import Settings
 
@@ -77,11 +79,12 @@ def _load_plain(
         # Loaded separately from the weights: its own `_attn_implementation` would override ours.
         config = load_config(settings.model.name, path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        converted = settings.model.name in (SMOL, SMOL_BASE)
+        hint = f"Delete {path}: the next run converts the model again." if converted else "Check the model's files."
         raise EmailRLError(
-            f"The model '{settings.model.name}' failed to load: {first_line}",
-            "Check the model's files, or choose another.",
+            f"The model '{settings.model.name}' failed to load: {first_line.removesuffix('.')}.", hint
         ) from error
     model.requires_grad_(False)
     return (model.to(device) if move and not settings.model.load_in_4bit else model), tokenizer

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy import device, size, unsloth_backend
+from emailrl.policy import base, device, size, unsloth_backend
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import load_policy
 from emailrl.policy.resolve import resolve_model
@@ -80,6 +80,19 @@ def test_weights_in_a_pickle_are_not_opened(tiny_model: Path, tmp_path: Path) ->
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(EmailRLError, match=r"failed to load: .*safetensors"):
         load_policy(settings_for(folder))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_truncated_weights(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    if converted:
+        monkeypatch.setattr(base, "SMOL", str(folder))
+    hint = f"Delete {folder}: the next run converts the model again." if converted else "Check the model's files."
+    with pytest.raises(EmailRLError, match=r"failed to load: [^\n]*[^.]\. ") as caught:
+        load_policy(settings_for(folder))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(
