@@ -395,6 +395,9 @@ def test_verdicts(question: str, reference: str, answer: str, verdict: bool) -> 
             False,
             id="parts of months without which the answer is vague",
         ),
+        pytest.param("Which site floods?", "Red Oak", "Red is by Oak.", False, id="two words of a name apart"),
+        pytest.param("Which site floods?", "Harbor Vale", "Harbor floods.", True, id="the telling word of a name"),
+        pytest.param("Who pays?", "Cher and Bo Hale", "Ada Finn Cher Bo Hale", False, id="a third name among two"),
     ],
 )
 def test_finer_points(question: str, reference: str, answer: str, verdict: bool) -> None:
