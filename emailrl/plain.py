@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the error's type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 step``, ``1,589 emails``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -250,12 +250,11 @@ def _fresh_folder(root: Path) -> Path:
 
 
 def _kept(count: int, folder: Path) -> str:
-    again = f"rerun the same command with --resume --out {_quoted(folder)}"
-    return f"{counted(count, 'question')} saved in {folder}; to finish, {again}"
+    return f"{counted(count, 'question')} saved in {folder}; to finish, {_again(folder)}"
 
 
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
+def _again(folder: Path) -> str:
+    return f"rerun the same command with --resume --out {shlex.quote(str(folder))}"
 
 
 def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
@@ -266,11 +265,11 @@ def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
         if count := sum(result.evaluation.num_questions for result in report.results):
             yield _kept(count, folder)
         return
-    again = f"rerun the same command with --resume --out {_quoted(folder)}"
     if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield f"{counted(unjudged, 'answer')} without a verdict; to judge again, {again}"
+        yield f"{counted(unjudged, 'answer')} without a verdict; to judge again, {_again(folder)}"
     if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
-        yield f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)}); to retry, {again}"
+        cause = reason(raised[0].exception)
+        yield f"{counted(len(raised), 'rollout')} failed ({cause}); to retry, {_again(folder)}"
 
 
 def _suggest_next(report: Report) -> None:

@@ -19,6 +19,7 @@ from emailrl.checkpoints import METADATA, Checkpoint, sha256_of, verify
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
+from emailrl.plain import first_line
 from emailrl.policy.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -129,8 +130,9 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EmailRLError(f"The base model '{name}' failed to load: {reason}", "Use --format adapter.") from error
+        raise EmailRLError(
+            f"The base model '{name}' failed to load: {first_line(error)}", "Use --format adapter."
+        ) from error
     if getattr(base, "quantization_method", None) is not None:
         raise UsageError(f"The base model '{name}' is quantized; merging would round twice.", "Use --format adapter.")
     read_plain_lora(checkpoint.path, base)

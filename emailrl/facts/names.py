@@ -11,7 +11,6 @@ from emailrl.facts.words import stem
 
 _PARTICLE = r"(?:de|da|di|del|van|von|der|den|la|le|bin|al)"
 _RUN = re.compile(rf"(?<![\w'])[A-Z][\w'&]*(?:-[a-z]+)?\.?(?:(?:\s|-|(?<=\.))(?:{_PARTICLE}\s){{0,2}}[A-Z][\w'&]*\.?)*")
-_VERBAL = re.compile(r"\w+(?:ing|ed|ly)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.errors import EmailRLError
+from emailrl.plain import first_line
 from emailrl.policy.device import choose_device, choose_dtype, sampling_dtype
 from emailrl.policy.resolve import read_chat_template, resolve_model
 from emailrl.policy.shard import check_shardable
@@ -80,11 +81,10 @@ def _load_plain(
         config = load_config(settings.model.name, path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         converted = settings.model.name in (SMOL, SMOL_BASE)
         hint = f"Delete {path}: the next run converts the model again." if converted else "Check the model's files."
         raise EmailRLError(
-            f"The model '{settings.model.name}' failed to load: {first_line.removesuffix('.')}.", hint
+            f"The model '{settings.model.name}' failed to load: {first_line(error).removesuffix('.')}.", hint
         ) from error
     model.requires_grad_(False)
     return (model.to(device) if move and not settings.model.load_in_4bit else model), tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -211,11 +211,6 @@ def _shape_of(fields: Mapping[str, Any]) -> Shape:
     if shape.heads % shape.kv_heads:
         raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
     return shape
-
-
-def with_context(shape: Shape, limit: int | None) -> Shape:
-    """The shape under the setting ``max_model_len``."""
-    return shape if limit is None else replace(shape, context=min(limit, shape.context))
 
 
 def _cached_config(name: str) -> Path | None:

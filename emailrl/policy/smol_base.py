@@ -22,6 +22,7 @@ from typing import Any, Final
 from emailrl.checkpoints import sha256_of
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.policy.adapter import CONFIG, WEIGHTS
 
 SMOL: Final = "smol"
@@ -151,9 +152,8 @@ def _convert(name: str, source: Source, folder: Path) -> None:
         except Exception as error:  # of a damaged file its readers raise what they like
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of this machine: a full disk, say
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EmailRLError(
-                f"The base model in {source.weights} failed to load: {reason}", f"Run: {INSTALL}"
+                f"The base model in {source.weights} failed to load: {first_line(error)}", f"Run: {INSTALL}"
             ) from error
         share_files(beside)
         if not (folder / "config.json").is_file():  # another process may have been faster

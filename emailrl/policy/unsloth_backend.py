@@ -24,6 +24,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.policy.device import choose_dtype
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import check_fits, load_config
@@ -158,5 +159,4 @@ def _read_again(name: str) -> ModuleType:
 
 
 def _does_not_load(name: str, error: Exception) -> EmailRLError:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return EmailRLError(f"Unsloth failed to load '{name}': {first_line}", "Use --backend transformers.")
+    return EmailRLError(f"Unsloth failed to load '{name}': {first_line(error)}", "Use --backend transformers.")

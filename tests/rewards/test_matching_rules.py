@@ -355,6 +355,22 @@ RULES = {
             False,
         ),
     ],
+    "finer points": [
+        ("Which hill is highest?", "Corvane/Mount Selwick", "Corvane/Mount Selwick Omega Tobago Gas Holdings", False),
+        ("Which time zone does the schedule use?", "Central European Time", "European Time", False),
+        (
+            "What nationality was the explorer?",
+            "Norwegian",
+            "He was Norwegian. He led the first party to reach the pole in winter, long before the British ships "
+            "arrived with horses, dogs, sledges, tents and coal.",
+            False,
+        ),
+        ("Did Carla agree?", "Yes", "Yes, Carla didn't wait.", True),
+        ("When is the audit due?", "the start of April and the end of June", "April and June", False),
+        ("Which site floods?", "Red Oak", "Red is by Oak.", False),
+        ("Which site floods?", "Harbor Vale", "Harbor floods.", True),
+        ("Who pays?", "Cher and Bo Hale", "Ada Finn Cher Bo Hale", False),
+    ],
 }
 
 
@@ -363,42 +379,4 @@ RULES = {
     [pytest.param(*case, id=f"{rule}: {case[2]}") for rule, cases in RULES.items() for case in cases],
 )
 def test_verdicts(question: str, reference: str, answer: str, verdict: bool) -> None:
-    assert match(question, reference, answer) is verdict
-
-
-@pytest.mark.parametrize(
-    ("question", "reference", "answer", "verdict"),
-    [
-        pytest.param(
-            "Which hill is highest?",
-            "Corvane/Mount Selwick",
-            "Corvane/Mount Selwick Omega Tobago Gas Holdings",
-            False,
-            id="a rival in one part of a list",
-        ),
-        pytest.param(
-            "Which time zone does the schedule use?", "Central European Time", "European Time", False, id="half a name"
-        ),
-        pytest.param(
-            "What nationality was the explorer?",
-            "Norwegian",
-            "He was Norwegian. He led the first party to reach the pole in winter, long before the British ships "
-            "arrived with horses, dogs, sledges, tents and coal.",
-            False,
-            id="one sentence that adds too much",
-        ),
-        pytest.param("Did Carla agree?", "Yes", "Yes, Carla didn't wait.", True, id="a denial of something else"),
-        pytest.param(
-            "When is the audit due?",
-            "the start of April and the end of June",
-            "April and June",
-            False,
-            id="parts of months without which the answer is vague",
-        ),
-        pytest.param("Which site floods?", "Red Oak", "Red is by Oak.", False, id="two words of a name apart"),
-        pytest.param("Which site floods?", "Harbor Vale", "Harbor floods.", True, id="the telling word of a name"),
-        pytest.param("Who pays?", "Cher and Bo Hale", "Ada Finn Cher Bo Hale", False, id="a third name among two"),
-    ],
-)
-def test_finer_points(question: str, reference: str, answer: str, verdict: bool) -> None:
     assert match(question, reference, answer) is verdict
