@@ -48,10 +48,8 @@ def read(folder: Path) -> Run:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Write the figure: a row a quantity, over steps on the left and minutes on the right."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 8), layout="constrained")
+    """Write the figure: one row per quantity, over steps on the left and minutes on the right."""
+    figure = new_figure(9, 8)
     grid = figure.subplots(len(ROWS), 2, sharey="row", sharex="col")
     for axes, (key, label) in zip(grid, ROWS.items(), strict=True):
         for run in runs:
@@ -64,11 +62,12 @@ def draw(runs: Sequence[Run], path: Path) -> None:
                 if key == "accuracy":
                     bounds = [[one[name] for one in points] for name in ("accuracy_low", "accuracy_high")]
                     place.fill_between(at, *bounds, color=line.get_color(), alpha=0.12, lw=0)
-                place.grid(alpha=0.3)
         axes[0].set(ylabel=label)
-    grid[0][0].legend(fontsize=8)
-    grid[-1][0].set(xlabel="step")
-    grid[-1][1].set(xlabel="minutes")
+        if key == "accuracy":
+            axes[0].yaxis.set_major_formatter("{x:.0%}")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    grid[-1][0].set(xlabel="RL step (0: after SFT)")
+    grid[-1][1].set(xlabel="minutes of RL")
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
