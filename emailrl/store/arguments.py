@@ -29,16 +29,19 @@ def text_match(keywords: object) -> str | None:
         return None
     if len(keywords) > MAX_KEYWORDS:
         raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
-    quoted = []
     for keyword in keywords:
         if not isinstance(keyword, str):
             raise ToolError("keywords must be a list of strings.")
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         check_text("keywords", keyword)
-        # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
-        quoted.append('"' + keyword.replace('"', '""').replace("\0", " ") + '"')
-    return f"{{subject body}} : ({' '.join(quoted)})"
+    return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
+
+
+def quoted(keyword: str) -> str:
+    """Return a keyword as an FTS5 phrase."""
+    # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
+    return '"' + keyword.replace('"', '""').replace("\0", " ") + '"'
 
 
 def check_address(name: str, value: object) -> str | None:

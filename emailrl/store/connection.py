@@ -37,6 +37,8 @@ _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
 """Bytes of a file to map: SQLite's maximum."""
 _CACHE_KIB = 64 * 1024
+_CHECK_STEPS = 100_000
+"""Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
 _TABLE_NAMES = select(sqlite_master.c.name).where(sqlite_master.c.type == "table")
@@ -96,6 +98,10 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
+        if mode == "ro":
+            # Python's signal handlers run only in Python code. One that raises here interrupts the query.
+            connection.set_progress_handler(lambda: None, _CHECK_STEPS)
+
     if mode == "rw":  # readers hold no lock between two statements
 
         @event.listens_for(engine, "begin")
@@ -139,10 +145,16 @@ def check_header(db: Path) -> None:
 
 @contextmanager
 def reading(db: Path) -> Iterator[None]:
-    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy."""
+    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy.
+
+    A query that Ctrl-C interrupted raises KeyboardInterrupt, for which SQLite substitutes an error of its own.
+    """
     try:
         yield
     except SQLITE_ERRORS as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from None
         raise EmailRLError(f"The database {db} cannot be read: {reason(error)}.", _REBUILD) from error
 
 

@@ -19,6 +19,7 @@ from emailrl.errors import EmailRLError, ToolError
 from emailrl.store.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
 from emailrl.store.connection import connect, driver, no_database, noted, reading
 from emailrl.store.parties import SNIPPET_WORDS, party_word
+from emailrl.store.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, short_text
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
@@ -170,13 +171,15 @@ class Mailbox:
         people = (sender, sender, recipient, recipient)
         if text is None:
             rows = self._rows(_UNSEARCHED[by_id], (" AND ".join(parties), *people, *bounds, limit))
-            return [SearchHit(message_id, _beginning(subject, body)) for message_id, subject, body in rows]
-        match = " AND ".join([text, *parties])
+            return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
+        match, short = " AND ".join([text, *parties]), short_text(keywords)
         if by_id and self.order == "newest" and not others:
-            rows = self._rows(_NEWEST, (match, *bounds, limit))
+            rows = self._rows(_NEWEST, (short, match, *bounds, limit))
         else:
-            rows = self._rows(_SEARCHES[self.order, by_id], (match, *people, *bounds, limit, text))
-        return [SearchHit(*row) for row in rows]
+            rows = self._rows(_SEARCHES[self.order, by_id], (short, match, *people, *bounds, limit, text))
+        return [
+            SearchHit(message_id, self._bounded(snippet, message_id, keywords, text)) for message_id, snippet in rows
+        ]
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
@@ -212,6 +215,15 @@ class Mailbox:
             raise EmailRLError("This mailbox is closed.")
         return self._reader
 
+    def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
+        """FTS5's snippet (None: not made yet, since the email is long), or an excerpt if it is too long or too slow."""
+        if snippet is not None and len(snippet) <= LONGEST_SNIPPET:
+            return snippet
+        [(subject, body)] = self._rows(_TEXT, (message_id,))
+        if snippet is None and has_few_matches(f"{subject}\n{body}", keywords):
+            [(snippet,)] = self._rows(_SNIPPET_OF, (match, message_id))
+        return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
+
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         with reading(self.db):
             return self._open().connection.execute(sql, values).fetchall()
@@ -228,21 +240,20 @@ class Mailbox:
         return rows[0][0] if rows else _FIRST_ID
 
 
-def _beginning(subject: str, body: str) -> str:
-    """A list preview of an email: its subject and the first words of its body."""
-    words = body.split()
-    begins = " ".join([*words[:SNIPPET_WORDS], *(["..."] if len(words) > SNIPPET_WORDS else [])])
-    return " ... ".join(filter(None, (subject, begins)))
-
-
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
 
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
 
+_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) <= ? THEN {_SNIPPET} END"
+_SNIPPET_OF = f"""
+    SELECT {_SNIPPET} FROM emails_fts
+    WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
+_TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
+
 _NEWEST = f"""
-    SELECT message_id, {_SNIPPET} FROM emails_fts CROSS JOIN emails
-    WHERE emails_fts MATCH ? AND emails_fts.rowid > ? AND emails_fts.rowid <= ? AND emails.id = emails_fts.rowid
+    SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
+    WHERE emails_fts MATCH ? AND emails_fts.rowid > ? AND emails_fts.rowid <= ? AND e.id = emails_fts.rowid
     ORDER BY emails_fts.rowid LIMIT ?"""
 
 # A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
@@ -253,7 +264,7 @@ _HITS = """
     AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
     AND {bounds} ORDER BY {first} LIMIT ?"""
 _SEARCH = f"""
-    SELECT e.message_id, {_SNIPPET}
+    SELECT e.message_id, {_SNIPPET_IF_SHORT}
     FROM ({_HITS.format(columns="m.id, {score} AS score", bounds="{bounds}", first="{first}")}
     ) hits CROSS JOIN emails_fts CROSS JOIN emails e
     WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,8 +26,8 @@ from emailrl.store.schema import emails, metadata
 from emailrl.store.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py"}
-"""Databases that hold no mail, and the doctor, which imports nothing that it looks at."""
+OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py", "store/snippets.py"}
+"""Databases other than those of gen-db, and the doctor, which imports nothing that it looks at."""
 
 OPEN_AT_EXIT = """
 import sys, threading
@@ -35,6 +37,28 @@ thread = threading.Thread(target=lambda: open_mailbox(sys.argv[1], "bob@x.org").
 thread.start()
 thread.join()
 """
+
+ENDLESS_QUERY = """
+import sys
+from pathlib import Path
+from emailrl.store.connection import opened
+with opened(Path(sys.argv[1])) as connection:
+    print("running", flush=True)
+    connection.exec_driver_sql("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n")
+"""
+
+
+def test_ctrl_c_interrupts_a_running_query(db: Path) -> None:
+    command = [sys.executable, "-c", ENDLESS_QUERY, str(db)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "running\n"
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT and errors.endswith("KeyboardInterrupt\n")
 
 
 def test_the_mail_database_is_opened_in_one_place() -> None:
