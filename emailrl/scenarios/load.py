@@ -31,6 +31,10 @@ ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
 """Questions of ART-E's set with known wrong answers, which its own loader also drops."""
 
 
+HELD_OUT_SEED = 42
+"""Draws samples of validation and test questions, so that runs with different seeds are measured on the same ones."""
+
+
 @dataclass(slots=True)
 class ScenarioSet:
     """The questions of one split, and counts of the others."""
@@ -74,8 +78,9 @@ def load_scenario_set(
     """Read the questions of one split, or all of them for ``split=None``.
 
     ``questions`` is a JSONL file or a folder that ``datasets`` can load; None uses ``data.questions``, or else the
-    hub's ART-E questions. ``limit`` draws a seeded sample that keeps the mix of kinds and inboxes; without it the order
-    is the file's. ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError
+    hub's ART-E questions. ``limit`` draws a sample that keeps the mix of kinds and inboxes: a seeded one of training
+    questions, and of validation and test questions the same one for every seed. Without it the order is the file's.
+    ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError
     (file and line) for a bad row, for splits that share an inbox and for an empty split, EmailRLError if the hub
     cannot be reached.
     """
@@ -90,7 +95,7 @@ def load_scenario_set(
         hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
         raise UsageError(f"{source}: no questions of split {split!r}.", hint)
     if limit is not None:
-        chosen = mixed_order(chosen, seed)[:limit]
+        chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
     return ScenarioSet(chosen, source, dropped, [*notes, *_dropped_notes(dropped)])
 
 

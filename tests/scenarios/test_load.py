@@ -109,6 +109,15 @@ def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
     assert [s.id for s in other] != ids
 
 
+@pytest.mark.parametrize(("split", "same"), [("train", False), ("val", True), ("test", True)])
+def test_seeds_share_their_validation_and_test_questions(question_file: Write, split: Split, same: bool) -> None:
+    path = question_file(rows("a" * 40, "train", 1) + rows("b" * 40, "val", 100) + rows("c" * 40, "test", 200))
+    drawn = [
+        [s.id for s in load_scenarios(path, split, limit=10, seed=seed, data=DataSettings())] for seed in (1, 42, 43)
+    ]
+    assert [ids == drawn[0] for ids in drawn[1:]] == [same, same]
+
+
 def test_the_fingerprint_knows_the_content_not_the_order(question_file: Write) -> None:
     first = load(question_file(rows("abc")), None).fingerprint
     assert load(question_file(rows("abc")[::-1]), None).fingerprint == first
