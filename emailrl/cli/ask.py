@@ -4,9 +4,9 @@ Without a question, questions are read from the terminal or from stdin, one per 
 question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
 
 Without --checkpoint or --model, the newest run's best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
-smol if its base model is installed; otherwise nano, which knows the demo mailbox only and is preferred for it. --inbox
-may be left out if the database holds a single mailbox. Emails stay on this machine unless the model runs on a server,
-which is then named.
+smol if it or its base model is on this machine; otherwise nano, which knows the demo mailbox only and is preferred for
+it. --inbox may be left out if the database holds a single mailbox. Emails stay on this machine unless the model runs on
+a server, which is then named.
 
 Examples:
 
@@ -90,10 +90,10 @@ def ask(
     if not settings.store.db.is_file():
         raise no_database(settings.store.db)
     inbox = find_inbox(settings.store.db, inbox)
-    model, name = _policy(settings, checkpoint, overrides["model_name"])
+    model, base, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")
     _warn_if_empty(settings.store.db, inbox, date)
-    session = _Session(_open(model, settings), inbox, date)
+    session = _Session(_open(model, base, settings), inbox, date)
     with closing(session.agent):
         if question is None:
             _converse(session)
@@ -111,11 +111,11 @@ def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
         say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")
 
 
-def _open(model: str | Path, settings: Settings) -> EmailAgent:
+def _open(model: str | Path, base: str, settings: Settings) -> EmailAgent:
     from emailrl.engines import is_chat
 
     if not is_chat(settings):
-        say_loading()
+        say_loading(settings, base)
     from emailrl.agent import EmailAgent
 
     return EmailAgent(model, config=settings)
@@ -185,29 +185,31 @@ def _checked(question: str) -> str:
     return question
 
 
-def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str]:
-    """The model that answers, or its adapter's folder; and a display name."""
+def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
+    """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import find_runs
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import find_adapter
     from emailrl.policy.resolve import NANO
-    from emailrl.policy.smol_base import INSTALL, SMOL, find_local
+    from emailrl.policy.smol_base import SMOL, is_at_hand
+    from emailrl.policy.smol_source import INSTALL
     from emailrl.scenarios.demo import has_only_demo_email
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
     if checkpoint is not None and is_chat(settings):
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
+    configured = settings.model.name
     if model is not None or is_chat(settings):
-        return settings.model.name, settings.model.name
+        return configured, configured, configured
     if checkpoint is not None or find_runs(settings.output.output_dir):
         adapter = find_adapter(checkpoint or "best", settings.output.output_dir)
-        return adapter.path, f"{adapter.path} on {adapter.base_model}"
+        return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}"
     if "name" in settings.model.model_fields_set:
-        return settings.model.name, settings.model.name
-    if find_local(settings.model.smol_base) and not has_only_demo_email(settings.store.db):
-        return SMOL, f"{SMOL} (for simple questions; its limits: docs/smol.md)"
-    return NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
+        return configured, configured, configured
+    if not has_only_demo_email(settings.store.db) and is_at_hand(SMOL, settings.model.smol_base):
+        return SMOL, SMOL, f"{SMOL} (for simple questions; its limits: docs/smol.md)"
+    return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 
 def _record(answer: Answer) -> dict[str, object]:

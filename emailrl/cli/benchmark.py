@@ -106,7 +106,7 @@ def benchmark(
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
     if not is_chat(settings):
-        say_loading()
+        say_loading(settings, *(subject.model_name for subject in subjects))
     folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     _show(report, folder, json=json)

@@ -20,6 +20,8 @@ from emailrl.plain import one_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from emailrl.settings import Settings
+
 LONGEST_ERROR: Final = 2000
 """In characters; the name of a tensor or a key may be a megabyte long."""
 
@@ -61,8 +63,15 @@ def say(line: str, console: Console | None = None) -> None:
     console.print(Text(one_line(line)), soft_wrap=not console.is_terminal)
 
 
-def say_loading() -> None:
-    """Announce the delay of importing torch and loading a model."""
+def say_loading(settings: Settings, *names: str) -> None:
+    """Announce the delay of importing torch and loading the models with these names.
+
+    Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing or damaged.
+    """
+    from emailrl.policy.smol_base import check_base
+
+    for name in names:
+        check_base(name, settings.model.smol_base)
     say("Loading the model ...")
 
 

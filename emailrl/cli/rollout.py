@@ -215,7 +215,7 @@ def _play(
     from emailrl.engines import is_chat
 
     if not is_chat(settings):
-        say_loading()
+        say_loading(settings, subject.model_name)
     total, played = len(scenarios) * group_size, dict(journal.trajectories)
     with closing(players([subject], settings)) as playing:
         _, collector = next(playing)

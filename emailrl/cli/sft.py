@@ -68,7 +68,7 @@ def sft(
             settings = with_inputs(settings)
         else:
             check_inputs(settings)
-    say_loading()
+    say_loading(settings, *(() if settings.sft.from_scratch else (settings.model.name,)))
     from emailrl.sft.assemble import sft as run
 
     def print_result(line: str) -> None:

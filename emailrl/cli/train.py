@@ -89,7 +89,7 @@ def train(
         check_inputs(settings)  # a resumed run keeps its questions
     else:
         settings = _with_checked_inputs(settings)
-    say_loading()
+    say_loading(settings, settings.model.name)
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:

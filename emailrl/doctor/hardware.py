@@ -11,8 +11,9 @@ from typing import Any
 from emailrl.doctor.check import Check
 from emailrl.doctor.child import run_child
 from emailrl.errors import EmailRLError
-from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
-from emailrl.policy.smol_base import SMOL, SMOL_BASE, cached_folder, find_local
+from emailrl.policy.smol_base import SMOL, SMOL_BASE, find_converted
+from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
+from emailrl.policy.smol_source import check_source, find_local, in_hub_cache
 from emailrl.settings import Settings
 
 GIB = 1024**3
@@ -81,12 +82,21 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
 
 
 def _smol(name: str, given: Path | None) -> Check:
-    """Where the base of ``smol`` comes from, and whether it has been converted."""
+    """The converted model in the cache, or the base that the first use converts."""
+    from huggingface_hub import is_offline_mode
+
     try:
-        source = find_local(given)
+        if converted := find_converted(name, given):
+            return Check("hardware", "model", "ok", f"{name}, converted in {converted}")
+        if source := find_local(given):
+            check_source(source)
+            return Check("hardware", "model", "ok", f"{name} from {source.origin}, converted on first use")
     except EmailRLError as error:
         return Check("hardware", "model", "missing", error.message, error.hint)
-    if source is None:
-        return Check("hardware", "model", "note", f"{name}, downloaded from the hub on first use", INSTALL_SMOL)
-    state = "converted" if cached_folder(name, source).is_dir() else "converted on first use"
-    return Check("hardware", "model", "ok", f"{name} from {source.origin}, {state}")
+    if in_hub_cache():
+        return Check("hardware", "model", "ok", f"{name} from the hub cache, converted on first use")
+    if is_offline_mode():
+        found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
+        return Check("hardware", "model", "missing", found, f"Run: {INSTALL_SMOL}")
+    found = f"{name}, downloaded from the hub on first use (270 MB)"
+    return Check("hardware", "model", "note", found, f"Without the hub, run: {INSTALL_SMOL}")

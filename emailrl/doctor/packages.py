@@ -8,9 +8,9 @@ from typing import Any
 
 from emailrl.doctor.check import Check, Status
 from emailrl.doctor.child import run_child
-from emailrl.policy.smol_base import INSTALL as INSTALL_SMOL
-from emailrl.policy.smol_base import PACKAGE as SMOLLM2
 from emailrl.policy.smol_base import SMOL
+from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
+from emailrl.policy.smol_source import PACKAGE as SMOLLM2
 
 
 def examine_packages(deep: bool) -> Iterable[Check]:

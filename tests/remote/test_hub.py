@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from emailrl.remote.hub import go_offline_if_unreachable
+from emailrl.remote.hub import DECIDE_SECONDS, go_offline_if_unreachable
 
 
 @pytest.fixture
@@ -50,6 +52,21 @@ def test_a_name_that_does_not_resolve_means_offline(online: pytest.MonkeyPatch) 
     online.setattr(socket, "getaddrinfo", refuse)
     go_offline_if_unreachable()
     assert is_offline()
+
+
+def test_a_resolver_that_hangs_means_offline_in_time(online: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hang(*address: object, **options: object) -> None:
+        over.wait(60)
+        raise socket.gaierror("no network in this test")
+
+    online.setattr(socket, "getaddrinfo", hang)
+    online.setattr("emailrl.remote.hub.DECIDE_SECONDS", 0.2)
+    started = time.monotonic()
+    go_offline_if_unreachable()
+    over.set()
+    assert is_offline() and time.monotonic() - started < 30 and DECIDE_SECONDS <= 10
 
 
 def test_an_endpoint_that_answers_changes_nothing(online: pytest.MonkeyPatch) -> None:
