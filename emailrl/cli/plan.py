@@ -205,14 +205,15 @@ def _shared_out(split: Split) -> list[Row]:
     """A step on several GPUs."""
     each = "" if split.tensor_parallel == 1 else f" of {split.tensor_parallel} GPUs each"
     samplers = ("engines", "in the same processes") if split.shared else ("servers", "vLLM replicas")
-    loading = "including waking and loading the new adapter" if split.shared else "including loading the new adapter"
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
     order = "while the previous step trains" if split.overlaps else "then training"
-    reduced = f"adapter gradients of {split.trainers} ranks"
+    loading = "waking vLLM, loading the adapter" if split.shared else "loading it into the servers"
+    reduced = f"adapter gradients of {counted(split.trainers, 'rank')}"
     rows = [
         ("trainers", f"{split.trainers}", f"ranks of emailrl train{sharded}"),
         (samplers[0], f"{split.servers}", f"{samplers[1]}{each}"),
-        ("sampling per step", f"{split.sampler:,.1f} s", f"{loading}; {order}"),
+        ("sampling per step", f"{split.sampler:,.1f} s", order),
+        ("new adapter per step", f"{split.handover:,.1f} s", loading),
         ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),
         ("training per step", f"{split.train:,.1f} s", ""),
         ("all-reduce per step", f"{split.reduce:,.2f} s", reduced),
@@ -221,7 +222,7 @@ def _shared_out(split: Split) -> list[Row]:
     ]
     if split.gather:
         rows.insert(
-            5, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, not hidden by computation")
+            6, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, not hidden by computation")
         )
     return rows
 

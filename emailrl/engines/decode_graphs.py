@@ -20,6 +20,7 @@ from emailrl.engines.attention import causal_mask
 from emailrl.engines.budget import BLOCK, blocks_of
 from emailrl.engines.kv_cache import BlockCache, Table
 from emailrl.engines.report import report
+from emailrl.plain import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,8 +111,7 @@ class DecodeGraphs:
         except RuntimeError as error:  # includes out of memory
             self._usable = False
             self.forget()
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            report(f"Sampling continues without CUDA graphs: {reason}")
+            report(f"Sampling continues without CUDA graphs: {first_line(error)}")
             return None
         found = self._graphs[shape] = _Graph(graph, inputs, logits)
         return found

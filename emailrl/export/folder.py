@@ -146,8 +146,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
                 module.merge(safe_merge=True)
                 layer.to(dtype)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {reason}") from error
+        raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {first_line(error)}") from error
     with writing_tensors(folder):
         model.unload().save_pretrained(folder)
 

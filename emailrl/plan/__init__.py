@@ -131,7 +131,7 @@ class Plan:
                 f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
                 "lower it to keep the batch"
             )
-        if self.split is not None and not self.split.shared and self.split.playing > self.split.sampling:
+        if self.split is not None and self.split.rank_0_decides:
             notes.append("rank 0, which runs all rollouts, is the bottleneck: more GPUs do not make the run faster")
         return [
             *notes,
@@ -268,8 +268,11 @@ def _served(settings: Settings) -> Settings:
 
 
 def _in_process(settings: Settings) -> Settings:
-    """The same run with engines in the trainers' processes."""
-    return settings if _names_engine_in_process(settings) else _with_vllm(settings, "")
+    """The same run with engines in the trainers' processes, where sampling and training take turns."""
+    if _names_engine_in_process(settings):
+        return settings
+    inside = _with_vllm(settings, "")
+    return inside.model_copy(update={"vllm": inside.vllm.model_copy(update={"max_staleness": None})})
 
 
 def _with_vllm(settings: Settings, urls: str) -> Settings:

@@ -40,6 +40,8 @@ RECORDING: Final = 0.16 / 48
 """The records' part of it, which stays with rank 0 if every rank plays its own conversations."""
 NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
+SERVED: Final = 9000
+"""Tokens per second that one server samples at most, whatever its GPUs: 96 and 192 completions of 768 tokens on 4B."""
 MOST_SEQUENCES: Final = 256
 """Concurrent conversations per server."""
 
@@ -96,7 +98,7 @@ class Split:
     playing: float
     """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
     handover: float
-    """Seconds to load the new adapter, and to wake vLLM and put it to sleep."""
+    """Seconds in which rank 0 loads the new adapter, and in-process vLLM wakes and goes to sleep."""
     score: float
     train: float
     gather: float
@@ -117,8 +119,7 @@ class Split:
     @property
     def sampler(self) -> float:
         """Seconds of sampling per step: servers and rank 0."""
-        rollout = self.sampling + self.playing if self.shared else max(self.sampling, self.playing)
-        return rollout + self.handover
+        return self.sampling + self.playing if self.shared else max(self.sampling, self.playing)
 
     @property
     def trainer(self) -> float:
@@ -126,9 +127,18 @@ class Split:
         return self.score + self.train + self.gather + self.reduce
 
     @property
+    def rank_0_decides(self) -> bool:
+        """Whether rank 0 needs about the whole step for running the conversations, so that more GPUs are of no use."""
+        return not self.shared and self.playing >= NEARLY * self.step
+
+    @property
     def step(self) -> float:
-        """Seconds per step: the slower side, or the sum of both if they alternate."""
-        return max(self.sampler, self.trainer) if self.overlaps else self.sampler + self.trainer
+        """Seconds per step: the slower side, or the sum of both if they alternate.
+
+        While rank 0 loads an adapter, it trains nothing, but the rollouts of earlier steps go on.
+        """
+        training = self.handover + self.trainer
+        return max(self.sampler, training) if self.overlaps else self.sampler + training
 
     @property
     def run(self) -> float:
@@ -179,7 +189,8 @@ class Cluster:
         memory, seconds = self.estimate(share, cards)
         if not memory.fits or (memory.cards > 1 and trainers % cards):
             return None
-        score, train = seconds.score / BALANCE, seconds.train / BALANCE
+        balance = BALANCE if trainers > 1 else 1.0
+        score, train = seconds.score / balance, seconds.train / balance
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
         return Split(
             shared=False,
@@ -255,7 +266,8 @@ class Cluster:
         memory = replace(memory, at_once=max(min(held, MOST_SEQUENCES), 1))
         device = self.device.times(each)
         share = math.ceil(trajectories / servers)
-        return Sampling(self.shape, self.settings, device, tokens, memory).seconds(share, members=members)
+        sampling = Sampling(self.shape, self.settings, device, tokens, memory)
+        return max(sampling.seconds(share, members=members), share * sampling.sampled / SERVED)
 
     def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
         """Seconds of gathering that do not overlap with the previous layer's computation."""

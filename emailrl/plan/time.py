@@ -32,8 +32,9 @@ UTILIZATION: Final[dict[str, Curve]] = {
 ON_CPU: Final = 0.5
 PROMPT_SHARE: Final = 0.2
 """Share of a trajectory that is the prompt of its group, as in ``tests/gpu/bench_train_step.py``."""
-GAIN: Final = 0.55
-"""Share of those tokens' time saved by computing them once; the rest is moving keys. The 4B shape: 8 of 14.5 %."""
+MOVING: Final = 128
+"""Share of a GPU's training time that moving the shared keys takes, times the hidden size. Of 14.5 % shared tokens, the
+0.6B, 4B and 14B shapes save 4.5, 9.4 and 12.0 % (``tests/gpu/bench_train_step.py``)."""
 LAUNCH: Final = 4e-3
 """Minimum seconds of one fused layer per micro-batch, forward and backward: the 0.6B shape in 48 micro-batches."""
 PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}
@@ -80,7 +81,8 @@ def plan_seconds(
     layout = memory.layout
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
-    spared = 1 - GAIN * prefix_share(settings, memory, tokens)
+    moving = MOVING / shape.hidden if device.is_gpu else 0.0
+    spared = 1 - max(prefix_share(settings, memory, tokens) - moving, 0.0)
     train = spared * training_flops(shape, layout, memory.keep, tokens) / speed
     if layout.layers == "fused":
         together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
@@ -175,26 +177,40 @@ class Sampling:
 
         A GPU step takes the longest of kernel launches, memory traffic and computation.
         """
-        shape, tokens = self.shape, self.tokens
-        rollout_mode = self.settings.training.mode == "rollout"
-        sampled = tokens.per_trajectory * (TYPICAL_SAMPLED if rollout_mode else tokens.trainable_share)
-        flops = 2 * shape.layers * shape.layer_matrix / (self.device.tflops * 1e12)
         alike = 1 if has_one_turn(self.settings) else PROMPT_SHARE
-        read = (tokens.per_trajectory - sampled) * trajectories * (1 - alike * (1 - 1 / members))
+        read = (self.tokens.per_trajectory - self.sampled) * trajectories * (1 - alike * (1 - 1 / members))
         slots = min(self.memory.at_once, trajectories)
+        step = self._steady_step(slots) if self._is_steady() else self._step(slots)
+        return read * self._flop_seconds() + trajectories * self.sampled / slots * step
+
+    @property
+    def sampled(self) -> float:
+        """Sampled tokens per trajectory."""
+        rollout_mode = self.settings.training.mode == "rollout"
+        return self.tokens.per_trajectory * (TYPICAL_SAMPLED if rollout_mode else self.tokens.trainable_share)
+
+    def _step(self, slots: int) -> float:
+        """Seconds for one token of ``slots`` trajectories whose turns end at different times, caches half full."""
+        moving = self._moved(slots, self.tokens.per_trajectory / 2) / (self.device.bandwidth * BANDWIDTH)
+        working, starting = max(moving, slots * self._flop_seconds()), self.shape.layers * self._per_layer()
+        return max(starting, working) if self.device.is_gpu else starting + working
+
+    def _steady_step(self, slots: int) -> float:
+        """The same if no prompt joins later."""
+        moving = self._moved(slots, self.tokens.per_trajectory - self.sampled / 2) / (self.device.bandwidth * READING)
+        return max(moving, slots * self._flop_seconds()) + self.shape.layers * ONE_TURN
+
+    def _moved(self, slots: int, context: float) -> float:
+        """Bytes of the weights, and of ``slots`` caches of ``context`` tokens."""
         itemsize = self.memory.layout.itemsize
-        weights = shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit)
-        cache = slots * tokens.per_trajectory / 2 * shape.cache_bytes(itemsize)
+        cache = slots * context * self.shape.cache_bytes(itemsize)
         if self.device.is_gpu and self.settings.agent.engine != "vllm":
             cache *= GATHERED
-        working = max((weights + cache) / (self.device.bandwidth * BANDWIDTH), slots * flops)
-        starting = shape.layers * self._per_layer()
-        step = max(starting, working) if self.device.is_gpu else starting + working
-        if self._is_steady():
-            cache = slots * (tokens.per_trajectory - sampled / 2) * shape.cache_bytes(itemsize)
-            moving = (weights + cache) / (self.device.bandwidth * READING)
-            step = max(moving, slots * flops) + shape.layers * ONE_TURN
-        return read * flops + trajectories * sampled / slots * step
+        return self.shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit) + cache
+
+    def _flop_seconds(self) -> float:
+        """Seconds of computation per token."""
+        return 2 * self.shape.layers * self.shape.layer_matrix / (self.device.tflops * 1e12)
 
     def _is_steady(self) -> bool:
         """Whether vLLM replays CUDA graphs all along: every trajectory has one turn, so no prompt joins later."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.policy.adapter import read_base
 from emailrl.policy.base import load_base
 from emailrl.policy.fresh import check_lora, with_fresh_adapter
@@ -211,9 +212,8 @@ def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable:
     try:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(
-            f"The adapter in {adapter} does not fit the base model: {first_line}",
+            f"The adapter in {adapter} does not fit the base model: {first_line(error)}",
             "Use the adapter's own base model.",
         ) from error
 

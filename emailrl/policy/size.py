@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.policy.layout import shards_base
 from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.settings import ModelSettings
@@ -122,9 +123,8 @@ def load_config(name: str, path: str | Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
         raise EmailRLError(
-            f"The model '{name}' failed to load: {first_line}", "Check its config.json, or choose another model."
+            f"The model '{name}' failed to load: {first_line(error)}", "Check its config.json, or choose another model."
         ) from error
 
 

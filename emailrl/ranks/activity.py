@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emailrl.errors import EmailRLError
+from emailrl.plain import first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,5 @@ def said(error: Exception) -> tuple[str, str]:
     """How the other ranks report an error: message and hint."""
     if isinstance(error, EmailRLError):
         return error.message, error.hint
-    return f"{type(error).__name__}: {first_line(error)}", ""
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return str(error).strip().partition("\n")[0]
+    name, text = type(error).__name__, first_line(error)
+    return (text if text == name else f"{name}: {text}"), ""

@@ -14,7 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
-from emailrl.ranks.activity import Activity, first_line, said
+from emailrl.plain import first_line
+from emailrl.ranks.activity import Activity, said
 from emailrl.ranks.alone import Ranks, T
 from emailrl.ranks.missing import missing_ranks
 from emailrl.ranks.place import Place

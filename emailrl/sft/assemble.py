@@ -20,7 +20,7 @@ from emailrl.checkpoints import SFT, Checkpoint, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import counted
+from emailrl.plain import counted, first_line
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.prepare import train_whole
@@ -155,8 +155,9 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
         fitter.load_state_dict(saved["fitter"])
         return State(**saved["state"])
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise EmailRLError(f"{path} cannot be read ({reason}).", "Start a new run without --resume.") from None
+        raise EmailRLError(
+            f"{path} cannot be read ({first_line(error)}).", "Start a new run without --resume."
+        ) from None
 
 
 def _header(settings: Settings, policy: Policy, data: Data, place: Place, state: State) -> str:

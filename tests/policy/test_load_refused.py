@@ -65,6 +65,15 @@ def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
         size.load_config("someone/mail", "someone/mail")
 
 
+def test_an_error_without_text_is_named_by_its_type(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
+    with pytest.raises(EmailRLError, match="failed to load: OSError"):
+        size.load_config("tiny", tiny_model)
+
+
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_kernels_that_a_models_config_names_are_not_asked_for(tiny_model: Path, tmp_path: Path, key: str) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")

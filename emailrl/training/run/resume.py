@@ -30,6 +30,7 @@ from emailrl.checkpoints import (
     write_checkpoint,
 )
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
@@ -179,9 +180,9 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
         for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(generator, device)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        path, reason = checkpoint.path / STATE_FILE, str(error).partition("\n")[0]
         raise EmailRLError(
-            f"{path} cannot be read ({reason}).", "Use another checkpoint: emailrl checkpoints list."
+            f"{checkpoint.path / STATE_FILE} cannot be read ({first_line(error)}).",
+            "Use another checkpoint: emailrl checkpoints list.",
         ) from None
     return state, saved["updater"]
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
+from emailrl.plain import first_line
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
 from emailrl.training.run.display import SILENT, Display
@@ -165,7 +166,7 @@ def start_wandb(settings: Settings, run_dir: Path, run_id: str, say: Say) -> Wan
                 return begin("online")
             reason = "not logged in"
         except wandb.errors.Error as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
         say(f"W&B logs offline: {reason}. Later: wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*")
     return begin("offline")
 
