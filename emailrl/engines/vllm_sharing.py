@@ -1,7 +1,8 @@
 """Whether a vLLM server is in use by another training run.
 
 The probe asks for a prompt's log-probabilities, which may end a vLLM engine that answers other requests meanwhile. A
-run holds back its own requests, but not those of another run.
+run holds back its own requests, but not those of another run. vLLM lists an adapter with its folder as ``root`` and its
+base model as ``parent`` (seen with 0.26), so a run is recognized by the folder that its adapters were loaded from.
 """
 
 from __future__ import annotations

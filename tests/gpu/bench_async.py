@@ -7,17 +7,21 @@
     python tests/gpu/bench_async.py --shape 4B --tokenizer qwen_tokenizer --train-gpus 0,1,2,3 --serve-gpus 4,5,6,7 \\
         --turns-gpus 0,1,2,3,4,5,6,7                                            # and all eight in turns
     python tests/gpu/bench_async.py --smoke                                     # a rehearsal on CPUs, with a CPU vLLM
+    python tests/gpu/bench_async.py --out FOLDER --report                       # the table of what is there
 
 All runs have the same questions and seeds, on the demo mailbox, with all groups trained, and ``--questions`` per step
 however many ranks share them. Runs with a staleness share the servers, one per GPU. ``one`` trains on the first
 training GPU with vLLM in process, while the servers start; ``turns`` on all of ``--turns-gpus``, an engine on each,
 once the servers have ended. First the checks: no rollout is older than MAX_STALENESS, and no server has an adapter left
 after each run.
-Then the table. ``step`` is the median of the steps after the second; ``full overlap`` is what the clocks allow: the
-step that takes turns over max(rollout, update) of its medians; ``cut`` the share of tokens whose importance weight was
-bounded. UPDATE_EPOCHS (--update-epochs) makes updates about as long as rollouts. Servers, and vLLM in process, have
-``--start`` seconds to start, and a run ``--limit`` seconds besides; nothing goes on after ``--seconds``. What a run has
-reached counts.
+Then the table: means over the steps after the second, without the last MAX_STALENESS ones, which share the servers
+with no later rollouts. ``step`` is the total without evaluation; ``cut`` the share of tokens whose importance weight
+was bounded. What the clocks of taking turns let expect is (rollout + update) / max(rollout, update). That is no bound:
+loading the adapter is part of ``rollout`` there, and overlaps with sampling once MAX_STALENESS is above 0.
+
+UPDATE_EPOCHS (--update-epochs) makes updates about as long as rollouts. Servers, and vLLM in process, have ``--start``
+seconds to start, and a run ``--limit`` seconds besides; nothing goes on after ``--seconds``. What a run has reached
+counts, after SIGTERM as well. Runs that earlier calls left in ``--out`` are in the table too.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,9 +38,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
+from async_table import ONE, RECORD, TURNS, Step, recorded, table
 from bench_grpo_trl import write_model
 
 SETTINGS = """\
@@ -64,34 +68,43 @@ warmup_steps = 0
 """
 
 
-ONE, TURNS = "one", "turns"
-"""The runs with vLLM in process, on one GPU and on several."""
-
-
 def main() -> None:
     """Prepare, serve, train, check, print."""
     given = arguments()
     work = given.out or Path(tempfile.mkdtemp(prefix="bench_async."))
     work.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        if not given.report:
+            measure(work, given)
+    finally:
+        table(recorded(work))
+
+
+def stop(*_: object) -> None:
+    """End at SIGTERM as after an error: what was started ends, and what was recorded is kept."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+def measure(work: Path, given: argparse.Namespace) -> None:
+    """All runs that are asked for."""
     begun = time.monotonic()
     given.deadline = begun + given.seconds
     prepare(work, given)
     print(f"work in {work}; prepared after {time.monotonic() - begun:.0f} s", flush=True)
-    runs: dict[str, list[dict[str, Any]]] = {}
     if given.staleness:
         with starting(work, given, replicas=len(given.serve_gpus)) as process:
             if given.one:
-                runs[ONE] = train(work, "", ONE, given.train_gpus[:1], given)
+                train(work, "", ONE, given.train_gpus[:1], given)
             urls = urls_of(process)
             print(f"servers ready after {time.monotonic() - begun:.0f} s", flush=True)
             for lag in map(str, given.staleness):
-                runs[lag] = train(work, urls, lag, given.train_gpus, given)
+                train(work, urls, lag, given.train_gpus, given)
     elif given.one:
-        runs[ONE] = train(work, "", ONE, given.train_gpus[:1], given)
+        train(work, "", ONE, given.train_gpus[:1], given)
     if given.turns_gpus:
-        runs[TURNS] = train(work, "", TURNS, given.turns_gpus, given)
+        train(work, "", TURNS, given.turns_gpus, given)
     print(f"all done after {time.monotonic() - begun:.0f} s\n")
-    table({name: steps for name, steps in runs.items() if len(steps) > 2})
 
 
 def arguments() -> argparse.Namespace:
@@ -119,6 +132,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=float, default=240, help="seconds that vLLM may take to start")
     parser.add_argument("--seconds", type=float, default=500, help="for all of it")
     parser.add_argument("--smoke", action="store_true", help="CPUs, few short rollouts: figures mean nothing")
+    parser.add_argument("--report", action="store_true", help="only read what is in --out")
     given = parser.parse_args()
     if given.smoke:
         given.train_gpus, given.serve_gpus = [""] * len(given.train_gpus), [""] * len(given.serve_gpus)
@@ -201,9 +215,11 @@ def urls_of(process: subprocess.Popen[str]) -> str:
     return urls
 
 
-def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One run; its lines of metrics.jsonl, those before its time was up."""
-    command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--overwrite", "--json")
+def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse.Namespace) -> None:
+    """One run, until its time is up; its steps are recorded however it ends."""
+    for old in work.glob(f"run-{name}_*"):
+        shutil.rmtree(old)
+    command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--json")
     command += ["--batch-size", str(given.questions // len(gpus))]
     command += ["--nproc", str(len(gpus))] if len(gpus) > 1 else []
     environ = environment(given, gpus)
@@ -215,15 +231,16 @@ def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            end(process)
+            pass
+        finally:
+            if process.poll() is None:
+                end(process)
+            steps = record(work, name)
     if late := time.monotonic() - begun >= limit:
         print(f"{name}: ended after {limit:.0f} s", flush=True)
     elif process.returncode:
         last = "\n  ".join(log.read_text().splitlines()[-12:])
         print(f"{name} ended with {process.returncode}:\n  {last}", flush=True)
-    (records,) = [*work.glob(f"run-{name}_*/metrics.jsonl")] or [None]
-    steps = [json.loads(line) for line in records.read_text().splitlines()] if records else []
-    (work / f"bench_async-{name}.json").write_text(json.dumps(steps))
     print(f"{name}: {len(steps)} steps in {time.monotonic() - begun:.0f} s with start-up", flush=True)
     rollouts = given.questions * given.rollouts
     assert all(step["num_trajectories"] == rollouts for step in steps), f"{name}: not {rollouts} rollouts per step"
@@ -233,6 +250,13 @@ def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse
         for url in urls.split(","):
             models = httpx.get(f"{url}/v1/models").json()["data"]
             assert late or len(models) == 1, f"left on the server: {[model['id'] for model in models]}"
+
+
+def record(work: Path, name: str) -> list[Step]:
+    """The lines of a run's metrics.jsonl, also kept in a file of their own."""
+    (lines,) = [*work.glob(f"run-{name}_*/metrics.jsonl")] or [None]
+    steps = [json.loads(line) for line in lines.read_text().splitlines()] if lines else []
+    (work / f"{RECORD}{name}.json").write_text(json.dumps(steps))
     return steps
 
 
@@ -244,40 +268,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def median(steps: Sequence[dict[str, Any]], name: str) -> float:
-    """Of a phase's seconds over the steps after the second; 0 where a run has no such phase."""
-    return statistics.median(step["seconds"].get(name, 0.0) for step in steps[2:])
-
-
-def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
-    """Of a metric over the steps that have it."""
-    values = [step[name] for step in steps if step.get(name) is not None]
-    return statistics.fmean(values) if values else float("nan")
-
-
-def table(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """One line a run, then how the step times compare."""
-    names = ("rollout", "update", "trainer_wait", "sampler_wait")
-    print(f"{'S':>5} {'step s':>7}", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
-    seconds = {}
-    for lag, steps in runs.items():
-        seconds[lag] = median(steps, "rollout") + median(steps, "update")
-        extremes = (min(s.get("correction_min", 1) for s in steps), max(s.get("correction_max", 1) for s in steps))
-        print(
-            f"{lag:>5} {seconds[lag]:>7.2f}", *(f"{median(steps, name):>12.2f}" for name in names),
-            f"{mean(steps, 'policy_age_mean'):>6.2f} {extremes[0]:>10.3f} {extremes[1]:>5.2f}"
-            f" {mean(steps, 'correction_cut_fraction'):>6.4f} {mean(steps[2:], 'reward_mean'):>8.3f}",
-        )  # fmt: skip
-    for lag in [name for name in seconds if name not in ("0", ONE, TURNS)]:
-        if "0" in seconds:
-            bound = max(median(runs["0"], "rollout"), median(runs["0"], "update"))
-            speed, most = seconds["0"] / seconds[lag], seconds["0"] / bound
-            print(f"S={lag}: {speed:.2f} x taking turns; full overlap {most:.2f} x; share {speed / most:.2f}")
-        for name, what in ((ONE, "one GPU"), (TURNS, "the GPUs in turns")):
-            if name in seconds:
-                print(f"S={lag}: {seconds[name] / seconds[lag]:.2f} x {what}")
 
 
 if __name__ == "__main__":

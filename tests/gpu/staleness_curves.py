@@ -7,7 +7,8 @@
 All runs have the quickstart's questions and settings (8 questions x 6 rollouts) and a learning rate that decays
 linearly to 0; they differ in MAX_STALENESS and SEED alone. Only 100 % stops one early. With ``--parallel``, runs of one
 seed share the cards, each with a server of its own, so that their seconds compare but say little by themselves. After
-``--seconds`` no run begins and those under way are interrupted; the table shows the steps that each has made.
+``--seconds`` no run begins and those under way are interrupted; the table shows the steps that each has made. Seconds
+include evaluations, during which later steps are sampled; those of a step are means as in ``bench_async``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import subprocess
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from async_table import counted, seconds
 from bench_async import emailrl, end, environment, listed, starting, urls_of
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
@@ -149,9 +152,8 @@ class Run:
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds at the end of each step, evaluations left out."""
-        spent = [step["seconds"]["total"] - step["seconds"].get("evaluation", 0.0) for step in self.steps]
-        return [sum(spent[: n + 1]) for n in range(len(spent))]
+        """Seconds at the end of each step."""
+        return list(accumulate(step["seconds"]["total"] for step in self.steps))
 
 
 def read(work: Path, lag: int, seed: int) -> Run:
@@ -166,22 +168,25 @@ def read(work: Path, lag: int, seed: int) -> Run:
 
 def print_table(runs: list[Run]) -> None:
     """A row for each MAX_STALENESS: means over the seeds, and the last accuracy of each."""
-    print("| S | runs | steps | reward, all steps | reward, last third | last greedy accuracy, by seed | s a step "
-          "| oldest | ratio min, max | cut |\n" + "|---" * 10 + "|")  # fmt: skip
+    common = min((len(run.steps) for run in runs), default=0)
+    print(f"| S | runs | steps | reward, steps 1 to {common} | reward, last third | last greedy accuracy, by seed "
+          "| s a step | oldest | ratio min, max | cut |\n" + "|---" * 10 + "|")  # fmt: skip
     for lag in sorted({run.lag for run in runs}):
         these = [run for run in runs if run.lag == lag]
         rewards = [[step["reward_mean"] for step in run.steps] for run in these]
+        firsts = [each[:common] for each in rewards]
         thirds = [each[-max(1, len(each) // 3) :] for each in rewards]
         last = [f"{run.evaluations[-1]['accuracy']:.0%}" for run in these if run.evaluations]
         steps = [step for run in these for step in run.steps]
+        times = [seconds(those, "total") for run in these if (those := counted(run.steps, lag))]
         ratios = (
             min(step.get("correction_min", 1.0) for step in steps),
             max(step.get("correction_max", 1.0) for step in steps),
         )
         cells = [
             lag, len(these), ", ".join(str(len(run.steps)) for run in these),
-            *(f"{statistics.fmean(statistics.fmean(each) for each in part):.3f}" for part in (rewards, thirds)),
-            ", ".join(last), f"{statistics.fmean(run.seconds[-1] / len(run.steps) for run in these):.2f}",
+            *(f"{statistics.fmean(statistics.fmean(each) for each in part):.3f}" for part in (firsts, thirds)),
+            ", ".join(last), f"{statistics.fmean(times):.2f}" if times else "–",
             max(step.get("policy_age_max", 0) for step in steps), f"{ratios[0]:.2f}, {ratios[1]:.2f}",
             f"{statistics.fmean(step.get('correction_cut_fraction', 0.0) for step in steps):.4f}",
         ]  # fmt: skip
@@ -189,28 +194,39 @@ def print_table(runs: list[Run]) -> None:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Training reward over steps and seconds, greedy accuracy over steps: thin lines are seeds, thick their mean."""
+    """Training reward over steps and seconds, greedy accuracy over steps: means, with thin lines or bars for seeds."""
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    rcParams["svg.hashsalt"] = "emailrl"  # the same rows draw the same bytes
+    figure = Figure(figsize=(10.4, 3.4), layout="constrained")
     by_step, by_time, judged = figure.subplots(1, 3)
     for lag, colour in zip(sorted({run.lag for run in runs}), COLOURS, strict=False):
         these = [run for run in runs if run.lag == lag]
-        for run in these:
-            rewards = [step["reward_mean"] for step in run.steps]
-            by_step.plot([step["step"] for step in run.steps], rewards, color=colour, alpha=0.3, lw=1)
-            by_time.plot(run.seconds, rewards, color=colour, alpha=0.5, lw=1)
-            judged.plot(
-                [one["step"] for one in run.evaluations], [one["accuracy"] for one in run.evaluations],
-                color=colour, alpha=0.7, lw=1, marker="o", ms=3,
-            )  # fmt: skip
         common = range(min(len(run.steps) for run in these))
-        mean = [statistics.fmean(run.steps[n]["reward_mean"] for run in these) for n in common]
-        by_step.plot([n + 1 for n in common], mean, color=colour, lw=2, label=f"MAX_STALENESS={lag}")
+        rewards = [statistics.fmean(run.steps[n]["reward_mean"] for run in these) for n in common]
+        times = [statistics.fmean(run.seconds[n] for run in these) for n in common]
+        for run in these:
+            each = [step["reward_mean"] for step in run.steps]
+            by_step.plot([step["step"] for step in run.steps], each, color=colour, alpha=0.25, lw=0.8)
+            by_time.plot(run.seconds, each, color=colour, alpha=0.25, lw=0.8)
+        by_step.plot([n + 1 for n in common], rewards, color=colour, lw=2, label=f"MAX_STALENESS={lag}")
+        by_time.plot(times, rewards, color=colour, lw=2)
+        accuracy: dict[int, list[float]] = {}
+        for one in (one for run in these for one in run.evaluations):
+            accuracy.setdefault(one["step"], []).append(one["accuracy"])
+        beside = [step + 0.25 * (lag - 1) for step in accuracy]  # points that would hide each other
+        means = [statistics.fmean(values) for values in accuracy.values()]
+        ranges = [[m - min(v), max(v) - m] for m, v in zip(means, accuracy.values(), strict=True)]
+        judged.errorbar(
+            beside, means, list(zip(*ranges, strict=True)), color=colour, marker="o", ms=4, capsize=3, lw=1.5
+        )
     by_step.set(xlabel="step", ylabel="mean training reward")
-    by_time.set(xlabel="seconds, evaluations left out")
-    judged.set(xlabel="step", ylabel="greedy validation accuracy", ylim=(0, 1))
-    by_step.legend(fontsize=8)
+    by_time.set(xlabel="seconds, evaluations included", ylabel="mean training reward")
+    judged.set(xlabel="step", ylabel="greedy validation accuracy", ylim=(0, 1.04))
+    judged.yaxis.set_major_formatter(PercentFormatter(1))
+    by_step.legend(loc="lower right", fontsize=8, frameon=False)
     for axes in (by_step, by_time, judged):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
