@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.openai_failures import Remedies
 from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.destination import tell
 from emailrl.remote.text import sendable
-from emailrl.settings import Settings, is_openrouter, redacted, secrets_in
+from emailrl.settings import Settings, is_openrouter, redacted, secrets_in, without_credentials
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -90,8 +91,20 @@ class OpenAIEngine:
             raise UsageError(
                 "OPENAI_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
             ) from error
+        if urlsplit(self._settings.openai_base_url).scheme not in ("http", "https"):
+            raise UsageError(
+                f"OPENAI_BASE_URL is {without_credentials(self._settings.openai_base_url)}, "
+                "which does not start with http:// or https://.",
+                "Expected something like http://localhost:8000/v1.",
+            )
         self._key = _key(settings, self._at_openrouter)
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
+        self._remedies = Remedies(
+            self.model,
+            self._settings.openai_base_url,
+            "OPENROUTER_API_KEY" if self._at_openrouter else "OPENAI_API_KEY",
+            has_key=bool(self._key),
+        )
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
         self._timeout = settings.rewards.litellm_timeout
 
@@ -123,12 +136,15 @@ class OpenAIEngine:
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIError as error:
-            completion.error = redacted(describe(error), *self._secrets)
+            completion.error = self._failure(describe(error), self._remedies.for_error(error))
         except Exception as error:  # any malformed reply ends only this trajectory
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            completion.error = f"the server's reply cannot be read: {redacted(reason, *self._secrets)}"
+            completion.error = self._failure(f"the server's reply cannot be read: {reason}", self._remedies.for_reply())
         completion.seconds = time.perf_counter() - started
         return completion
+
+    def _failure(self, reason: str, remedy: str) -> str:
+        return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
         """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
@@ -238,6 +254,6 @@ def _key(settings: Settings, at_openrouter: bool) -> str:
     if at_openrouter and secret is None:
         raise UsageError(
             "The openai engine needs an OpenRouter key.",
-            "Set OPENROUTER_API_KEY, or point OPENAI_BASE_URL at another server.",
+            "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY.",
         )
     return secret.get_secret_value() if secret else ""

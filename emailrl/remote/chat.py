@@ -6,16 +6,22 @@ Importing it imports ``openai``, so it is imported where a connection is made.
 from __future__ import annotations
 
 import json
-from typing import Any
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any, Final
 
 import openai
 from pydantic import BaseModel, ValidationError
 
-from emailrl.remote.reply import WholeReplies
+from emailrl.remote.reply import EndlessReply, WholeReplies
 from emailrl.settings import split_credentials, without_credentials
 
 MAX_COUNT = 10**9
 """Token counts and prices this large are invalid, and would overflow sums."""
+QUOTED: Final = 60
+"""Bytes quoted from a reply that is not JSON."""
 
 
 _SENT = (
@@ -64,8 +70,7 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
     # Raw, since the client does not validate the server's reply.
     reply = await client.chat.completions.with_raw_response.create(**body)
     try:
-        value = json.loads(reply.content)
-        read = ChatReply.model_validate(value)
+        read = ChatReply.model_validate(_parsed(reply.content))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}") from None
@@ -76,12 +81,75 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
     return read
 
 
+def _parsed(content: bytes) -> Any:
+    if not content.strip():
+        raise ValueError("it is empty")
+    try:
+        return json.loads(content)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError(f"it is not JSON, but {content[:QUOTED].decode(errors='replace')!r}") from None
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
 def describe(error: openai.APIError) -> str:
-    """The error message, and the address that gave no reply; may contain the key, if a server echoes it."""
+    """The failure in words, with the address that gave no reply; may contain the key, if a server echoes it."""
     if isinstance(error, openai.APIStatusError):
-        return f"HTTP {error.status_code}: {error.message}"
-    reason = f"{type(error).__name__}: {str(error.__cause__ or '') or error.message}"
-    return f"{reason} ({without_credentials(str(error.request.url))})"
+        return f"HTTP {error.status_code}: {_stated(error.body) or _phrase(error.status_code)}"
+    reason = next(filter(None, map(_reason, _causes(error))), "") or str(error.__cause__ or "") or error.message
+    return f"{reason.rstrip('.')} ({without_credentials(str(error.request.url))})"
+
+
+def is_timeout(error: openai.APIError) -> bool:
+    """Whether the server did not reply in time."""
+    return any(isinstance(cause, TimeoutError | openai.APITimeoutError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that led to it, the nearest first."""
+    left = [error]
+    while left:
+        error = left.pop()
+        yield error
+        if isinstance(error, BaseExceptionGroup):  # of several addresses, or address families
+            left += error.exceptions
+        if (cause := error.__cause__ or error.__context__) is not None:
+            left.append(cause)
+
+
+def _reason(cause: BaseException) -> str:
+    """Why a connection failed, if this is an error that tells."""
+    match cause:
+        case EndlessReply():
+            return str(cause)
+        case socket.gaierror():
+            return "the host name cannot be resolved"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case ssl.SSLCertVerificationError():
+            return f"TLS failed: {cause.verify_message}"
+        case ssl.SSLError():
+            return f"TLS failed: {cause.reason or 'no secure connection'}; is it an http:// address?"
+    return ""
+
+
+def _stated(body: object) -> str:
+    """The message in an error's body, in any server's layout; empty for HTML."""
+    for _ in range(3):
+        match body:
+            case str(body) | {"message": str(body)} | {"detail": str(body)}:
+                return "" if body.lstrip().startswith("<") else body.strip()
+            case {"error": body} | [body, *_]:
+                pass
+    return ""
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "no message"
 
 
 # -- what a chat server replies ---------------------------------------------------------------------------------------

@@ -152,7 +152,9 @@ class _Rollout:
 
     def _advance(self, completion: Completion) -> Request | None:
         if completion.error is not None:
-            raise RuntimeError(completion.error)
+            self.trajectory.exception = completion.error
+            self.trajectory.stop_reason = StopReason.EXCEPTION
+            return None
         trajectory = self.trajectory
         self._stamp(completion)
         turn = Turn(

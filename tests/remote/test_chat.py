@@ -94,7 +94,7 @@ def test_a_reply_without_end_is_read_up_to_the_bound(
     monkeypatch.setattr(WholeReplies, "max_bytes", 1 << 20)
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(endless(status, b" " * 65536)))
-    assert describe(raised.value).startswith("APIConnectionError: the reply is longer than 1 MiB (http://127.0.0.1:")
+    assert describe(raised.value).startswith("the reply is longer than 1 MiB (http://127.0.0.1:")
 
 
 def test_a_reply_that_unpacks_without_end_is_too_long(
@@ -144,7 +144,7 @@ def test_a_reply_that_drips_is_given_up(serve: Callable[[Answer], str]) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(serve(endless(200, b" ", pause=0.05)), timeout=0.4)
-    assert describe(raised.value).startswith("APIConnectionError: no complete reply within 0.4 s (http://")
+    assert describe(raised.value).startswith("no complete reply within 0.4 s (http://")
     assert time.monotonic() - begun < 10
 
 
@@ -152,7 +152,7 @@ def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
         ask(dripping.url, timeout=1.5)
-    assert describe(raised.value).startswith("APIConnectionError: no complete reply within 1.5 s (http://")
+    assert describe(raised.value).startswith("no complete reply within 1.5 s (http://")
     assert 1.4 < time.monotonic() - begun < 10
 
 
@@ -186,7 +186,8 @@ def test_name_and_password_of_an_address_go_beside_it(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("", "Expecting value"),
+        ("", "it is empty"),
+        ("<html>", "it is not JSON, but '<html>'"),
         ("[1]", "the whole"),
         ('{"choices": []}', "no choices"),
         ('{"choices": null, "error": {"message": "upstream is down"}}', "upstream is down"),
@@ -240,9 +241,7 @@ def test_what_went_wrong_is_told_with_its_cause(serve: Callable[[Answer], str]) 
     for address in ("http://127.0.0.1:9/v1", "http://ann:hunter2@127.0.0.1:9/v1"):  # no one listens there
         with pytest.raises(openai.APIConnectionError) as raised:
             ask(address)
-        assert describe(raised.value) == (
-            "APIConnectionError: All connection attempts failed (http://127.0.0.1:9/v1/chat/completions)"
-        )
+        assert describe(raised.value) == ("connection refused (http://127.0.0.1:9/v1/chat/completions)")
     body = b'{"error": {"message": "no such key"}}'
     with pytest.raises(openai.APIStatusError) as refused:
         ask(serve(lambda handler: send(handler, body, 401, Content_Length=str(len(body)))))

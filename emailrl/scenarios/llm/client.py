@@ -99,7 +99,8 @@ class ReplyClient:
         server = without_credentials(self._settings.generator_base_url)
         raise kind(
             f"{self._settings.generator_model} at {server} returned no reply: {failure}.",
-            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key; rerun the same command to continue.",
+            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key (OPENROUTER_API_KEY, GENERATOR_API_KEY); rerun the "
+            "same command to continue.",
         )
 
     async def _complete(self, batch: Batch) -> Reply:
