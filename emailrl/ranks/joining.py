@@ -12,6 +12,7 @@ from typing import Any
 
 from emailrl.ending import bounded
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import first_line
 from emailrl.ranks.alone import ALONE, Ranks
 from emailrl.ranks.group import RankGroup
 from emailrl.ranks.place import Place
@@ -71,7 +72,7 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
             ranks.sum(torch.zeros(1, device="cuda"))  # NCCL connects on first use: do it now, not after a rollout
     except (RuntimeError, ValueError) as error:
         raise EmailRLError(
-            f"Rank {place.rank} of {place.world} failed to meet the others: {str(error).strip().partition(chr(10))[0]}",
+            f"Rank {place.rank} of {place.world} failed to meet the others: {first_line(error)}",
             "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
         ) from error
     return ranks

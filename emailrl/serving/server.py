@@ -91,7 +91,8 @@ class Server:
 
 
 def _ending(code: int) -> str:
-    return f"exit code {code}" if code <= 128 else f"killed by {signal.Signals(code - 128).name}"
+    signals = {128 + number: number.name for number in signal.Signals}
+    return f"killed by {signals[code]}" if code in signals else f"exit code {code}"
 
 
 def check_port(host: str, port: int) -> None:

@@ -83,7 +83,7 @@ def test_rank_0_plays_so_many_and_no_more(tmp_path: Path) -> None:
 
 
 def served(tmp_path: Path, **values: Any) -> Split:
-    """One trainer and one server of the 4B shape: 12 × 8 completions of 764 tokens to prompts of 771."""
+    """One trainer and one server of the 4B shape: 12 × 8 completions of 764 tokens to prompts of 770."""
     given = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768} | values
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://server", engine="vllm", **given)
     made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=2)

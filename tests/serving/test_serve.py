@@ -17,6 +17,7 @@ import pytest
 
 from emailrl.errors import UsageError
 from emailrl.serving.command import deal_gpus, find_gpus
+from emailrl.serving.server import Server
 
 STAND_IN = Path(__file__).parent / "stand_in"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -165,6 +166,21 @@ def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(servi
     assert command.process.wait(60) == 1
     assert "did not start (exit code 1: " in command.said() and "ValueError: there is no such model" in command.said()
     assert all_gone(command.starts())
+
+
+@pytest.mark.parametrize(
+    ("last_act", "ending"),
+    [("raise SystemExit(-1)", "exit code 255"), ("import os; os.kill(os.getpid(), 15)", "killed by SIGTERM")],
+)
+def test_how_a_server_ended(tmp_path: Path, last_act: str, ending: str) -> None:
+    """-1 is 255, which is no signal's number above 128."""
+    command = [sys.executable, "-c", f"print('no more', flush=True); {last_act}"]
+    server = Server("http://127.0.0.1:9", command, os.environ | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log")
+    server.start()
+    try:
+        assert until(server.check) == f"{ending}: no more"
+    finally:
+        server.end()
 
 
 def test_gpus_are_dealt_out_or_found_too_few() -> None:
