@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
+def cut(text: str, most: int) -> str:
+    """Return ``text``, or its first ``most`` characters and an ellipsis if it is longer."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or the error's type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

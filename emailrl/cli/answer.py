@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from emailrl.plain import one_line, plain
+from emailrl.plain import cut, one_line, plain
 from emailrl.trajectory import StopReason
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ NUM_HITS: Final = 3
 """Search hits shown per search."""
 NUM_LINES: Final = 5
 """Quoted lines per source email."""
+LONGEST_ID: Final = 200
+"""Characters shown of a cited message id, which a model may make up."""
 _FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
 _WHY: Final = {
     StopReason.RAN_OUT_OF_TURNS: "The model gave no answer within {turns} turns (MAX_TURNS).",
@@ -77,7 +79,7 @@ def render_answer(answer: Answer) -> RenderableType:
         if message_id in held:
             parts += _quoted(held[message_id])
         else:
-            parts.append(Text(f"Source {one_line(message_id)}: not in this mailbox.", style="yellow"))
+            parts.append(Text(f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox.", style="yellow"))
     if not answer.sources:
         parts.append(Text("No source cited.", style="yellow"))
     return Group(*parts)

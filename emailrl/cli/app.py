@@ -6,6 +6,7 @@ at the top, so ``--help`` stays fast.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -114,9 +115,19 @@ def emailrl_command(
         raise UsageError(f"emailrl {context.invoked_subcommand} runs as one process.", "Start it without torchrun.")
 
 
+class _ClosedStdout(io.TextIOWrapper):
+    """Takes the place of a closed stdout, so that a command can finish its work, and notes whether output was lost."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        self.lost = True
+        return super().write(text)
+
+
 def _prepare_streams() -> None:
     """Make printing safe: a stream may be closed, and a terminal may lack characters of an email or a name."""
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stdout = sys.stdout or _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -146,6 +157,8 @@ def _run() -> NoReturn:
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
+        if isinstance(sys.stdout, _ClosedStdout) and sys.stdout.lost:
+            fail("The output was lost: stdout is closed.", "Leave it open, or redirect it to a file or /dev/null.", 1)
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
@@ -163,6 +176,8 @@ def _run() -> NoReturn:
         # Python's surrogate for an undecodable byte, which only occurs in file names and arguments.
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
+        if error.errno == errno.ENOSPC and not error.filename:  # files are named
+            fail(f"The output cannot be written: {error.strerror}.", "Free some space, or redirect stdout.", 1)
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
         fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
     if result == INTERRUPTED:

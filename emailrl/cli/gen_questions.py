@@ -84,9 +84,8 @@ def gen_questions(
     if generator == "template" and any(asks):
         raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
-    database = settings.store.db
-    _check_inboxes(database, inbox or [])
-    target = out_file(out or questions_file(database), may_exist=overwrite or dry_run)
+    num_inboxes = _count_inboxes(settings.store.db, inbox or [])
+    target = out_file(out or questions_file(settings.store.db), may_exist=overwrite or dry_run)
     if dry_run:
         _estimate_only(settings, inbox or [], limit, json=json)
         return
@@ -99,23 +98,24 @@ def gen_questions(
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
     _print_summary(scenarios, target, seconds, result_console(json=json))
-    _print_next(scenarios, target, settings)
+    is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
+    _print_next(scenarios, target, settings, num_inboxes, is_limited=is_limited)
     if json:
-        print_json(_result(scenarios, target, database) | {"generator": generator, "seconds": seconds, **more})
+        print_json(_result(scenarios, target, settings.store.db) | {"generator": generator, "seconds": seconds, **more})
 
 
-def _check_inboxes(db: Path, named: list[str]) -> None:
-    """Raise UsageError for a mailbox that is not in the database."""
+def _count_inboxes(db: Path, named: list[str]) -> int:
+    """The number of mailboxes to ask about; UsageError for a named one that is not in the database."""
     from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
 
-    if not named:
-        return
     with opened(db) as connection:
         reader = MailReader(connection)
-        for inbox in choose_inboxes(reader, named):
+        chosen = choose_inboxes(reader, named)
+        for inbox in chosen if named else ():
             open_inbox(reader, inbox)
+    return len(chosen)
 
 
 def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:
@@ -277,12 +277,15 @@ def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, cons
     console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
 
 
-def _print_next(scenarios: list[Scenario], target: Path, settings: Settings) -> None:
+def _print_next(
+    scenarios: list[Scenario], target: Path, settings: Settings, num_inboxes: int, *, is_limited: bool
+) -> None:
     """Print notes on the questions' splits, and the next command."""
     from emailrl.scenarios.beside import questions_file
     from emailrl.scenarios.splits import shared_inboxes, split_note
 
-    if note := split_note(scenarios):
+    shares = settings.data.allow_shared_inbox
+    if note := split_note(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
         progress_console().print(note, style="yellow", soft_wrap=True)
     if any(scenario.split == "test" for scenario in scenarios):
         named = [] if target == questions_file(settings.store.db) else ["--questions", str(target)]

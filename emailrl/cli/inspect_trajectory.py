@@ -77,7 +77,7 @@ def inspect_trajectory(
         return
     wanted = -1 if index is None else index
     found = TrajectoryIndex(_newest(settings) if path is None else locate.find_file(path))
-    _warn(*(found.complaints if listing or page else found.torn))
+    _warn(*(found.complaints if listing else _complaints(found, wanted)))
     if listing:
         _list(found, wanted, limit)
     elif page:
@@ -102,6 +102,12 @@ def _warn(*lines: str) -> None:
 
     for line in lines:
         progress_console().print(plain_line(line), style="yellow", soft_wrap=True)
+
+
+def _complaints(index: TrajectoryIndex, wanted: int) -> list[str]:
+    """Problems with the file, without a bad line that is the only one and will be the command's error."""
+    position = len(index) + wanted if wanted < 0 else wanted
+    return index.torn if index.unreadable == [position] else index.complaints
 
 
 def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:

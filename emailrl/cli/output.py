@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from emailrl.errors import UsageError
-from emailrl.plain import one_line
+from emailrl.plain import cut, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,8 +104,7 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
-    line = one_line(f"error: {message} {hint}")
-    line = line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
+    line = cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR)
     if speaks():
         print(line, file=sys.stderr)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # for the launcher's report

@@ -6,7 +6,7 @@ Everything shown is ``rich.text.Text`` built from sanitized strings: email and m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -17,10 +17,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from emailrl.cli.answer import LONGEST_ID
 from emailrl.evaluation import verdict
 from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.plain import plain, plain_line
+from emailrl.plain import cut, plain, plain_line
 from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"
@@ -71,7 +72,7 @@ def _header(trajectory: Trajectory, title: str, origin: str | None) -> Panel:
         "Question": scenario.question,
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
         "Gold answer": scenario.answer,
-        "Gold emails": ", ".join(scenario.message_ids) or "none",
+        "Gold emails": _ids(scenario.message_ids),
     }
     return Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
 
@@ -155,7 +156,7 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
     came_of_it = verdict(trajectory)
     rows = {
         "Answer": trajectory.final_answer if trajectory.final_answer is not None else "none given",
-        "Sources": ", ".join(trajectory.final_sources) or "none",
+        "Sources": _ids(trajectory.final_sources),
         "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
         "Reward": f"{trajectory.reward:.4f}",
@@ -170,6 +171,10 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
     content = Group(_pairs(rows), _numbers("Reward terms", _telling(trajectory.reward_terms)))
     style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "none")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
+
+
+def _ids(message_ids: Sequence[str]) -> str:
+    return ", ".join(cut(message_id, LONGEST_ID) for message_id in message_ids) or "none"
 
 
 def _telling(terms: dict[str, float]) -> dict[str, float]:

@@ -28,6 +28,8 @@ __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan"
 
 NETWORK: Final = 100.0
 """Default Gbit/s between hosts."""
+MOST_GPUS: Final = 16_384
+"""Maximum GPUs of a plan: every division into trainers and servers is tried, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +180,10 @@ def make_plan(
     the device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere,
     and with several GPUs, only its token counts are.
 
-    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings and questions that training refuses.
+    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs, and
+    for a database or questions that are named but missing, or that training refuses.
     """
-    _check(utilization, price)
+    _check(utilization, price, num_gpus * nodes)
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
@@ -202,7 +205,9 @@ def make_plan(
     )  # fmt: skip
 
 
-def _check(utilization: float | None, price: float | None) -> None:
+def _check(utilization: float | None, price: float | None, gpus: int) -> None:
+    if gpus > MOST_GPUS:
+        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs, not {gpus:,}.", "Lower --num-gpus or --nodes.")
     if utilization is not None and not 0 < utilization <= 1:
         raise UsageError("--mfu is a fraction of the device's FLOP/s.", "Use a value above 0 and at most 1.")
     if price is not None and not 0 <= price < math.inf:

@@ -24,8 +24,8 @@ from emailrl.trajectory import Trajectory
 
 _UNSAVED = 100
 """Lines that an index may lack before a reader rewrites it; it lacks at most one while the file is written."""
-_REASONS = 3
-"""Bad lines whose errors are quoted; the others are counted."""
+_REASONS, _NUMBERS = 3, 20
+"""Bad lines whose errors are quoted, and further ones that are listed; the others are counted."""
 _HEADER = encode({"fields": FIELDS})
 """The position before the first line."""
 
@@ -107,12 +107,15 @@ class TrajectoryIndex(Sequence[Entry]):
 
     @property
     def bad_lines(self) -> list[str]:
-        """How many lines hold no trajectory, with errors of the first ones, if any."""
+        """How many lines hold no trajectory and which, with errors of the first ones, if any."""
         if not self.unreadable:
             return []
-        reasons = [self._reason(position) for position in self.unreadable[:_REASONS]]
-        more = len(self.unreadable) - len(reasons)
-        listed = "; ".join([*reasons, f"and {more} more"] if more else reasons)
+        parts = [self._reason(position) for position in self.unreadable[:_REASONS]]
+        if others := self.unreadable[_REASONS:]:
+            numbers = ", ".join(str(self[position].line) for position in others[:_NUMBERS])
+            more = f" and {len(others) - _NUMBERS:,} more" if len(others) > _NUMBERS else ""
+            parts.append(f"also line{'s' * (len(others) > 1)} {numbers}{more}")
+        listed = "; ".join(parts)
         return [f"{self.path.name}: {len(self.unreadable)} of {len(self)} lines could not be read: {listed}"]
 
     @property

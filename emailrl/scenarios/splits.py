@@ -13,9 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from emailrl.errors import UsageError
+from emailrl.plain import counted
 from emailrl.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")
+_PURPOSES = {"train": "training", "val": "validation", "test": "testing"}
 FEW = ("val", "test", "train")
 """The splits of three inboxes, the smallest first; of two, the last two."""
 MANY = 10
@@ -123,22 +125,39 @@ def split_of_subject(subject: str) -> str:
     return "test" if place < TEST_SHARE else "val" if place < TEST_SHARE + VAL_SHARE else "train"
 
 
-def split_note(scenarios: Sequence[Scenario]) -> str | None:
-    """Return a note if the questions have too few inboxes to train on without a flag, else None."""
-    if shared_inboxes(scenarios):
-        return "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
-    counts = Counter(scenario.inbox_address for scenario in scenarios)
-    if len(counts) == 1:
-        return (
+def split_note(
+    scenarios: Sequence[Scenario], num_inboxes: int, *, is_limited: bool = False, allow_shared: bool = False
+) -> str | None:
+    """Return a note if generated questions share inboxes or leave a split empty, with the reason; else None.
+
+    ``num_inboxes`` were asked about; ``is_limited``: more questions could have been generated.
+    """
+    by_subject = allow_shared and num_inboxes < len(FEW)
+    empty = set(SPLITS) - {scenario.split for scenario in scenarios}
+    notes = []
+    if by_subject:
+        notes.append("split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)")
+    elif num_inboxes == 1:
+        empty -= {"train", "val"}
+        notes.append(
             "one mailbox: all questions are for testing. To train as well, name three mailboxes or more, or split "
             "this one by subject (--allow-shared-inbox)."
         )
-    if len(counts) == 2:
-        return (
+    elif num_inboxes == 2:
+        empty -= {"val"}
+        notes.append(
             "two mailboxes: one for training, one for testing, none for choosing the best model. Name a third, or "
             "split them by subject (--allow-shared-inbox)."
         )
-    return None
+    if empty:
+        names = " and ".join(_PURPOSES[split] for split in SPLITS if split in empty)
+        if is_limited:
+            reason = f"{counted(len(scenarios), 'question')} did not reach every split. Raise --limit"
+        else:
+            part = "subjects" if by_subject else "mailboxes"
+            reason = f"no question was found in the {part} of that split. Add mailboxes with --inbox"
+        notes.append(f"no questions for {names}: {reason}.")
+    return " ".join(notes) or None
 
 
 def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:

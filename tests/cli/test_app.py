@@ -112,11 +112,29 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     os.close(write)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
-def test_a_closed_stream_is_no_traceback(tmp_path: Path, closed: str) -> None:
+LOST = "error: The output was lost: stdout is closed. Leave it open, or redirect it to a file or /dev/null.\n"
+FULL = "error: The output cannot be written: No space left on device. Free some space, or redirect stdout.\n"
+
+
+@pytest.mark.parametrize("redirect", [(">&-", LOST), (">/dev/full", FULL)], ids=["closed", "full"])
+@pytest.mark.parametrize("arguments", ["--version", "plan --model nano --gpu H100", "plan --gpu CPU --json", "doctor"])
+def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, arguments: str, redirect: tuple[str, str]) -> None:
+    command = f"{sys.executable} -m emailrl {arguments} {redirect[0]}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, redirect[1])
+
+
+def test_a_command_without_output_needs_no_stdout(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m emailrl checkpoints list >&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "No checkpoints yet. Train first: emailrl train\n")
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 1), ("2>&-", 0), (">&- 2>&-", 1), ("<&-", 0)])
+def test_a_closed_stream_is_no_traceback(tmp_path: Path, closed: str, code: int) -> None:
     command = f"{sys.executable} -m emailrl gen-db --source demo --limit 3 --db mail.db --json {closed}"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr and (tmp_path / "mail.db").is_file()
+    assert done.returncode == code and "Traceback" not in done.stderr and (tmp_path / "mail.db").is_file()
 
 
 def test_a_terminal_without_the_characters_of_a_name_is_no_traceback(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
     assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
 
 
+def test_a_long_made_up_source_is_shown_in_part(emailrl, server, db: Path) -> None:
+    arguments = json.dumps({"answer": "On 31 May 2002.", "sources": ["Z" * 5000]})
+    server.reply = scripted(("return_final_answer", arguments))
+    code, out, _ = emailrl("ask", "When does the lease end?", "--db", db)
+    assert code == 0 and out.count("Z") == 200 and "…: not in this mailbox." in out
+
+
 def test_json_is_one_object(emailrl, server, db: Path) -> None:
     code, out, _ = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
     record = json.loads(out)

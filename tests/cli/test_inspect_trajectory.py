@@ -174,7 +174,8 @@ def test_a_bad_file_is_named_with_its_line(emailrl, tmp_path: Path, content: str
     (tmp_path / "bad.jsonl").write_text(content)
     ended, out, error = emailrl("inspect-trajectory", "bad.jsonl")
     assert (ended, out) == (code, "")
-    assert line in error and error.count("\n") == 1
+    *notes, last = error.splitlines()
+    assert line in last and len(notes) == ("\n{" in content)  # both lines are bad
 
 
 def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> None:
@@ -204,8 +205,22 @@ def test_a_list_passes_over_bad_lines_and_says_which(emailrl, damaged: Path) -> 
     assert error == (
         "step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected a JSON object, found list; "
         "line 2: not a trajectory (group_id is missing); line 3: not JSON (Expecting property name enclosed in double "
-        "quotes: line 2 column 1 (char 2)); and 2 more\n"
+        "quotes: line 2 column 1 (char 2)); also lines 4, 6\n"
     )
+
+
+def test_all_bad_lines_are_named_whichever_is_shown(emailrl, damaged: Path) -> None:
+    code, out, error = emailrl("inspect-trajectory", damaged)
+    assert code == 0 and "question of t2" in out
+    assert "5 of 7 lines could not be read: line 1: " in error and error.endswith("; also lines 4, 6\n")
+    code, _, error = emailrl("inspect-trajectory", damaged, "--index", "0")
+    assert code == 1 and "also lines 4, 6\n" in error and error.splitlines()[1].startswith("error: ")
+
+
+def test_a_list_of_many_bad_lines_is_cut(emailrl, damaged: Path) -> None:
+    damaged.write_text("[]\n" * 30)
+    code, _, error = emailrl("inspect-trajectory", damaged, "--list")
+    assert code == 0 and error.endswith("; also lines " + ", ".join(map(str, range(4, 24))) + " and 7 more\n")
 
 
 def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp_path: Path) -> None:

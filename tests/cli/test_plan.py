@@ -49,6 +49,12 @@ def test_the_cost_is_shown_with_what_it_is_made_of(
     assert cost.strip().split(maxsplit=2)[2] == shown
 
 
+def test_a_plan_has_no_more_gpus_than_it_can_divide(emailrl, tmp_path: Path) -> None:
+    code, out, error = emailrl("plan", "--gpu", "H200", "--num-gpus", "1000000")
+    assert (code, out) == (2, "")
+    assert error == "error: A plan covers at most 16,384 GPUs, not 1,000,000. Lower --num-gpus or --nodes.\n"
+
+
 def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
     script = "from emailrl.cli.app import main; import sys; sys.argv = ['emailrl', 'plan', '--gpu', 'H200', '--json']\n"
     script += "try:\n    main()\nexcept SystemExit:\n    pass\n"

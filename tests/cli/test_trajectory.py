@@ -47,6 +47,12 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
     assert "You search mail." not in text and "trained" not in text
 
 
+def test_an_outcome_cites_long_ids_in_part(trajectory: Trajectory) -> None:
+    trajectory.final_sources = ["<m1@x>", "Z" * 5000]
+    outcome = shown(trajectory).partition("Outcome")[2]
+    assert "<m1@x>, " in outcome and outcome.count("Z") == 200 and "…" in outcome
+
+
 def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, tokenizer_folder: Path) -> None:
     text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(advantage=-0.5))
     assert "You search mail." in text

@@ -8,10 +8,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hang import must_end
 
 from emailrl.errors import UsageError
 from emailrl.scenarios.inbox.choice import choose_inboxes, find_inbox, largest_owners
 from emailrl.scenarios.inbox.mailbox import MailReader
+from emailrl.settings import StoreSettings
 from emailrl.store.build import build_database
 from emailrl.store.connection import opened
 from emailrl.store.sources import RawEmail
@@ -31,7 +33,7 @@ def store(db: Path, *parts: Mails, folder: str = "Inbox#") -> Path:
             date = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(hours=number)
             body, name = f"Body {number}.", f"{folder}{number}."
             emails.append(RawEmail(f"<{number}@x>", subject, sender, to, [], [], date, body, name))
-    return build_database(emails, db).db
+    return build_database(emails, db, settings=StoreSettings(max_recipients=0)).db
 
 
 def received(number: int) -> Mails:
@@ -120,6 +122,13 @@ def test_who_has_a_folder_of_cmus_tree_is_an_owner_though_he_never_writes(tmp_pa
     writes = [(ME, [FRIENDS[n % 9]], f"Wish {n}") for n in range(20)]
     db = store(tmp_path / "m.db", mails, received(20), writes, folder="maildir/doe-j/inbox/")
     assert chosen(db) == [jane, ME]
+
+
+def test_an_email_to_thousands_takes_no_huge_time(tmp_path: Path) -> None:
+    crowd = [f"p{number}@x.org" for number in range(5000)]
+    db = store(tmp_path / "m.db", [(ANN, crowd, "Everyone")] * 3)
+    with must_end(20), opened(db) as connection:
+        assert [owner.mails for owner in largest_owners(MailReader(connection))] == [3, 3, 3]
 
 
 def test_a_list_that_is_named_is_asked_about(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from scenarios.questions import scenario
 
 from emailrl.errors import UsageError
 from emailrl.scenarios.splits import (
+    SPLITS,
     assign_inboxes,
     check_disjoint,
     cut_val,
@@ -97,12 +98,40 @@ def test_the_subjects_of_a_shared_inbox_are_split_in_the_shares_of_inboxes() -> 
 
 
 def test_too_few_inboxes_to_train_on_are_told_of() -> None:
-    one, two, three = ({"a@x": 3}, {"a@x": 3, "b@x": 2}, {"a@x": 3, "b@x": 2, "c@x": 2})
-    assert "one mailbox: all questions are for testing" in str(split_note(questions(one, "test")))
-    assert "two mailboxes: one for training" in str(split_note(questions(two)))
-    assert split_note(questions(three)) is None
-    shared = [scenario(1, "a@x", "train"), scenario(2, "a@x", "test")]
-    assert "--allow-shared-inbox" in str(split_note(shared)) and "one mailbox" not in str(split_note(shared))
+    one, two, three = (
+        [scenario(n, f"{n}@x", split) for n, split in enumerate(splits)]
+        for splits in (("test",), ("train", "test"), SPLITS)
+    )
+    assert "one mailbox: all questions are for testing" in str(split_note(one, 1))
+    assert "two mailboxes: one for training" in str(split_note(two, 2))
+    assert split_note(three, 3) is None
+    shared = [scenario(n, "a@x", split) for n, split in enumerate(SPLITS)]
+    assert split_note(shared, 1, allow_shared=True) == (
+        "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
+    )
+
+
+FEW_QUESTIONS = "no questions for {}: {} did not reach every split. Raise --limit."
+NONE_FOUND = "no questions for {}: no question was found in the {} of that split. Add mailboxes with --inbox."
+
+
+@pytest.mark.parametrize(
+    ("splits", "num_inboxes", "is_limited", "note"),
+    [
+        (["train"] * 3, 40, True, FEW_QUESTIONS.format("validation and testing", "3 questions")),
+        (["train", "test"], 3, False, NONE_FOUND.format("validation", "mailboxes")),
+        (["test"], 2, True, FEW_QUESTIONS.format("training", "1 question")),
+    ],
+)
+def test_an_empty_split_is_explained(splits: list[str], num_inboxes: int, is_limited: bool, note: str) -> None:
+    scenarios = [scenario(n, f"{split}@x", split) for n, split in enumerate(splits)]
+    said = str(split_note(scenarios, num_inboxes, is_limited=is_limited))
+    assert said.endswith(note) and said.startswith("two mailboxes: " if num_inboxes == 2 else note)
+
+
+def test_an_empty_split_of_subjects_is_explained() -> None:
+    scenarios = [scenario(1, "a@x", "train"), scenario(2, "a@x", "test")]
+    assert str(split_note(scenarios, 1, allow_shared=True)).endswith(NONE_FOUND.format("validation", "subjects"))
 
 
 def test_every_prefix_of_a_mixed_order_keeps_the_mix() -> None:

@@ -7,7 +7,7 @@ from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.store.sources.markup import MAX_HTML_CHARS, html_to_text
+from emailrl.store.sources.markup import MAX_HTML_CHARS, flowed_to_text, html_to_text
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,21 @@ def test_too_much_of_it_is_cut_and_noted() -> None:
 def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
     with must_end():
         html_to_text(piece * (300_000 // len(piece)) + end, [])
+
+
+@pytest.mark.parametrize(
+    "html",
+    ["<p style='display:none'>" * 20_000, "<i>x</i><b style='display:none'>y</b>" * 13_000],
+    ids=["deep", "wide"],
+)
+def test_much_hidden_text_takes_no_huge_time(html: str) -> None:
+    with must_end(10):
+        assert "y" not in html_to_text(html, [])
+
+
+def test_one_long_flowed_paragraph_takes_no_huge_time() -> None:
+    with must_end(10):
+        assert flowed_to_text("a \n" * 1_000_000, delete_spaces=False) == "a " * 1_000_000 + "\n"
 
 
 @settings(max_examples=200, deadline=None)

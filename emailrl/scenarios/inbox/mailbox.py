@@ -82,7 +82,11 @@ class Inbox:
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
         self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
-        self.people = People({a for mail in self.mails for a in mail.addresses}, me)
+
+    @cached_property
+    def people(self) -> People:
+        """Everyone in the emails."""
+        return People({address for mail in self.mails for address in mail.addresses}, self.me)
 
     def before(self, day: date) -> int:
         """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""

@@ -26,6 +26,8 @@ _TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECA
 _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
 """The owner's last name in a file name such as ``allen-p/inbox/1.``."""
 _FEW = 3
+_MOST_KEEPERS = 100
+"""Number of the largest silent owners to look at: one email can have ten thousand recipients."""
 _FILES = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == bindparam("address"))
 
 
@@ -86,6 +88,7 @@ def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
 
 def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> list[Owner]:
     """The silent owners that are not lists and hold nearly all mail of the largest writer, if there is one."""
+    silent = silent[:_MOST_KEEPERS]
     if writers:
         silent = [owner for owner in silent if owner.mails > writers[0].mails]
         wanted = reader.ids(writers[0].address) if silent else set()

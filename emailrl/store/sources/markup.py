@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bs4.element import PageElement
 
 MAX_HTML_CHARS = 500_000
 """Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
@@ -37,7 +41,7 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
     A line that ends in a space continues on the next line of the same quote depth; signature separators and empty
     lines stay alone.
     """
-    lines: list[str] = []
+    paragraphs: list[list[str]] = []
     open_depth = None  # of the paragraph being continued
     for line in text.split("\n"):
         content = line.lstrip(">")
@@ -47,11 +51,11 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
         flows = content.endswith(" ") and not is_mark
         shown = content[:-1] if flows and delete_spaces else content
         if depth == open_depth and content and not is_mark:
-            lines[-1] += shown
+            paragraphs[-1].append(shown)
         else:
-            lines.append(f"{'>' * depth} {shown}" if depth else shown)
+            paragraphs.append([f"{'>' * depth} {shown}" if depth else shown])
         open_depth = depth if flows else None
-    return "\n".join(lines)
+    return "\n".join(map("".join, paragraphs))
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
@@ -60,7 +64,7 @@ def html_to_text(html: str, defects: list[str]) -> str:
     Only the first ``MAX_HTML_CHARS`` characters are read (``html_cut`` in ``defects``). If the parser rejects the
     markup, only its tags are removed (``bad_html``).
     """
-    from bs4 import BeautifulSoup, ParserRejectedMarkup
+    from bs4 import ParserRejectedMarkup
 
     if len(html) > MAX_HTML_CHARS:
         defects.append("html_cut")
@@ -71,17 +75,34 @@ def html_to_text(html: str, defects: list[str]) -> str:
     complete, end, rest = html.rpartition(">")
     html = complete + end + rest.replace("<", "&lt;")
     try:
-        soup = BeautifulSoup(html, "html.parser")
-        full_text = soup.get_text()
-        for tag in [*soup.find_all("title"), *soup.find_all(style=_HIDDEN)]:
-            tag.extract()
-        text = soup.get_text()
-        text = text if text.strip() else full_text
+        text = _visible_text(html)
     except ParserRejectedMarkup:
         defects.append("bad_html")
         text = re.sub(r"<[^>]*>", " ", html)
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _visible_text(html: str) -> str:
+    """The text outside the title and hidden tags; all of it if none is visible.
+
+    Each node is visited once: taking tags out of the tree takes quadratic time if they are nested or many.
+    """
+    from bs4 import BeautifulSoup
+    from bs4.element import CData, NavigableString, Tag
+
+    soup = BeautifulSoup(html, "html.parser")
+    shown: list[str] = []
+    nodes: list[PageElement] = [soup]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Tag):
+            if node.name != "title" and not _HIDDEN.search(str(node.get("style", ""))):
+                nodes += reversed(node.contents)
+        elif type(node) in (NavigableString, CData):  # not comments, scripts and styles
+            shown.append(str(node))
+    text = "".join(shown)
+    return text if text.strip() else soup.get_text()
 
 
 def _with_breaks(preformatted: re.Match[str]) -> str:
