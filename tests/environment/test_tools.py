@@ -10,8 +10,10 @@ from mail_calls import INBOX
 
 from emailrl.environment.tools import TOOLS, call_tool, check_arguments, to_json, tool_schemas
 from emailrl.errors import ToolError
-from emailrl.settings import AgentSettings
+from emailrl.settings import AgentSettings, StoreSettings
 from emailrl.store import Mailbox, open_mailbox
+from emailrl.store.build import build_database
+from emailrl.store.sources import RawEmail
 
 
 @pytest.fixture
@@ -155,6 +157,21 @@ def test_read_gives_the_whole_mail_with_its_recipients(mailbox: Mailbox) -> None
         "body": "The pump order is due on May 20.",
         "file_name": "1.",
     }
+
+
+def test_read_cuts_what_no_context_window_holds(tmp_path: Path) -> None:
+    crowd = [f"p{number}@x.org" for number in range(1003)]
+    mails = [
+        RawEmail(f"<{extra}@x>", "gas", INBOX, crowd[: 1000 + extra], [], [], None, "x" * (200_000 + extra))
+        for extra in (0, 3)
+    ]
+    settings = StoreSettings(max_body_chars=0, max_recipients=0)
+    box = open_mailbox(build_database(mails, tmp_path / "long.db", settings=settings).db, INBOX)
+    whole = call_tool(box, "read_email", {"message_id": "<0@x>"})
+    assert whole["body"] == "x" * 200_000 and whole["to_addresses"] == crowd[:1000]
+    cut = call_tool(box, "read_email", {"message_id": "<3@x>"})
+    assert cut["body"] == "x" * 200_000 + " … (cut: 200,000 of 200,003 characters)"
+    assert cut["to_addresses"] == [*crowd[:1000], "… and 3 more"]
 
 
 @pytest.mark.parametrize("message_id", ["<3@x>", "<4@x>", "<9@x>", "", "' OR 1=1 --"])
