@@ -6,6 +6,7 @@ Most code uses SQLAlchemy Core on ``emailrl.store.schema``. Search, read and bul
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -99,8 +100,8 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
             connection.execute(f"PRAGMA {pragma}")
 
         if mode == "ro":
-            # Python's signal handlers run only in Python code. One that raises here interrupts the query.
-            connection.set_progress_handler(lambda: None, _CHECK_STEPS)
+            # Python's signal handlers run only in Python code, so this also lets one raise and interrupt the query.
+            connection.set_progress_handler(_is_cancelled, _CHECK_STEPS)
 
     if mode == "rw":  # readers hold no lock between two statements
 
@@ -109,6 +110,15 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
             connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _is_cancelled() -> bool:
+    """Whether the asyncio task that runs the query is cancelled: on Ctrl-C, asyncio does that instead of raising."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _check(connection: Connection, db: Path) -> None:

@@ -39,17 +39,23 @@ thread.join()
 """
 
 ENDLESS_QUERY = """
-import sys
+import asyncio, sys
 from pathlib import Path
 from emailrl.store.connection import opened
-with opened(Path(sys.argv[1])) as connection:
-    print("running", flush=True)
-    connection.exec_driver_sql("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n")
+def query():
+    with opened(Path(sys.argv[1])) as connection:
+        print("running", flush=True)
+        connection.exec_driver_sql("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n")
+async def conversation():
+    query()
+async def conversations():
+    await asyncio.gather(conversation())
 """
 
 
-def test_ctrl_c_interrupts_a_running_query(db: Path) -> None:
-    command = [sys.executable, "-c", ENDLESS_QUERY, str(db)]
+@pytest.mark.parametrize("start", ["query()", "asyncio.run(conversations())"])
+def test_ctrl_c_interrupts_a_running_query(db: Path, start: str) -> None:
+    command = [sys.executable, "-c", ENDLESS_QUERY + start, str(db)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "running\n"
