@@ -2,8 +2,9 @@
 
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (see
 ``emailrl.store.parties``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
-last hit requested. Results and snippets equal those of ART-E's query, newest first. By relevance, all matching emails
-are ranked by FTS5's BM25 instead. Without keywords, the MATCH contains only people.
+last hit requested. Results and snippets equal those of ART-E's query, newest first, except for the snippets of emails
+with thousands of matches (``emailrl.store.snippets``). By relevance, all matching emails are ranked by FTS5's BM25
+instead. Without keywords, the MATCH contains only people.
 """
 
 from __future__ import annotations
