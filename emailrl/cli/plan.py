@@ -78,6 +78,7 @@ def plan(
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
+    _check_named(overrides)
     measured = None if run is None else measure_run(run)
     if measured is not None:
         settings = base_of(settings, measured)
@@ -93,6 +94,16 @@ def plan(
         _print(planned)
     if not planned.runs:
         raise typer.Exit(1)
+
+
+def _check_named(overrides: Overrides) -> None:
+    """Raise EmailRLError for an unreadable file on the command line; settings files may name those of a later run."""
+    from emailrl.scenarios.load import check_exists
+    from emailrl.store import database_fingerprint
+
+    check_exists(overrides["questions"])
+    if overrides["db"] is not None:
+        database_fingerprint(overrides["db"])
 
 
 def _print(planned: Plan) -> None:

@@ -180,8 +180,8 @@ def make_plan(
     the device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere,
     and with several GPUs, only its token counts are.
 
-    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs, and
-    for a database or questions that are named but missing, or that training refuses.
+    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
+    questions that training refuses.
     """
     _check(utilization, price, num_gpus * nodes)
     settings, assumed = limit_to_questions(settings)

@@ -49,6 +49,31 @@ def test_the_cost_is_shown_with_what_it_is_made_of(
     assert cost.strip().split(maxsplit=2)[2] == shown
 
 
+@pytest.mark.parametrize(
+    ("option", "content", "code", "message"),
+    [
+        ("--questions", None, 2, "No such question file: named."),
+        ("--db", None, 1, "No such mail database: named."),
+        ("--db", "no database", 2, "named cannot be read as a mail database: file is not a database."),
+    ],
+)
+def test_a_named_file_that_cannot_be_read_is_an_error(
+    emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, content: str | None, code: int, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("named").write_text(content)
+    ended, out, error = emailrl("plan", "--gpu", "H200", option, "named")
+    assert (ended, out) == (code, "") and error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+def test_settings_may_name_files_that_a_run_will_have(emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("emailrl.toml").write_text('db = "later.db"\nquestions = "later.jsonl"\n')
+    code, out, _ = emailrl("plan", "--gpu", "H200", "--preset", "quick")
+    assert code == 0 and "no question file at" in out and "later.jsonl" in out
+
+
 def test_a_plan_has_no_more_gpus_than_it_can_divide(emailrl, tmp_path: Path) -> None:
     code, out, error = emailrl("plan", "--gpu", "H200", "--num-gpus", "1000000")
     assert (code, out) == (2, "")
