@@ -127,6 +127,25 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert "No evaluation was recorded" in packaged
 
 
+def test_the_card_leads_with_the_accuracy_on_questions_that_selected_nothing(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    confirmed = {"step": 7, "accuracy": 0.3, "accuracy_low": 0.108, "accuracy_high": 0.603, "num_questions": 10}
+    (checkpoint.path.parent / "confirmed.json").write_text(json.dumps(confirmed | {"reward": 0.1}))
+    card = (export_checkpoint(checkpoint, tmp_path / "out", format="adapter").out / "README.md").read_text()
+    results = card.partition("## Results\n\n")[2]
+    assert results.startswith(
+        "Accuracy 30.0% (95 % interval 10.8% to 60.3%) on 10 validation questions that were not used to select"
+    )
+    assert "For selection: accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean" in results
+    (checkpoint.path.parent / "confirmed.json").write_text(json.dumps(confirmed | {"step": 6}))  # other weights
+    card = (export_checkpoint(checkpoint, tmp_path / "other", format="adapter").out / "README.md").read_text()
+    assert "## Results\n\nAccuracy 80.0%" in card and "30.0%" not in card
+    (checkpoint.path.parent / "confirmed.json").write_text("{")
+    with pytest.raises(EmailRLError, match=r"confirmed\.json is damaged"):
+        export_checkpoint(checkpoint, tmp_path / "damaged", format="adapter")
+
+
 def test_an_exported_adapter_is_a_checkpoint_in_all_but_its_trainer_state(
     tmp_path: Path, checkpoint: Checkpoint
 ) -> None:

@@ -12,6 +12,7 @@ so a directory with its final name is complete. Replacing one takes two renames,
 ``recover`` completes or undoes what a crash left; readers need not wait for it, since they check all three names.
 """
 
+from emailrl.checkpoints.confirmed import CONFIRMED, Confirmed, confirmed_of
 from emailrl.checkpoints.finding import (
     MODES,
     SFT,
@@ -36,12 +37,15 @@ from emailrl.checkpoints.reading import (
 from emailrl.checkpoints.writing import prunable, prune, recover, remove_checkpoints, write_checkpoint
 
 __all__ = [
+    "CONFIRMED",
     "METADATA",
     "MODES",
     "SFT",
     "Checkpoint",
+    "Confirmed",
     "Metadata",
     "checkpoint_of",
+    "confirmed_of",
     "created_after",
     "find_checkpoint",
     "find_runs",

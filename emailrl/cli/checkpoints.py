@@ -18,7 +18,7 @@ from emailrl.plain import one_line
 if TYPE_CHECKING:
     from emailrl.checkpoints import Checkpoint
 
-checkpoints = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[
     Path | None, typer.Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
@@ -26,7 +26,7 @@ Run = Annotated[
 
 
 @checkpoints.callback()
-def checkpoints_command() -> None:
+def checkpoints_command(context: typer.Context) -> None:
     """List, show and prune the checkpoints of training runs.
 
     Examples:
@@ -36,6 +36,8 @@ def checkpoints_command() -> None:
       emailrl checkpoints show best
       emailrl checkpoints prune --keep 1
     """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @checkpoints.command("list", short_help="List the checkpoints of one run or all runs.")

@@ -1,4 +1,4 @@
-"""The README of an exported model, filled from its checkpoint's metadata."""
+"""The README of an exported model, filled from its checkpoint's metadata and its run's ``confirmed.json``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from emailrl.checkpoints import Metadata
+from emailrl.checkpoints import Confirmed, Metadata
 from emailrl.engines.vllm_arguments import LORA_RANKS
 from emailrl.policy.resolve import PACKAGED
 
@@ -19,12 +19,15 @@ _SHOWN = {
 """Settings shown in the card; metadata.json has all of them."""
 
 
-def model_card(metadata: Metadata, folder: str, *, merged: bool) -> str:
-    """Return the card: description, results, training, and how to load and serve the model."""
+def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Confirmed | None = None) -> str:
+    """Return the card: description, results, training, and how to load and serve the model.
+
+    ``confirmed`` is the accuracy on questions that did not select the checkpoint; it comes first.
+    """
     parts = [
         _front_matter(metadata, merged),
         _introduction(metadata, merged),
-        _results(metadata),
+        _results(metadata, confirmed),
         _training(metadata),
         _loading(metadata, folder, merged),
         _serving(metadata, folder, merged),
@@ -50,10 +53,27 @@ def _introduction(metadata: Metadata, merged: bool) -> str:
     )
 
 
-def _results(metadata: Metadata) -> str:
+def _results(metadata: Metadata, confirmed: Confirmed | None) -> str:
+    recorded = _recorded(metadata)
+    if recorded is None:
+        return "## Results\n\nNo evaluation was recorded with this checkpoint.\n"
+    if confirmed is None:
+        results = f"{recorded}. The checkpoint was selected on these questions;"
+    else:
+        results = (
+            f"Accuracy {confirmed.accuracy:.1%} (95 % interval {confirmed.accuracy_low:.1%} to "
+            f"{confirmed.accuracy_high:.1%}) on {confirmed.num_questions} validation questions that were not used to "
+            f"select the checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. This figure is biased "
+            "upwards, because the checkpoint is the best of several on these questions;"
+        )
+    return f"## Results\n\n{results} `emailrl benchmark` measures it on the test split.\n"
+
+
+def _recorded(metadata: Metadata) -> str | None:
+    """The checkpoint's own metrics: those on the questions that selected it."""
     metrics = metadata.metrics
     if metrics.get("accuracy") is None:
-        return "## Results\n\nNo evaluation was recorded with this checkpoint.\n"
+        return None
     line = f"Accuracy {metrics['accuracy']:.1%}"
     if metrics.get("accuracy_low") is not None and metrics.get("accuracy_high") is not None:
         line += f" (95 % interval {metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%})"
@@ -63,10 +83,7 @@ def _results(metadata: Metadata) -> str:
         line += f", measured at step {metrics['evaluated_step']}"
     if metrics.get("reward") is not None:
         line += f", mean reward {metrics['reward']:.3f}"
-    return (
-        f"## Results\n\n{line}. The checkpoint was selected on these questions; `emailrl benchmark` measures it on the "
-        "test split.\n"
-    )
+    return line
 
 
 def _training(metadata: Metadata) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import emailrl
-from emailrl.checkpoints import METADATA, Checkpoint, sha256_of, verify
+from emailrl.checkpoints import METADATA, Checkpoint, confirmed_of, sha256_of, verify
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
@@ -159,7 +159,8 @@ def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> 
     # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
     metadata = replace(checkpoint.metadata, files=_hashes(folder))
     (folder / METADATA).write_text(json.dumps(asdict(metadata), indent=2) + "\n", "utf-8")
-    (folder / "README.md").write_text(model_card(checkpoint.metadata, out.name, merged=format == "merged"), "utf-8")
+    card = model_card(checkpoint.metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
+    (folder / "README.md").write_text(card, "utf-8")
     files = _hashes(folder)
     export = Export(out, format, checkpoint.path, checkpoint.metadata.base_model, files)
     marker = {

@@ -36,6 +36,10 @@ def names(run_dir: Path) -> list[str]:
     return sorted(entry.name for entry in run_dir.iterdir())
 
 
+def test_without_a_subcommand_the_help_is_printed(emailrl) -> None:
+    assert emailrl("checkpoints") == emailrl("checkpoints", "--help")
+
+
 def test_list(emailrl, run_dir: Path) -> None:
     code, out, error = emailrl("checkpoints", "list")
     assert code == 0 and not error

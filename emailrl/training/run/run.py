@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.checkpoints import (
-    remove_checkpoints,
-)
+from emailrl.checkpoints import CONFIRMED, remove_checkpoints
 from emailrl.disk import replace_bytes
 from emailrl.engines.base import Sampler
 from emailrl.errors import EmailRLError
@@ -274,7 +272,7 @@ class Run:
             confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
         self.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, self.tracker.display)
         record = {"step": step} | confirmed.metrics()
-        replace_bytes(self.directory / "confirmed.json", (json.dumps(record, indent=2) + "\n").encode())
+        replace_bytes(self.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
         self.tracker.conclude(
             f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
             f" {percent(confirmed.accuracy, confirmed.interval)}, free of the bias of selection"
