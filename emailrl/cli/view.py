@@ -2,7 +2,8 @@
 
 New steps and trajectories appear within seconds. The page is the one that report writes into a file, without its limit
 on size. Only this machine can open it, at the address printed here; from another machine, forward the port
-(ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Ctrl-C ends it.
+(ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Without trajectories, it waits for the first one, e.g. from
+`emailrl train` or `emailrl rollout`. Ctrl-C ends it.
 
 Examples:
 
@@ -74,6 +75,9 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
         if not said:
             place = run or output_dir.parent
             missing = "" if place.exists() else ", which does not exist yet"
-            say(f"Waiting for the first trajectory in {place}{missing} ...")
+            say(
+                f"Waiting for the first trajectory in {place}{missing}. Start emailrl train or emailrl rollout in"
+                " another terminal; the address follows. Ctrl-C ends the wait."
+            )
             said = True
         time.sleep(poll_seconds)

@@ -64,10 +64,12 @@ def gather(settings: Settings) -> Conversations:
     elif sft.best_of is not None or sft.min_reward is not None:
         raise UsageError("--best-of and --min-reward select trajectories.", "Name their files with --trajectories.")
     if source_of(settings) == "questions":
-        shown, held_out = list(played(settings, "train")), list(played(settings, "val"))
+        (shown, num_train), (held_out, num_val) = played(settings, "train"), played(settings, "val")
         if not shown:
             raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
-        notes.append(f"{len(shown) + len(held_out)} expert conversations on the questions")
+        answered, asked = len(shown) + len(held_out), num_train + num_val
+        failed = "" if answered == asked else "; the others are left out"
+        notes.append(f"experts answered {answered} of {asked} questions correctly{failed}")
         found += shown + held_out
     train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)
     if found and not val:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.settings import Settings
 from emailrl.sft.examples import Conversation, Example, examples_of
-from emailrl.sft.searching import conversations as play_experts
+from emailrl.sft.searching import conversations_on, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,10 +47,15 @@ def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) ->
         yield batch
 
 
-def played(settings: Settings, split: Split, *, draw: int = 0) -> Iterator[Conversation]:
-    """Expert conversations on the questions of a split; another ``draw`` gives other routes to the same answers."""
-    for scenario, messages in play_experts(settings, split=split, seed=settings.training.seed, draw=draw):
-        yield Conversation(f"{split}-{scenario.id}", scenario.inbox_address, split, messages)
+def played(settings: Settings, split: Split, *, draw: int = 0) -> tuple[list[Conversation], int]:
+    """Expert conversations that end in a correct answer, and the number of questions asked of a split.
+
+    Another ``draw`` gives other routes to the same answers.
+    """
+    seed = settings.training.seed
+    questions = questions_of(settings, split, seed)
+    right = conversations_on(questions, settings, seed=seed, draw=draw)
+    return [Conversation(f"{split}-{one.id}", one.inbox_address, split, said) for one, said in right], len(questions)
 
 
 def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, longest: int) -> tuple[list[Group], int]:
@@ -104,6 +109,6 @@ def _start(folder: str, settings: Settings, longest: int) -> None:
 
 
 def _play(draw: int) -> dict[str, Group]:
-    conversations = list(played(_worker["settings"], "train", draw=draw))
+    conversations, _ = played(_worker["settings"], "train", draw=draw)
     groups, _ = tokenized(conversations, _worker["renderer"], _worker["longest"])
     return {group[0].conversation: group for group in groups}

@@ -28,7 +28,10 @@ def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Tra
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
     try:
-        assert process.stderr.readline().startswith(f"Waiting for the first trajectory in {run or 'outputs'}")
+        assert process.stderr.readline() == (
+            f"Waiting for the first trajectory in {run or 'outputs'}. Start emailrl train or emailrl rollout in another"
+            " terminal; the address follows. Ctrl-C ends the wait.\n"
+        )
         time.sleep(0.2)
         write_trajectories(tmp_path / "outputs" / "grpo_masked" / "trajectories" / "step-000001.jsonl", [trajectory])
         address = process.stdout.readline().strip()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sft.talk import settings_for, trajectory, write
-from tiny import make_model
+from tiny import make_database, make_model, make_questions
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
+from emailrl.scenarios import write_scenarios
 from emailrl.settings import load_settings
 from emailrl.sft.data import Conversations, examples, gather, source_of, split
 from emailrl.sft.examples import Conversation, Example
@@ -97,6 +99,20 @@ def test_what_is_longer_than_the_window_is_left_out(tmp_path: Path) -> None:
     assert len(batch) == 4 and all(not example.spoken[0] and example.spoken.any() for example in batch)
     with pytest.raises(UsageError, match="No conversation is left"):
         examples(Conversations(found.train[-1:], [], []), settings, renderer, longest=400, workers=1)
+
+
+def test_questions_that_the_experts_fail_are_counted(tmp_path: Path) -> None:
+    lease, other, val = make_questions(3)
+    questions = [
+        replace(lease, split="train"),
+        replace(other, split="train", message_ids=["<not-in-the-mailbox@x>"]),
+        replace(val, split="val", message_ids=["<not-in-the-mailbox@x>"], inbox_address="bob@example.com"),
+    ]
+    write_scenarios(tmp_path / "q.jsonl", questions)
+    given = {"db": make_database(tmp_path / "mail.db"), "questions": tmp_path / "q.jsonl"}
+    found = gather(load_settings(given, environ={}, cwd=tmp_path))
+    assert [each.id for each in found.train] == ["train-q0"] and not found.val
+    assert found.notes[0] == "experts answered 1 of 3 questions correctly; the others are left out"
 
 
 def test_choosing_among_no_trajectories_is_wrong_usage(tmp_path: Path) -> None:

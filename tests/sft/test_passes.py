@@ -31,6 +31,7 @@ def test_a_pass_plays_the_same_questions_anew_and_a_resumed_run_sees_the_same(tm
     found = gather(settings)
     count = len(found.train)
     assert 8 <= count <= 12
+    assert found.notes[0].startswith(f"experts answered {count + len(found.val)} of ")
     data = examples(found, settings, renderer, longest=100_000, workers=None)
 
     def played(start: int) -> list[Example]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from emailrl.environment.custom import mail_agent
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.rewards.matching import match
-from emailrl.scenarios import Split, load_scenario_set
+from emailrl.scenarios import Split, load_scenarios
 from emailrl.settings import Settings
 from emailrl.sft.examples import converse
 from emailrl.sft.searching.asked import read_question
@@ -19,8 +18,6 @@ from emailrl.sft.searching.searcher import Given, Searcher
 from emailrl.sft.searching.searches import Habits
 from emailrl.store import open_mailbox
 from emailrl.trajectory import Message, Scenario
-
-logger = logging.getLogger(__name__)
 
 
 def conversations(
@@ -32,17 +29,25 @@ def conversations(
     questions are answered from the emails read. Free-form questions, and all if ``output_field`` is set, are answered
     with the reference answer (or that field) once one of their source emails was read.
     """
+    yield from conversations_on(questions_of(settings, split, seed), settings, seed=seed, draw=draw)
+
+
+def questions_of(settings: Settings, split: Split, seed: int) -> list[Scenario]:
+    """The questions of a split that experts are asked."""
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    chosen = load_scenario_set(None, split, limit=limit, seed=seed, data=taught)
-    kept = 0
-    for scenario in chosen.scenarios:
+    return load_scenarios(None, split, limit=limit, seed=seed, data=taught)
+
+
+def conversations_on(
+    questions: Iterable[Scenario], settings: Settings, *, seed: int, draw: int = 0
+) -> Iterator[tuple[Scenario, list[Message]]]:
+    """The conversations on these questions that end in a correct answer."""
+    for scenario in questions:
         environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))
         if is_right(environment):
-            kept += 1
             yield scenario, messages
-    logger.info("experts answer %d of %d questions", kept, len(chosen.scenarios))
 
 
 def play(
