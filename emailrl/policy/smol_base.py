@@ -24,7 +24,7 @@ from emailrl.disk import LOCK, is_locked, locked, share_files
 from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
 from emailrl.policy.adapter import CONFIG, WEIGHTS
-from emailrl.policy.smol_source import HUB, PACKAGED, Source, find_local, find_source
+from emailrl.policy.smol_source import HUB, PACKAGED, Source, check_header, find_local, find_source
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
@@ -34,15 +34,15 @@ MAX_NEW_TOKENS: Final = 256
 """A turn is a tool call or an answer; longer output is a failure."""
 _LAYOUT: Final = 1
 """Part of the cache key: increment when the output of ``_convert`` changes."""
+_TEMPLATE: Final = "chat_template.jinja"
 _FILES: Final = (
-    "chat_template.jinja",
     "config.json",
     "generation_config.json",
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Files of a converted model."""
+"""Files of a converted model, besides its chat template."""
 _END, _PAD = "<|im_end|>", "<|endoftext|>"
 _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "_model_name_or_path"})
 
@@ -79,13 +79,19 @@ def find_converted(name: str, given: Path | None) -> Path | None:
 
 def cached_folder(name: str, identity: str) -> Path:
     """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
-    files = [SMOL_DIR / "chat_template.jinja", *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
+    files = [SMOL_DIR / _TEMPLATE, *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "emailrl" / f"{name}-{_key_of(*files)}-{identity}"
 
 
 def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _FILES)
+    """Whether all files of the converted model are there and undamaged, as far as their headers tell."""
+    try:
+        for name in _FILES:
+            check_header(folder / name)
+        return (folder / _TEMPLATE).read_bytes() == (SMOL_DIR / _TEMPLATE).read_bytes()
+    except Exception:  # the readers' errors for missing and damaged files are of many types
+        return False
 
 
 @cache
@@ -110,8 +116,7 @@ def _convert(name: str, source: Source) -> Path:
         beside.mkdir()
         try:
             _write(model, tokenizer, beside)
-            if folder.exists():
-                shutil.rmtree(folder)  # it is incomplete
+            _remove(folder)  # it is damaged or incomplete
             beside.rename(folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -128,13 +133,21 @@ def _only_converter(folder: Path) -> Iterator[None]:
             print("Waiting for another process that prepares a model", file=sys.stderr)
         with locked(lock):
             for leftover in folder.parent.glob(f".{SMOL}*"):
-                shutil.rmtree(leftover)
+                _remove(leftover)
             yield
     except OSError as error:
         raise EmailRLError(
             f"The converted model cannot be stored in {folder}: {error.strerror or error}.",
             "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free.",
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, but never what a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _read(name: str, source: Source) -> tuple[Any, Any]:
@@ -174,7 +187,7 @@ def _set_tokens(tokenizer: Any, context: int) -> dict[str, int | None]:
         raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None
     tokenizer.model_max_length = context
-    tokenizer.chat_template = (SMOL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = (SMOL_DIR / _TEMPLATE).read_text(encoding="utf-8")
     return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
 
 

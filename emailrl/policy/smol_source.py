@@ -96,10 +96,17 @@ def check_source(source: Source) -> None:
         if not file.is_file():
             raise EmailRLError(f"The base model in {file.parent} has no {file.name}.", source.remedy)
         try:
-            _read_header(file)
+            check_header(file)
         except Exception as error:  # the readers' errors for damaged files are of many types
             reason = first_line(error).rstrip(".")
             raise EmailRLError(f"{file} is damaged or incomplete: {reason}.", source.remedy) from error
+
+
+def check_header(file: Path) -> None:
+    """Raise whatever the readers raise unless a GGUF or safetensors file is valid with all its tensors, or a JSON file
+    is an object that is not empty."""
+    state = file.stat()
+    _read_header(file, state.st_mtime_ns, state.st_size)
 
 
 def in_hub_cache() -> Path | None:
@@ -152,11 +159,8 @@ def _download() -> Path:
 
 
 @cache
-def _read_header(file: Path) -> None:
-    """Raise whatever the readers raise unless a GGUF, safetensors or JSON file is valid and its tensors are all there.
-
-    Only success is cached: a damaged file may be replaced.
-    """
+def _read_header(file: Path, changed: int, size: int) -> None:
+    """Only success is cached: a damaged file may be replaced."""
     from safetensors import safe_open
 
     match file.suffix:
@@ -168,4 +172,6 @@ def _read_header(file: Path) -> None:
             with safe_open(file, "np"):
                 pass
         case _:
-            json.loads(file.read_bytes())
+            content = json.loads(file.read_bytes())
+            if not isinstance(content, dict) or not content:
+                raise ValueError("it holds no JSON object, or an empty one")

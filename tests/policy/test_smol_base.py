@@ -31,7 +31,7 @@ from emailrl.policy.load import load_policy
 from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.policy.resolve import base_name, resolve_model, same_base
 from emailrl.policy.shape import find_shape
-from emailrl.policy.smol_base import check_base, find_converted, is_at_hand, smol_folder
+from emailrl.policy.smol_base import cached_folder, check_base, find_converted, is_at_hand, smol_folder
 from emailrl.policy.smol_source import INSTALL
 from emailrl.settings import Settings, load_settings
 from emailrl.trajectory import Message, ToolCall
@@ -266,12 +266,50 @@ def test_an_incomplete_folder_is_made_again(cache: Path, packed: Path, missing: 
     assert (folder / missing).read_bytes() == content and not (folder / "odd").exists()
 
 
-def test_what_a_killed_conversion_left_is_removed_by_the_next(cache: Path, packed: Path) -> None:
-    left = cache / ".smol-0123456789ab-0123456789ab"
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_bytes(b"half")
-    folder = Path(resolve_model("smol-base", packed))
-    assert sorted(cache.iterdir()) == [cache / LOCK, folder]
+def test_a_damaged_copy_is_made_again_or_not_used(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    folder = smol_folder("smol-base", packed)
+    damaged = [("model.safetensors", b""), ("tokenizer.json", b"{}"), ("tokenizer.json", b'{"version": "1.'),
+               ("config.json", b""), ("tokenizer_config.json", b"null"), ("chat_template.jinja", b"")]  # fmt: skip
+    damaged.append(("model.safetensors", (folder / "model.safetensors").read_bytes()[:-1000]))
+    for file, content in damaged:
+        whole = (folder / file).read_bytes()
+        (folder / file).write_bytes(content)
+        with pytest.raises(EmailRLError, match="is not on this machine") as caught:
+            smol_folder("smol-base", None)
+        assert caught.value.hint == f"Run: {INSTALL}" and not is_at_hand("smol-base", None)
+        (folder / file).write_bytes(whole)
+        assert smol_folder("smol-base", None) == folder
+    (folder / "model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    assert smol_folder("smol-base", packed) == folder == smol_folder("smol-base", None)
+    assert capsys.readouterr().err.count("Preparing") == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
+@pytest.mark.parametrize("place", [".smol-0123456789ab-0123456789ab", "the model's folder"])
+def test_whatever_is_in_the_way_is_removed_and_no_link_followed(
+    cache: Path, packed: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").touch()
+    identity = hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12]
+    left = cached_folder("smol-base", identity) if place == "the model's folder" else cache / place
+    cache.mkdir(parents=True)
+    match kind:
+        case "folder":
+            left.mkdir()
+            (left / "model.safetensors").write_bytes(b"half")
+        case "file":
+            left.touch()
+        case _:
+            left.symlink_to(other if kind == "link" else tmp_path / "gone")
+    folder = smol_folder("smol-base", packed)
+    assert sorted(cache.iterdir()) == [cache / LOCK, folder] and not folder.is_symlink()
+    assert list(other.iterdir()) == [other / "kept"]
 
 
 def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
