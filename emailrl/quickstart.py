@@ -190,7 +190,8 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
 def _benchmark(
     subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], begin: Begin, progress: Progress | None
 ) -> Report:
-    say(f"Benchmark of {subject.label} on questions about held-out mailboxes")
+    policy = "the trained policy" if subject.adapter else subject.label
+    say(f"Benchmarking {policy} on questions about held-out mailboxes")
     chosen = load_scenario_set(
         questions_file(settings.store.db),
         "test",

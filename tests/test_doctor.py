@@ -8,7 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from email.message import Message
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,29 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     assert peft.fatal and peft.remedy.startswith('pip install "peft')
     assert vllm.status == "note" and vllm.remedy == "in the clone: pip install -e '.[vllm]'"
     assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
+
+
+def test_each_package_is_shown_once_and_developers_extras_only_if_begun(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name in ("rich", "gguf", "playwright"):
+            return "1.0"
+        raise metadata.PackageNotFoundError(name)
+
+    extras = {"smol": ["gguf"], "browser": ["playwright", "axe"], "dev": ["gguf", "pytest"]}
+    wanted = [f'{name}; extra == "{extra}"' for extra, names in extras.items() for name in names]
+    about = Message()
+    for extra in extras:
+        about["Provides-Extra"] = extra
+    monkeypatch.setattr(metadata, "requires", lambda _: ["rich", *wanted])
+    monkeypatch.setattr(metadata, "metadata", lambda _: about)
+    monkeypatch.setattr(metadata, "version", version)
+    shown = [(check.area, check.name) for check in examine_packages(deep=False)]
+    browser = [("extra browser", "playwright"), ("extra browser", "axe")]
+    assert shown == [("packages", "rich"), ("extra smol", "gguf"), *browser]
+    areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
+    assert "extra smol" in areas and len(areas) == len(set(areas))
 
 
 def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,17 @@ def _describe(error: Any) -> str:
     return text if text.endswith("?") else f"{text}."
 
 
+def _way_out(error: Any) -> str:
+    """What to do about a usage error; names options if the command takes nothing else."""
+    command = error.ctx.command_path if error.ctx else "emailrl"
+    if error.ctx and "unexpected extra argument" in error.message:
+        parameters = error.ctx.command.params
+        options = [each.opts[0] for each in parameters if each.param_type_name == "option" and not each.is_flag]
+        if len(options) > 1 and all(each.param_type_name == "option" for each in parameters):
+            return f"Values need an option, such as {options[0]} or {options[1]}; see {command} --help."
+    return f"See {command} --help."
+
+
 def main() -> NoReturn:
     """Run the command line; exit codes: 0 success, 1 failure, 2 usage or settings error, 130 interrupted."""
     with ending_with("vllm"):
@@ -162,8 +173,7 @@ def _run() -> NoReturn:
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
-        command = error.ctx.command_path if error.ctx else "emailrl"
-        fail(_describe(error), f"See {command} --help.", error.exit_code)
+        fail(_describe(error), _way_out(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except BrokenPipeError:

@@ -42,7 +42,8 @@ def examine(*, deep: bool = False) -> list[Check]:
             checks += look()
         except Exception as error:
             checks.append(Check(area, "look", "broken", f"{type(error).__name__}: {error}", "Please report this."))
-    return checks
+    areas = list(dict.fromkeys(check.area for check in checks))
+    return sorted(checks, key=lambda check: areas.index(check.area))
 
 
 def _python() -> Iterable[Check]:

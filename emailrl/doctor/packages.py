@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING
 
 from emailrl.doctor.check import Check, Status
 from emailrl.doctor.child import run_child
@@ -12,22 +12,31 @@ from emailrl.policy.smol_base import SMOL, find_converted
 from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
 from emailrl.policy.smol_source import PACKAGE as SMOLLM2
 
-
-def examine_packages(deep: bool) -> Iterable[Check]:
-    """Compare installed packages with emailrl's declared requirements, including extras."""
+if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+
+DEVELOPERS = ("bench", "browser", "dev")
+"""Extras for work on emailrl itself, shown only if something of them is installed."""
+
+
+def examine_packages(deep: bool) -> Iterable[Check]:
+    """Compare installed packages with emailrl's declared requirements, including extras.
+
+    A package of several extras is shown in the first.
+    """
     try:
-        wanted = [Requirement(line) for line in metadata.requires("emailrl") or []]
-        extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
+        wanted = _requirements()
     except metadata.PackageNotFoundError:
         yield Check("packages", "emailrl", "note", "running from source, not installed", "pip install --editable .")
         return
-    present = {item.name: version for item in wanted if (version := _installed(item.name))}
+    present = {name: version for name in wanted if (version := _installed(name))}
+    begun = {wanted[name][1] for name in present}
     modules = _modules(present) if deep else {}
     errors = import_errors(list(modules.values())) if deep else {}
-    for item in wanted:
-        extra = next((name for name in extras if _needs(item, name)), None)
+    for item, extra in wanted.values():
+        if extra in DEVELOPERS and extra not in begun:
+            continue
         version = present.get(item.name)
         install = (
             f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
@@ -73,7 +82,19 @@ def _modules(distributions: Iterable[str]) -> dict[str, str]:
     return chosen
 
 
-def _needs(requirement: Any, extra: str) -> bool:
+def _requirements() -> dict[str, tuple[Requirement, str | None]]:
+    """Each required package by name, with the first extra that needs it; None if emailrl always does."""
+    from packaging.requirements import Requirement
+
+    extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
+    found: dict[str, tuple[Requirement, str | None]] = {}
+    for line in metadata.requires("emailrl") or []:
+        item = Requirement(line)
+        found.setdefault(item.name, (item, next((name for name in extras if _needs(item, name)), None)))
+    return found
+
+
+def _needs(requirement: Requirement, extra: str) -> bool:
     marker = requirement.marker
     return marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra})
 

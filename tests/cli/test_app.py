@@ -59,6 +59,15 @@ def test_version(ends) -> None:
         (("trian",), "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': 'few' "),
         (("train", "--learning-rate", "fast"), "error: Invalid value for '--learning-rate': 'fast' "),
+        (
+            ("benchmark", "best", "latest"),
+            "error: Got unexpected extra argument(s) (best latest). Values need an option, such as --checkpoint or "
+            "--model; see emailrl benchmark --help.\n",
+        ),
+        (
+            ("checkpoints", "list", "a", "b"),
+            "error: Got unexpected extra argument(s) (b). See emailrl checkpoints list --help.\n",
+        ),
     ],
 )
 def test_wrong_usage(ends, arguments: tuple[str, ...], line: str) -> None:

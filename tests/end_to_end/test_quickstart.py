@@ -84,6 +84,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
         command.quickstart()
     told = capsys.readouterr().err
     assert "Loading the model ..." in told
+    assert "Benchmarking nano on questions about held-out mailboxes" in told
     assert told.splitlines()[-1] == "Stopped: training had not started. Run the same command again to continue."
     write(tmp_path / "quickstart/outputs/grpo_masked/checkpoint-3", step=3)
     with pytest.raises(KeyboardInterrupt):
@@ -97,6 +98,7 @@ def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
     done = emailrl("quickstart", "--out", "demo", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Next: cd demo && " in done.stderr
+    assert "Benchmarking the trained policy on questions about held-out mailboxes" in done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     before, after = outcome["before"], outcome["after"]
     assert before["num_questions"] == after["num_questions"] == 300
