@@ -13,7 +13,7 @@ from emailrl.settings import StoreSettings
 from emailrl.store.build import BuildReport, build_database
 from emailrl.store.connection import opened
 from emailrl.store.demo import demo_emails, demo_questions
-from emailrl.store.schema import addresses
+from emailrl.store.schema import emails
 
 
 def write_demo(
@@ -37,7 +37,7 @@ def write_demo(
 
 
 def has_only_demo_email(db: Path) -> bool:
-    """Whether a database contains only demo email: all its addresses are under the reserved domain .example."""
+    """Whether a database contains only demo email: all its message ids are six digits, as no mail program writes."""
     with opened(db) as connection:
-        other = select(addresses.c.address).where(addresses.c.address.not_like("%.example")).limit(1)
+        other = select(emails.c.id).where(~emails.c.message_id.regexp_match("^<[0-9]{6}>$")).limit(1)
         return connection.scalar(other) is None

@@ -101,7 +101,7 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
 
         if mode == "ro":
             # Python's signal handlers run only in Python code, so this also lets one raise and interrupt the query.
-            connection.set_progress_handler(_is_cancelled, _CHECK_STEPS)
+            connection.set_progress_handler(is_cancelled, _CHECK_STEPS)
 
     if mode == "rw":  # readers hold no lock between two statements
 
@@ -112,7 +112,7 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
     return engine
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
     """Whether the asyncio task that runs the query is cancelled: on Ctrl-C, asyncio does that instead of raising."""
     try:
         task = asyncio.current_task()

@@ -221,13 +221,17 @@ class Mailbox:
         if snippet is not None and len(snippet) <= LONGEST_SNIPPET:
             return snippet
         [(subject, body)] = self._rows(_TEXT, (message_id,))
-        if snippet is None and has_few_matches(f"{subject}\n{body}", keywords):
-            [(snippet,)] = self._rows(_SNIPPET_OF, (match, message_id))
-        return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
+        with reading(self.db):
+            if snippet is None and has_few_matches(f"{subject}\n{body}", keywords):
+                [(snippet,)] = self._rows(_SNIPPET_OF, (match, message_id))
+            return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        with reading(self.db):
-            return self._open().connection.execute(sql, values).fetchall()
+        try:
+            with reading(self.db):
+                return self._open().connection.execute(sql, values).fetchall()
+        except MemoryError:
+            raise ToolError("The search needs too much memory. Use fewer keywords.") from None
 
     def _number(self, address: str) -> int | None:
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from emailrl.store.arguments import quoted
+from emailrl.store.connection import is_cancelled
 from emailrl.store.parties import SNIPPET_WORDS
 
 LONGEST_SNIPPET = 2000
@@ -21,7 +22,11 @@ _MOST_MATCHES = 2000
 """Matches of all keywords that snippet() compares within about 30 ms."""
 _MOST_STEPS = 10**9
 """Matches times characters, since snippet() also compares matches with sentences."""
+_SEARCHED_CHARS = 1_000_000
+"""Characters of a body in which the best part is looked for."""
 _PART_CHARS = 400
+_CHECK_STEPS = 1000
+"""Steps of SQLite's virtual machine between two checks for Ctrl-C; ranking a part of one repeated word takes long."""
 _PREVIEW_CHARS = SNIPPET_WORDS * 20
 _ASCII_WORD = re.compile(r"[a-z0-9]+", re.IGNORECASE | re.ASCII)
 
@@ -63,9 +68,10 @@ def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
 
 def excerpt(subject: str, body: str, keywords: Sequence[str]) -> str:
     """Return the words around keywords in the part of the body that matches best, or else a preview of the email."""
-    parts = (body[start : start + _PART_CHARS] for start in range(0, len(body), _PART_CHARS))
+    length = min(len(body), _SEARCHED_CHARS)
+    parts = (body[start : start + _PART_CHARS] for start in range(0, length, _PART_CHARS))
     with _indexed(parts) as memory:
-        found = memory.execute(_BEST_PART, (" OR ".join(map(quoted, keywords)),)).fetchone()
+        found = memory.execute(_BEST_PART, (" OR ".join(map(quoted, dict.fromkeys(keywords))),)).fetchone()
     return f" ... {found[0].removeprefix(' ... ').removesuffix(' ... ')} ... " if found else preview(subject, body)
 
 
@@ -79,6 +85,7 @@ def preview(subject: str, body: str) -> str:
 @contextmanager
 def _indexed(parts: Iterable[str]) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+        memory.set_progress_handler(is_cancelled, _CHECK_STEPS)
         memory.executescript(_TABLES)
         memory.execute("BEGIN")
         memory.executemany("INSERT INTO parts VALUES (?)", ((part,) for part in parts))

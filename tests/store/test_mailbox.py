@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from sqlalchemy import delete
 from sqlalchemy.exc import OperationalError
 
 from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.settings import StoreSettings
 from emailrl.store import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.store.build import build_database
 from emailrl.store.connection import connect, driver
@@ -269,3 +272,27 @@ def test_no_database_another_file_and_no_index(tmp_path: Path) -> None:
         open_mailbox(without, "a@b")
     with pytest.raises(UsageError, match="full-text index"):
         database_fingerprint(without)
+
+
+def test_a_search_without_memory_asks_for_fewer_keywords(tmp_path: Path, email: Any) -> None:
+    # The limit is that of a process; by relevance, SQLite keeps all positions of all keywords.
+    body = "a " * 1_000_000
+    build_database([email(1, body=body)], tmp_path / "mail.db", settings=StoreSettings(max_body_chars=0))
+    done = subprocess.run(
+        [sys.executable, "-c", SEARCH_IN_40_MB, tmp_path / "mail.db"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "The search needs too much memory. Use fewer keywords.\n", done.stderr
+
+
+SEARCH_IN_40_MB = """
+import sqlite3, sys
+from pathlib import Path
+from emailrl.errors import ToolError
+from emailrl.store import open_mailbox
+box = open_mailbox(Path(sys.argv[1]), "ann@x.org", order="relevance")
+sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 40000000")
+try:
+    box.search(["a"] * 32)
+except ToolError as error:
+    print(error)
+"""

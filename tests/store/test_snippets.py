@@ -59,6 +59,13 @@ def test_a_megabyte_of_matches_takes_a_moment(
     assert seconds < 5, "FTS5's snippet() takes minutes"
 
 
+def test_repeated_keywords_cost_no_more_than_one(search: Any) -> None:
+    body = "gas " * 2_000_000
+    (one, seconds), (many, longer) = search(body, "gas"), search(body, *["gas"] * 32)
+    assert many == one
+    assert longer < 10 * seconds
+
+
 @pytest.mark.parametrize(
     "body", ["gas " + "y" * 1_000_000 + " end", "gas" + "!" * 1_000_000 + "end"], ids=["word", "gap"]
 )
