@@ -214,15 +214,15 @@ def _time(planned: Plan) -> list[Row]:
 
 def _shared_out(split: Split) -> list[Row]:
     """A step on several GPUs."""
-    each = "" if split.tensor_parallel == 1 else f" of {split.tensor_parallel} GPUs each"
-    samplers = ("engines", "in the same processes") if split.shared else ("servers", "vLLM replicas")
+    each = f"{counted(split.tensor_parallel, 'GPU')}{' each' if split.servers > 1 else ''}"
+    samplers = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
     order = "while the previous step trains" if split.overlaps else "then training"
     loading = "waking vLLM, loading the adapter" if split.shared else "loading it into the servers"
     reduced = f"adapter gradients of {counted(split.trainers, 'rank')}"
     rows = [
-        ("trainers", f"{split.trainers}", f"ranks of emailrl train{sharded}"),
-        (samplers[0], f"{split.servers}", f"{samplers[1]}{each}"),
+        ("trainers", f"{split.trainers}", f"emailrl train{sharded}"),
+        (samplers[0], f"{split.servers}", f"{samplers[1]}, {each}"),
         ("sampling per step", f"{split.sampler:,.1f} s", order),
         ("new adapter per step", f"{split.handover:,.1f} s", loading),
         ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),

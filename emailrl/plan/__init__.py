@@ -134,7 +134,7 @@ class Plan:
                 "lower it to keep the batch"
             )
         if self.split is not None and self.split.rank_0_decides:
-            notes.append("rank 0, which runs all rollouts, is the bottleneck: more GPUs do not make the run faster")
+            notes.append("rank 0 runs all conversations with servers and is the bottleneck: more servers do not help")
         return [
             *notes,
             *self._other_use(),

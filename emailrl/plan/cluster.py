@@ -1,7 +1,7 @@
 """Plan up to about a thousand GPUs: which train, which serve or whether all do both in turn, and the time per step.
 
-Either every rank trains the configured number of questions, so that a step grows with the ranks (weak scaling), or the
-step keeps the size for one rank (strong scaling). ``docs/scaling.md`` lists the assumptions beyond one GPU's figures.
+Every rank trains the configured number of questions, so a step grows with the ranks (weak scaling).
+``docs/scaling.md`` lists the assumptions beyond one GPU's figures.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ SLEEPING: Final = 1.5
 PLAYING: Final = 0.69 / 48
 """Rank 0's seconds per trajectory: templates, tokenizer, mailbox, audit and records, in a step of 48."""
 RECORDING: Final = 0.16 / 48
-"""The records' part of it, which stays with rank 0 if every rank plays its own conversations."""
+"""The records' part of it, which stays with rank 0 if every rank plays its own conversations: the rest is then part of
+each rank's sampling time, which was measured with it."""
 NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
-SERVED: Final = 9000
+SERVED: Final = 8900
 """Tokens per second that one server samples at most, whatever its GPUs: 96 and 192 completions of 768 tokens on 4B."""
 MOST_SEQUENCES: Final = 256
 """Concurrent conversations per server."""
@@ -178,13 +179,9 @@ class Cluster:
         good = [split for split in splits if split.tokens_per_second >= NEARLY * most]
         return min(good, key=lambda split: split.step, default=None)
 
-    def split(self, trainers: int, *, fixed: bool = False) -> Split | None:
-        """This many ranks, and servers on all other GPUs; None if the trainers do not fit.
-
-        ``fixed``: one rank's trajectories are divided among all ranks.
-        """
-        own, cards = self.tokens(1), min(trainers, self.fabric.per_host)
-        tokens = own if fixed else self.tokens(trainers)
+    def split(self, trainers: int) -> Split | None:
+        """This many ranks, and servers on all other GPUs; None if the trainers do not fit."""
+        own, cards, tokens = self.tokens(1), min(trainers, self.fabric.per_host), self.tokens(trainers)
         share = replace(own, trajectories=math.ceil(tokens.trajectories / trainers))
         memory, seconds = self.estimate(share, cards)
         if not memory.fits or (memory.cards > 1 and trainers % cards):

@@ -101,7 +101,7 @@ def _described(text: str) -> Device | None:
     if len(given) < 3 or not all(given.values()):
         return None
     gib = given["memory"] / GIB
-    return _gpu(f"a card of {gib:.4g} GiB", gib, given["tflops"], given["bandwidth"] / 1e12)
+    return _gpu(f"card of {gib:.4g} GiB", gib, given["tflops"], given["bandwidth"] / 1e12)
 
 
 def _named(name: str, gib: float | None = None) -> Device | None:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import attends_fully
 from emailrl.policy.resolve import resolve_model
-from emailrl.policy.size import check_hub
 from emailrl.policy.smol_base import SMOL, SMOL_BASE
+from emailrl.remote.hub import check_hub
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
@@ -166,10 +166,13 @@ def find_shape(name: str) -> Shape:
     cached = _cached_config(name)
     if cached is not None:
         return read_shape(cached)
+    return known_shape(name) or read_shape(_fetch_config(name))
+
+
+def known_shape(name: str) -> Shape | None:
+    """The shape in ``KNOWN`` of the hub model with this name."""
     known = _NAME.fullmatch(name.lower())
-    if known and known[1] in KNOWN:
-        return KNOWN[known[1]]
-    return read_shape(_fetch_config(name))
+    return KNOWN.get(known[1]) if known else None
 
 
 def read_shape(config: Path) -> Shape:

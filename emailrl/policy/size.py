@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import first_line
 from emailrl.policy.layout import shards_base
-from emailrl.remote.hub import go_offline_if_unreachable
+from emailrl.policy.shape import known_shape
+from emailrl.remote.hub import check_hub, go_offline_if_unreachable
 from emailrl.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def parameters_of(name: str, path: str | Path) -> int:
 
 
 def _size(name: str, path: str | Path) -> tuple[int, bool]:
-    """Parameters, and whether they are the name's: a 14B model on a CPU is refused without waiting for a network."""
+    """Parameters, and whether the name tells: a 14B model on a CPU is refused without waiting for a network."""
+    shape = known_shape(name) if isinstance(path, str) else None
+    if shape is not None:
+        return shape.parameters, True
     billions = _BILLIONS.search(name) if isinstance(path, str) else None
     if billions:
         return int(float(billions[1]) * 1e9), True
@@ -68,7 +72,7 @@ def _refuse_if_too_large(
 ) -> None:
     bytes_each = 0.6 if model.load_in_4bit else dtype.itemsize
     need = num_parameters * bytes_each
-    size = f"{num_parameters / 1e9:.1f} billion parameters, {need / 1e9:.0f} GB"
+    size = f"{num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB"
     if device.type == "cuda":
         have = _card_bytes(device)
         if need / parts > have:
@@ -153,27 +157,3 @@ def _cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
-
-
-def check_hub(name: str) -> None:
-    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
-
-    Raises UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license.
-    """
-    import httpx
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(name, timeout=10)
-    except GatedRepoError as error:
-        raise EmailRLError(
-            f"The model '{name}' is gated.", "Accept its license on the hub page, then run `hf auth login`."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
-    except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
-        raise EmailRLError(
-            f"The model '{name}' is not on this machine, and the hub cannot be reached.",
-            "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE).",
-        ) from error

@@ -142,7 +142,7 @@ def _download() -> Path:
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    from emailrl.policy.size import check_hub
+    from emailrl.remote.hub import check_hub
 
     missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
     if is_offline_mode():

@@ -1,4 +1,4 @@
-"""Checks once whether the Hugging Face Hub is reachable, as its library would otherwise retry for minutes."""
+"""Checks once whether the Hugging Face Hub is reachable and has a model: its library would retry for minutes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
 from urllib.parse import urlsplit
+
+from emailrl.errors import EmailRLError, UsageError
 
 CONNECT_SECONDS: Final = 5
 """Timeout per address family; a firewall that drops packets gives no answer at all."""
@@ -58,3 +60,27 @@ def _answers(host: str, port: int) -> bool:
             continue
         return True
     return False
+
+
+def check_hub(name: str) -> None:
+    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
+
+    Raises UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except GatedRepoError as error:
+        raise EmailRLError(
+            f"The model '{name}' is gated.", "Accept its license on the hub page, then run `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
+    except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        raise EmailRLError(
+            f"The model '{name}' is not on this machine, and the hub cannot be reached.",
+            "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE).",
+        ) from error

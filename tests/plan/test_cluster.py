@@ -98,7 +98,7 @@ def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
     assert turns.trainer == pytest.approx(5.18, rel=0.15)
     assert turns.step == pytest.approx(15.20, rel=0.05) and ahead.step == pytest.approx(9.20, rel=0.15)
     # 192 completions at once took 16.5 s, 96 took 8.2: a server's tokens per second are limited.
-    assert turns.sampling == pytest.approx(96 * 1535 * 0.498 / 9000)
+    assert turns.sampling == pytest.approx(96 * 1535 * 0.498 / 8900)
     assert served(tmp_path, per_device_train_batch_size=24).sampling == pytest.approx(16.5, rel=0.05)
 
 
@@ -152,3 +152,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["device"]["num_gpus"] == 16 and found["runs"]
     assert found["split"]["trainers"] + found["split"]["servers"] == 16
     assert found["split"]["tokens_per_second"] > 0
+
+
+def test_the_command_counts_gpus_in_english(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_TENSOR_PARALLEL_SIZE", "2")
+    app(["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-4B", "--num-gpus", "3"], standalone_mode=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "trainers 1 emailrl train" in lines and "servers 1 emailrl serve, 2 GPUs" in lines

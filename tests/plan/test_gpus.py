@@ -50,7 +50,7 @@ def test_cards_are_known_by_the_names_that_nvidia_smi_prints(name: str, kind: st
 def test_a_card_can_be_described() -> None:
     card = find_device("24 GiB, 125 TFLOP/s, 0.6 TB/s")
     # Of the data sheet's FLOP/s large products reach four fifths.
-    assert card == Device("a card of 24 GiB", 24.0, pytest.approx(100.0), pytest.approx(0.6e12))
+    assert card == Device("card of 24 GiB", 24.0, pytest.approx(100.0), pytest.approx(0.6e12))
     other = find_device("600 GB/s,0.125 PFLOPS, 24GB")
     assert (other.gib, other.tflops, other.bandwidth) == pytest.approx((24e9 / 2**30, 100.0, 0.6e12))
     for wrong in ("24 GiB, 125 TFLOP/s", "24 GiB, 125 TFLOP/s, 0 TB/s", "24, 125, 0.6", "24 GiB, 24 GiB, 0.6 TB/s"):
@@ -96,3 +96,8 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     kin = this_machine()
     assert (kin.name, kin.gib, kin.tflops) == ("NVIDIA H200 NVL", 143_771 / 1024, H200.tflops)
     assert kin.note == "NVIDIA H200 NVL is not in the table: times are those of the H200"
+
+
+def test_times_on_a_described_card_are_scaled_to_it(tmp_path: Path) -> None:
+    notes = make_plan(settings_with(tmp_path), find_device("24 GiB, 125 TFLOP/s, 0.6 TB/s")).notes
+    assert "times were measured on an H200 and scaled to the card of 24 GiB by its data sheet" in notes

@@ -114,5 +114,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["split"]["shared"] and found["split"]["servers"] == 8 and not found["alternative"]["shared"]
     app(asked, standalone_mode=False)
     said = capsys.readouterr().out
-    assert "in the same processes" in said and "then training" in said
+    assert "in the trainers' processes, 1 GPU each" in said and "then training" in said
     assert H200.name in said

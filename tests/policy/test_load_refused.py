@@ -146,7 +146,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size, "available_memory", lambda: int(500e9))
     monkeypatch.setattr(device, "computes_bf16", lambda: False)
-    with pytest.raises(EmailRLError, match=r"14\.0 billion parameters, 56 GB\) needs a GPU") as caught:
+    with pytest.raises(EmailRLError, match=r"14\.77 billion parameters, 59 GB\) needs a GPU") as caught:
         load_policy(Settings())
     assert (
         caught.value.exit_code == 1

@@ -6,12 +6,16 @@ every mini-batch is balanced separately.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from emailrl.training.step.prefixes import shared_with_last
 from emailrl.training.step.samples import TrainingSample
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,62 +67,75 @@ def deal(
     Longest first, each piece goes to the rank with the fewest tokens including it (Graham's LPT rule), once by
     trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total.
     """
-    cost = _Cost([samples[i].token_ids for i in chosen], share_prefixes=share_prefixes)
+    cost = _Cost([samples[i].token_ids for i in chosen], num_ranks, share_prefixes=share_prefixes)
     ways = []
     for key in ("trajectory_id", "group_id"):
         pieces: dict[str, list[int]] = {}
         for row, i in enumerate(chosen):
             pieces.setdefault(getattr(samples[i], key), []).append(row)
-        ranks = _longest_first(list(pieces.values()), cost, num_ranks)
-        loads = [rank.tokens for rank in ranks]
-        ways.append((max(loads), sum(loads), [[chosen[row] for row in sorted(rank.rows)] for rank in ranks]))
+        loads, parts = _longest_first(list(pieces.values()), cost, num_ranks)
+        ways.append((max(loads), sum(loads), [[chosen[row] for row in sorted(rows)] for rows in parts]))
     return min(ways, key=lambda way: way[:2])[2]
 
 
-@dataclass(slots=True)
-class _Rank:
-    rows: list[int] = field(default_factory=list)
-    ordered: list[int] = field(default_factory=list)
-    """Positions of its rows in token order."""
-    tokens: int = 0
-
-
 class _Cost:
-    """Tokens that rows add to those a rank already has."""
+    """Tokens that rows add to those of each rank.
 
-    def __init__(self, rows: Sequence[Sequence[int]], *, share_prefixes: bool) -> None:
-        self.lengths = [len(row) for row in rows]
-        self._share_prefixes = share_prefixes
+    Rows are kept in token order. Those with more in common than all rows have are neighbors there, so that only they
+    are compared: a step may have thousands.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], num_ranks: int, *, share_prefixes: bool) -> None:
+        self.num_ranks, self.nobody, self.piece = num_ranks, num_ranks, num_ranks + 1
+        """Owners of a row: a rank, nobody, or the piece that is being added."""
+        self._lengths = [len(row) for row in rows]
+        order = list(range(len(rows)))
+        shared = [0] * (len(rows) + 1)
         if share_prefixes:
-            order = sorted(range(len(rows)), key=lambda row: (rows[row], row))
-            self._place = {row: place for place, row in enumerate(order)}
-            self._shared = shared_with_last([rows[row] for row in order])
+            order.sort(key=lambda row: (rows[row], row))
+            shared[:-1] = shared_with_last([rows[row] for row in order])
+        self.place = {row: place for place, row in enumerate(order)}
+        self._shared = np.array(shared)
+        self._least = int(min(shared[1:-1], default=0))
+        self._begins = np.flatnonzero(self._shared <= self._least)
 
-    def add(self, piece: Sequence[int], rank: _Rank) -> _Rank:
-        """The rank with these rows added."""
-        ordered, tokens = list(rank.ordered), rank.tokens
-        for row in piece:
-            tokens += self.lengths[row]
-            if self._share_prefixes:
-                place = self._place[row]
-                at = bisect(ordered, place)
-                # In token order, the row with the longest common prefix is a neighbor.
-                before = self._common(ordered[at - 1], place) if at else 0
-                after = self._common(place, ordered[at]) if at < len(ordered) else 0
-                tokens -= max(before, after)
-                ordered.insert(at, place)
-        return _Rank([*rank.rows, *piece], ordered, tokens)
+    def owners(self) -> IntArray:
+        """The owner of each place, so far nobody."""
+        return np.full(len(self._lengths), self.nobody)
 
-    def _common(self, first: int, second: int) -> int:
-        """Length of the common prefix of the rows at two positions."""
-        return min(self._shared[first + 1 : second + 1])
+    def added(self, piece: Sequence[int], owners: IntArray, loads: IntArray) -> IntArray:
+        """Tokens that the rows of ``piece`` add to each rank ``(ranks,)``, with its current owners and loads."""
+        owners = owners if len(piece) == 1 else owners.copy()
+        tokens = np.zeros(self.num_ranks, dtype=np.int64)
+        common = np.zeros(self.num_ranks + 2, dtype=np.int64)
+        for number, row in enumerate(piece):
+            common[: self.num_ranks] = np.where(loads > 0, self._least, 0)
+            common[self.piece] = self._least if number else 0
+            near, prefixes = self._neighbors(self.place[row])
+            np.maximum.at(common, owners[near], prefixes)
+            tokens += self._lengths[row] - np.maximum(common[: self.num_ranks], common[self.piece])
+            if len(piece) > 1:
+                owners[self.place[row]] = self.piece
+        return tokens
+
+    def _neighbors(self, place: int) -> tuple[slice, IntArray]:
+        """Places with more in common with this one than all have, and the length of each common prefix."""
+        after = int(np.searchsorted(self._begins, place, side="right"))
+        begin, end = int(self._begins[after - 1]), int(self._begins[after])
+        left = np.minimum.accumulate(self._shared[begin + 1 : place + 1][::-1])[::-1]
+        right = np.minimum.accumulate(self._shared[place + 1 : end])
+        return slice(begin, end), np.concatenate([left, [0], right])
 
 
-def _longest_first(pieces: list[list[int]], cost: _Cost, num_ranks: int) -> list[_Rank]:
-    ranks = [_Rank() for _ in range(num_ranks)]
-    alone = {id(piece): cost.add(piece, _Rank()).tokens for piece in pieces}
+def _longest_first(pieces: list[list[int]], cost: _Cost, num_ranks: int) -> tuple[list[int], list[list[int]]]:
+    """Tokens and rows of each rank."""
+    loads, owners = np.zeros(num_ranks, dtype=np.int64), cost.owners()
+    parts: list[list[int]] = [[] for _ in range(num_ranks)]
+    alone = {id(piece): int(cost.added(piece, owners, loads)[0]) for piece in pieces}
     for piece in sorted(pieces, key=lambda piece: -alone[id(piece)]):
-        grown = [cost.add(piece, rank) for rank in ranks]
-        fewest = min(range(num_ranks), key=lambda n: grown[n].tokens)
-        ranks[fewest] = grown[fewest]
-    return ranks
+        grown = loads + cost.added(piece, owners, loads)
+        fewest = int(grown.argmin())
+        loads[fewest] = grown[fewest]
+        parts[fewest] += piece
+        owners[[cost.place[row] for row in piece]] = fewest
+    return loads.tolist(), parts

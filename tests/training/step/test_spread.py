@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -81,3 +82,19 @@ def test_a_single_rank_gets_everything_as_it_is() -> None:
     samples = of_lengths(3, 9, 4)
     (share,) = make_shares(samples, {"t0": 1.0}, [[2, 0], [1]], 1, step=1, share_prefixes=True)
     assert share.samples == samples and share.mini_batches == [[2, 0], [1]] and share.places == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prefix", [0, 20])
+def test_thousands_are_dealt_to_a_hundred_ranks_within_seconds(prefix: int) -> None:
+    draw = random.Random(1)
+    groups = [[0] * prefix + [draw.randrange(1000) for _ in range(20)] for _ in range(800)]
+    samples = [
+        sample(f"t{group}{member}", f"g{group}", [*ids, *([group, member] * draw.randrange(20, 60))])
+        for group, ids in enumerate(groups)
+        for member in range(6)
+    ]
+    begun = time.process_time()
+    parts = deal(samples, range(4800), 100, share_prefixes=True)
+    assert time.process_time() - begun < 4
+    loads = lengths_of(samples, parts)
+    assert sorted(i for part in parts for i in part) == list(range(4800)) and max(loads) < 1.1 * min(loads)
