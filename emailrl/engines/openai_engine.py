@@ -22,7 +22,7 @@ from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.destination import tell
 from emailrl.remote.text import sendable
-from emailrl.settings import Settings, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import Settings, check_key, is_openrouter, redacted, secrets_in, without_credentials
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -98,13 +98,10 @@ class OpenAIEngine:
                 "Expected something like http://localhost:8000/v1.",
             )
         self._key = _key(settings, self._at_openrouter)
+        key_name = "OPENROUTER_API_KEY" if self._at_openrouter else "OPENAI_API_KEY"
+        check_key(key_name, self._key)
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
-        self._remedies = Remedies(
-            self.model,
-            self._settings.openai_base_url,
-            "OPENROUTER_API_KEY" if self._at_openrouter else "OPENAI_API_KEY",
-            has_key=bool(self._key),
-        )
+        self._remedies = Remedies(self.model, self._settings.openai_base_url, key_name, has_key=bool(self._key))
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
         self._timeout = settings.rewards.litellm_timeout
 

@@ -23,12 +23,14 @@ class Remedies:
 
     def for_error(self, error: openai.APIError) -> str:
         """What to do about an error of the client, by its HTTP status if the server replied."""
-        from emailrl.remote.chat import is_timeout
+        from emailrl.remote.chat import is_incomplete, is_timeout
 
         match getattr(error, "status_code", None):
             case None:
                 if is_timeout(error):
                     return "If the server is only slow, raise LITELLM_TIMEOUT."
+                if is_incomplete(error):
+                    return self.for_reply()
                 return "Check OPENAI_BASE_URL, and that the server runs."
             case 401 | 403 if not self.has_key:
                 return f"Set {self.key_name} to a key of this server."

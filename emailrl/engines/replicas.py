@@ -24,7 +24,7 @@ from emailrl.engines.vllm_answers import (
     refusal,
 )
 from emailrl.errors import EmailRLError
-from emailrl.remote.reply import EndlessReply
+from emailrl.remote.reply import IncompleteReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 HEALTH_TIMEOUT = 10.0
@@ -256,7 +256,7 @@ def read_completion(
 
 def cause(error: httpx.RequestError | ReplicaDown) -> str:
     """Why a server did not answer, as part of a sentence."""
-    text = str(error) if isinstance(error, (EndlessReply, ReplicaDown)) else f"{type(error).__name__} {error}"
+    text = str(error) if isinstance(error, (IncompleteReply, ReplicaDown)) else f"{type(error).__name__} {error}"
     return " ".join(text.split()).rstrip(".")
 
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
+import httpx
 import openai
 from pydantic import BaseModel, ValidationError
 
-from emailrl.remote.reply import EndlessReply, WholeReplies
+from emailrl.errors import UsageError
+from emailrl.remote.reply import IncompleteReply, WholeReplies
 from emailrl.settings import split_credentials, without_credentials
 
 MAX_COUNT = 10**9
@@ -43,9 +45,14 @@ class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
 def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
     """A client of the chat server at ``base_url`` for one event loop; ``timeout`` in seconds for each whole reply.
 
-    ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections.
+    ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections. Raises UsageError for an invalid
+    URL.
     """
     address, credentials = split_credentials(base_url)  # httpx logs request URLs
+    try:
+        httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"The chat server's address is not a valid URL: {error}.", "Check its host name.") from error
     # Requests go to the named host only.
     http_client = _Client(
         follow_redirects=False, timeout=timeout, auth=credentials, event_hooks={"request": [_drop_what_is_not_ours]}
@@ -106,6 +113,11 @@ def is_timeout(error: openai.APIError) -> bool:
     return any(isinstance(cause, TimeoutError | openai.APITimeoutError) for cause in _causes(error))
 
 
+def is_incomplete(error: openai.APIError) -> bool:
+    """Whether the server's reply was cut off, too slow or too long."""
+    return any(isinstance(cause, IncompleteReply) for cause in _causes(error))
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and all its causes, the nearest first."""
     left = [error]
@@ -121,7 +133,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _reason(cause: BaseException) -> str:
     """Why a connection failed; empty if this cause does not show it."""
     match cause:
-        case EndlessReply():
+        case IncompleteReply():
             return str(cause)
         case socket.gaierror():
             return "the host name cannot be resolved"

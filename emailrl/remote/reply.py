@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from threading import Lock, Thread
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -19,15 +19,15 @@ MAX_REPLY_BYTES: Final = 8 << 20
 T = TypeVar("T")
 
 
-class EndlessReply(httpx.TransportError):
-    """A reply that exceeds the size or time limit."""
+class IncompleteReply(httpx.TransportError):
+    """A reply that is cut off, or exceeds the size or time limit."""
 
 
 class WholeReplies:
     """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``.
 
     A request's read timeout limits the whole exchange, from connecting to the last byte. Servers are asked not to
-    compress; those that do may use gzip, once. EndlessReply for a reply over the time or size limit, compressed or not;
+    compress; those that do may use gzip, once. IncompleteReply for one that is cut off, or over the time or size limit;
     httpx.DecodingError for one that cannot be decompressed.
     """
 
@@ -45,18 +45,26 @@ class WholeReplies:
                 finally:
                     await response.aclose()
         except TimeoutError as error:
-            raise EndlessReply(f"no complete reply within {seconds:g} s") from error
+            raise IncompleteReply(f"no complete reply within {seconds:g} s") from error
 
     async def _body(self, response: Any) -> bytes:
         unpacked = _unpacking(response.headers.get("content-encoding", ""))
         pieces, received, size = [], 0, 0
-        async for sent in response.aiter_raw():
+        async for sent in _pieces(response):
             received += len(sent)
             pieces.append(unpacked(sent, self.max_bytes - size + 1))
             size += len(pieces[-1])
             if max(received, size) > self.max_bytes:
-                raise EndlessReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
+                raise IncompleteReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
         return b"".join(pieces)
+
+
+async def _pieces(response: Any) -> AsyncIterator[bytes]:
+    try:
+        async for piece in response.aiter_raw():
+            yield piece
+    except Exception as error:  # of httpx or of httpx2, by the client
+        raise IncompleteReply("the reply was cut off") from error
 
 
 class Client(WholeReplies, httpx.AsyncClient):

@@ -21,7 +21,7 @@ from emailrl.remote.destination import tell
 from emailrl.remote.reply import wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.remote.text import sendable
-from emailrl.settings import RewardSettings, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import RewardSettings, check_key, is_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -46,6 +46,7 @@ class LLMJudge:
             raise UsageError(
                 "The LLM judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
             )
+        check_key("JUDGE_API_KEY" if settings.judge_api_key else "OPENROUTER_API_KEY", key)
         tell(settings.judge_base_url, "judge", with_key=bool(key))
         self.concurrency = concurrency
         self._settings = settings

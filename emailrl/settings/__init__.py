@@ -1,6 +1,13 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
-from emailrl.settings.credentials import is_openrouter, redacted, secrets_in, split_credentials, without_credentials
+from emailrl.settings.credentials import (
+    check_key,
+    is_openrouter,
+    redacted,
+    secrets_in,
+    split_credentials,
+    without_credentials,
+)
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
@@ -46,6 +53,7 @@ __all__ = [
     "TrainingSettings",
     "Untrusted",
     "VllmSettings",
+    "check_key",
     "check_wandb",
     "folder_risks",
     "is_openrouter",

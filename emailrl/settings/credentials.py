@@ -9,6 +9,8 @@ from html.entities import html5
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from emailrl.errors import UsageError
+
 _CREDENTIALS: Final = re.compile(r"""((?:\\{0,8}/){2})[^/?#\s"<>\\]*@""")
 """Up to the last @, since a password may contain one; after slashes, possibly JSON-escaped."""
 _SECRET_NAME: Final = r"(?:key|token|secret|password|signature)"
@@ -104,11 +106,24 @@ def _entities() -> dict[str, list[str]]:
     return names
 
 
+def check_key(name: str, key: str) -> None:
+    """Raise UsageError, without the key, unless a header can hold it: printable ASCII without spaces."""
+    if not re.fullmatch("[!-~]*", key):
+        raise UsageError(
+            f"{name} is not a valid key: it has a space, a line break, a control character or one outside ASCII.",
+            "Copy the key again, without anything before or after it.",
+        )
+
+
 def is_openrouter(url: str) -> bool:
     """Whether a URL is OpenRouter's: https, on its host or a subdomain.
 
     Raises ValueError for an invalid URL.
     """
+    if not url.isprintable():
+        raise ValueError("control characters")
     parts = urlsplit(url)
     host = parts.hostname or ""
+    if parts.port == 0:  # the attribute raises for any other port that is not one
+        raise ValueError("port 0")
     return parts.scheme == "https" and (host == "openrouter.ai" or host.endswith(".openrouter.ai"))

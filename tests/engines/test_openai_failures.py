@@ -310,5 +310,21 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     assert key("https://openrouter.ai/api/v1") == key("https://eu.openrouter.ai/api/v1") == "sk-router"
     assert key("http://openrouter.ai/api/v1") == key("https://openrouter.ai.evil.example/v1") == "sk-own"
-    with pytest.raises(UsageError, match="OPENAI_BASE_URL is not a valid URL"):
-        key("https://[half")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://[half", "http://127.0.0.1:1/\x1b[31mv1", "http://h/v1\n", "http://h:99999/v1", "http://h:0/v1",
+     "http://h:port/v1", "h\x1b[31m/v1"],
+)  # fmt: skip
+def test_an_invalid_address_is_refused_at_the_start(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match=r"^OPENAI_BASE_URL is not a valid URL\. Expected something like https://"):
+        OpenAIEngine(settings_for(url, tmp_path), [])
+
+
+@pytest.mark.parametrize("key", ["geheim\u2026", "geheim\n", "ge heim", "\x1b[31mgeheim"])
+def test_a_key_that_no_header_can_hold_is_refused_unshown(tmp_path: Path, key: str) -> None:
+    for url, name in (("http://127.0.0.1:9/v1", "openai_api_key"), ("https://openrouter.ai/v1", "openrouter_api_key")):
+        with pytest.raises(UsageError, match=rf"^{name.upper()} is not a valid key: ") as caught:
+            OpenAIEngine(settings_for(url, tmp_path, **{name: key}), [])
+        assert "heim" not in str(caught.value)

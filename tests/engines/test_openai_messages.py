@@ -17,6 +17,7 @@ from local_server import LocalServer, QuietHandler
 
 from emailrl.engines.openai_engine import OpenAIEngine
 from emailrl.errors import UsageError
+from emailrl.remote.reply import WholeReplies
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 KEY = "my-own-key-0123"
@@ -105,8 +106,7 @@ def failure(url: str, tmp_path: Path, *, key: str | None = KEY, timeout: float =
         (send(200, b""),
          "the server's reply cannot be read: it is empty. Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
         (send(200, b'{"choices": [', length=500),
-         "peer closed connection without sending complete message body (received 13 bytes, expected 500) "
-         "(URL/chat/completions). Check OPENAI_BASE_URL, and that the server runs."),
+         "the reply was cut off (URL/chat/completions). Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
         (hang_up,
          "Server disconnected without sending a response (URL/chat/completions). "
          "Check OPENAI_BASE_URL, and that the server runs."),
@@ -142,6 +142,16 @@ def test_servers_that_cannot_be_reached(serve: Callable[[Answer], str], tmp_path
 def test_an_address_with_the_usual_end_is_not_doubted(serve: Callable[[Answer], str], tmp_path: Path) -> None:
     url = f"{serve(send(200, b''))}/v1"
     assert failure(url, tmp_path).endswith("it is empty. Check OPENAI_BASE_URL (URL) and the server's log.")
+
+
+def test_a_reply_that_is_too_long(
+    serve: Callable[[Answer], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WholeReplies, "max_bytes", 1 << 20)
+    url = f"{serve(send(200, b' ' * ((1 << 20) + 1)))}/v1"
+    assert failure(url, tmp_path) == (
+        "the reply is longer than 1 MiB (URL/chat/completions). Check OPENAI_BASE_URL (URL) and the server's log."
+    )
 
 
 def test_no_part_of_an_address_that_is_secret_is_shown(serve: Callable[[Answer], str], tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import openai
 import pytest
 from local_server import DrippingServer, LocalServer, QuietHandler
 
+from emailrl.errors import UsageError
 from emailrl.remote.chat import ChatReply, complete, connect, describe
-from emailrl.remote.reply import Client, EndlessReply, WholeReplies, wait_for
+from emailrl.remote.reply import Client, IncompleteReply, WholeReplies, wait_for
 
 GOOD = json.dumps({
     "id": "1", "object": "chat.completion", "created": 0, "model": "m",
@@ -132,7 +133,7 @@ def test_unpacking_never_holds_more_than_the_bound(serve: Callable[[Answer], str
 
     tracemalloc.start()
     try:
-        with pytest.raises(EndlessReply, match="longer than 8 MiB"):
+        with pytest.raises(IncompleteReply, match="longer than 8 MiB"):
             wait_for(once())
         held = tracemalloc.get_traced_memory()[1]
     finally:
@@ -235,6 +236,23 @@ def test_nothing_of_the_environment_goes_along(serve: Callable[[Answer], str], m
 
     ask(serve(answer))
     assert len(heard) == 1 and "of-the-environment" not in heard[0] and "bearer key" in heard[0].lower()
+
+
+def test_an_invalid_host_name_is_a_usage_error() -> None:
+    with pytest.raises(
+        UsageError, match="The chat server's address is not a valid URL: Invalid IDNA hostname: '\u2603'"
+    ):
+        ask("http://\u2603/v1")
+
+
+def test_a_reply_that_is_cut_off(serve: Callable[[Answer], str]) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        send(handler, GOOD[:20], Content_Length=str(len(GOOD)))
+        handler.close_connection = True
+
+    with pytest.raises(openai.APIConnectionError) as raised:
+        ask(serve(answer))
+    assert describe(raised.value).startswith("the reply was cut off (http://")
 
 
 def test_what_went_wrong_is_told_with_its_cause(serve: Callable[[Answer], str]) -> None:

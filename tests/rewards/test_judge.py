@@ -241,8 +241,18 @@ def test_openrouters_key_goes_to_no_other_host() -> None:
     ):
         assert key(other, openrouter_api_key=KEY) == ""
         assert key(other, openrouter_api_key=KEY, judge_api_key="own") == "own"
-    with pytest.raises(UsageError, match="JUDGE_BASE_URL"):
-        key("http://[half", openrouter_api_key=KEY)
+    for invalid in ("http://[half", "http://h:99999/v1", "http://h/\x1b[31mv1"):
+        with pytest.raises(UsageError, match="JUDGE_BASE_URL is not a valid URL"):
+            key(invalid, openrouter_api_key=KEY)
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unshown(tmp_path: Path) -> None:
+    settings = RewardSettings(
+        judge_base_url="http://127.0.0.1:9/v1", judge_api_key="geheim\n", judge_cache=tmp_path / "judge.db"
+    )  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="JUDGE_API_KEY is not a valid key") as caught:
+        LLMJudge(settings, concurrency=1)
+    assert "geheim" not in str(caught.value)
 
 
 def test_credentials_in_the_endpoint_are_never_told(tmp_path: Path) -> None:

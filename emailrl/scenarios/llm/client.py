@@ -13,7 +13,7 @@ from emailrl.remote.text import sendable
 from emailrl.scenarios.llm.cache import Reply
 from emailrl.scenarios.llm.plan import tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
-from emailrl.settings import GenerationSettings, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import GenerationSettings, check_key, is_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -123,7 +123,12 @@ class ReplyClient:
 
 
 def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:
-    at_openrouter = is_openrouter(settings.generator_base_url)
+    try:
+        at_openrouter = is_openrouter(settings.generator_base_url)
+    except ValueError as error:
+        raise UsageError(
+            "GENERATOR_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
+        ) from error
     secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
     key = secret.get_secret_value() if secret else ""
     if at_openrouter and not key:
@@ -131,4 +136,5 @@ def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> 
             "Generating questions with a model at OpenRouter needs a key.",
             "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none.",
         )
+    check_key("GENERATOR_API_KEY" if settings.generator_api_key else "OPENROUTER_API_KEY", key)
     return key

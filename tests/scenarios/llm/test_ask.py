@@ -263,6 +263,23 @@ def test_an_address_that_is_none_is_said(mail_db: Path, generation: Make, url: s
         plan_questions(mail_db, generation(url), limit=10)
 
 
+@pytest.mark.parametrize("url", ["http://h:99999/v1", "http://h/\x1b[31mv1"])
+def test_an_address_that_no_request_can_go_to_is_refused(generation: Make, url: str) -> None:
+    with pytest.raises(UsageError, match="GENERATOR_BASE_URL is not a valid URL"):
+        QuestionWriter(generation(url))
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unshown(generation: Make) -> None:
+    for url, name in (
+        ("http://127.0.0.1:9/v1", "GENERATOR_API_KEY"),
+        ("https://openrouter.ai/v1", "OPENROUTER_API_KEY"),
+    ):
+        own = {"generator_api_key": "geheim\n"} if name == "GENERATOR_API_KEY" else {}
+        with pytest.raises(UsageError, match=f"^{name} is not a valid key") as caught:
+            QuestionWriter(generation(url, **own), openrouter_api_key=SecretStr("geheim\n"))
+        assert "geheim" not in str(caught.value)
+
+
 def test_a_cache_that_cannot_be_used_is_said_before_anything_is_paid_for(
     mail_db: Path, serve: Serve, generation: Make, tmp_path: Path
 ) -> None:
