@@ -58,15 +58,15 @@ def _results(metadata: Metadata, confirmed: Confirmed | None) -> str:
     if recorded is None:
         return "## Results\n\nNo evaluation was recorded with this checkpoint.\n"
     if confirmed is None:
-        results = f"{recorded}. The checkpoint was selected on these questions;"
+        results = f"{recorded}. The checkpoint was selected on these questions."
     else:
         results = (
             f"Accuracy {confirmed.accuracy:.1%} (95 % interval {confirmed.accuracy_low:.1%} to "
             f"{confirmed.accuracy_high:.1%}) on {confirmed.num_questions} validation questions that were not used to "
-            f"select the checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. This figure is biased "
-            "upwards, because the checkpoint is the best of several on these questions;"
+            f"select the checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. Such a figure is "
+            "biased upwards: the checkpoint is the best of several on these questions."
         )
-    return f"## Results\n\n{results} `emailrl benchmark` measures it on the test split.\n"
+    return f"## Results\n\n{results} `emailrl benchmark` measures the checkpoint on the test split.\n"
 
 
 def _recorded(metadata: Metadata) -> str | None:
