@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
@@ -27,6 +28,33 @@ class LocalServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def answering() -> Iterator[Callable[[Answer], str]]:
+    """Starts servers that let ``answer`` write the whole response to a POST; gives their addresses."""
+    servers: list[LocalServer] = []
+
+    def start(answer: Answer) -> str:
+        class Handler(QuietHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                try:
+                    answer(self)
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True  # the client had enough, as the test meant it to
+
+        servers.append(LocalServer(Handler))
+        return f"http://127.0.0.1:{servers[-1].port}"
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.close()
 
 
 class DrippingServer:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_SECONDS = 10
-EARLIEST = 20
-"""No time left before one in so many is done: the first few of many that run at once predict nothing."""
 """Minimum interval between lines without a terminal."""
+EARLIEST = 20
+"""The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
 
 
 class Tally:

@@ -22,7 +22,7 @@ from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.destination import tell
 from emailrl.remote.text import sendable
-from emailrl.settings import Settings, check_key, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -84,13 +84,8 @@ class OpenAIEngine:
         self._settings = settings.openai
         self._tools = list(tools)
         self._concurrency = settings.agent.rollout_concurrency
-        try:
-            self._at_openrouter = is_openrouter(self._settings.openai_base_url)
-            self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
-        except ValueError as error:
-            raise UsageError(
-                "OPENAI_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
-            ) from error
+        self._at_openrouter = names_openrouter("OPENAI_BASE_URL", self._settings.openai_base_url)
+        self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
         if urlsplit(self._settings.openai_base_url).scheme not in ("http", "https"):
             raise UsageError(
                 f"OPENAI_BASE_URL is {without_credentials(self._settings.openai_base_url)}, "

@@ -60,11 +60,11 @@ def _results(metadata: Metadata, confirmed: Confirmed | None) -> str:
     if confirmed is None:
         results = f"{recorded}. The checkpoint was selected on these questions."
     else:
+        measured = _accuracy(confirmed.accuracy, confirmed.accuracy_low, confirmed.accuracy_high)
         results = (
-            f"Accuracy {confirmed.accuracy:.1%} (95 % interval {confirmed.accuracy_low:.1%} to "
-            f"{confirmed.accuracy_high:.1%}) on {confirmed.num_questions} validation questions that were not used to "
-            f"select the checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. Such a figure is "
-            "biased upwards: the checkpoint is the best of several on these questions."
+            f"{measured} on {confirmed.num_questions} validation questions that were not used to select the "
+            f"checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. Such a figure is biased upwards: the "
+            "checkpoint is the best of several on these questions."
         )
     return f"## Results\n\n{results} `emailrl benchmark` measures the checkpoint on the test split.\n"
 
@@ -74,9 +74,7 @@ def _recorded(metadata: Metadata) -> str | None:
     metrics = metadata.metrics
     if metrics.get("accuracy") is None:
         return None
-    line = f"Accuracy {metrics['accuracy']:.1%}"
-    if metrics.get("accuracy_low") is not None and metrics.get("accuracy_high") is not None:
-        line += f" (95 % interval {metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%})"
+    line = _accuracy(metrics["accuracy"], metrics.get("accuracy_low"), metrics.get("accuracy_high"))
     if metrics.get("num_questions") is not None:
         line += f" on {metrics['num_questions']} validation questions"
     if metrics.get("evaluated_step") not in (None, metadata.step):
@@ -84,6 +82,11 @@ def _recorded(metadata: Metadata) -> str | None:
     if metrics.get("reward") is not None:
         line += f", mean reward {metrics['reward']:.3f}"
     return line
+
+
+def _accuracy(accuracy: float, low: float | None, high: float | None) -> str:
+    interval = "" if low is None or high is None else f" (95 % interval {low:.1%} to {high:.1%})"
+    return f"Accuracy {accuracy:.1%}{interval}"
 
 
 def _training(metadata: Metadata) -> str:

@@ -21,7 +21,7 @@ from emailrl.remote.destination import tell
 from emailrl.remote.reply import wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.remote.text import sendable
-from emailrl.settings import RewardSettings, check_key, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     import openai
@@ -128,12 +128,7 @@ def judge_key(settings: RewardSettings) -> str:
 
 
 def _at_openrouter(settings: RewardSettings) -> bool:
-    try:
-        return is_openrouter(settings.judge_base_url)
-    except ValueError as error:
-        raise UsageError(
-            "JUDGE_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
-        ) from error
+    return names_openrouter("JUDGE_BASE_URL", settings.judge_base_url)
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -30,7 +30,6 @@ Split = Literal["train", "val", "test"]
 ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
 """Questions of ART-E's set with known wrong answers, which its own loader also drops."""
 
-
 HELD_OUT_SEED = 42
 """Draws samples of validation and test questions, so that runs with different seeds are measured on the same ones."""
 

@@ -3,6 +3,7 @@
 from emailrl.settings.credentials import (
     check_key,
     is_openrouter,
+    names_openrouter,
     redacted,
     secrets_in,
     split_credentials,
@@ -58,6 +59,7 @@ __all__ = [
     "folder_risks",
     "is_openrouter",
     "load_settings",
+    "names_openrouter",
     "redacted",
     "run_root",
     "secrets_in",

@@ -115,6 +115,16 @@ def check_key(name: str, key: str) -> None:
         )
 
 
+def names_openrouter(setting: str, url: str) -> bool:
+    """Whether the URL of a setting is OpenRouter's. Raises UsageError, which names the setting, for an invalid URL."""
+    try:
+        return is_openrouter(url)
+    except ValueError as error:
+        raise UsageError(
+            f"{setting} is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
+        ) from error
+
+
 def is_openrouter(url: str) -> bool:
     """Whether a URL is OpenRouter's: https, on its host or a subdomain.
 

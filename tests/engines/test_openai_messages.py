@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from engines.asking import ask, settings_for
-from local_server import LocalServer, QuietHandler
+from local_server import Answer, answering
 
 from emailrl.engines.openai_engine import OpenAIEngine
 from emailrl.errors import UsageError
 from emailrl.remote.reply import WholeReplies
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
 KEY = "my-own-key-0123"
 
 
@@ -52,20 +51,8 @@ def hang_up(handler: BaseHTTPRequestHandler) -> None:
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
     """Starts a server that lets ``answer`` write the response; gives its address."""
-    servers: list[LocalServer] = []
-
-    def start(answer: Answer) -> str:
-        class Handler(QuietHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                answer(self)
-
-        servers.append(LocalServer(Handler))
-        return f"http://127.0.0.1:{servers[-1].port}"
-
-    yield start
-    for server in servers:
-        server.close()
+    with answering() as start:
+        yield start
 
 
 def failure(url: str, tmp_path: Path, *, key: str | None = KEY, timeout: float = 30) -> str:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 
 import openai
 import pytest
-from local_server import DrippingServer, LocalServer, QuietHandler
+from local_server import Answer, DrippingServer, answering
 
 from emailrl.errors import UsageError
 from emailrl.remote.chat import ChatReply, complete, connect, describe
@@ -24,29 +24,13 @@ GOOD = json.dumps({
     "id": "1", "object": "chat.completion", "created": 0, "model": "m",
     "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ja"}}],
 }).encode()  # fmt: skip
-Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
     """Starts a server that lets ``answer`` write the whole response; gives its address."""
-    servers: list[LocalServer] = []
-
-    def start(answer: Answer) -> str:
-        class Handler(QuietHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                try:
-                    answer(self)
-                except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True  # the client had enough, as the test meant it to
-
-        servers.append(LocalServer(Handler))
-        return f"http://127.0.0.1:{servers[-1].port}/v1"
-
-    yield start
-    for server in servers:
-        server.close()
+    with answering() as start:
+        yield lambda answer: f"{start(answer)}/v1"
 
 
 def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:

@@ -13,7 +13,7 @@ from emailrl.remote.text import sendable
 from emailrl.scenarios.llm.cache import Reply
 from emailrl.scenarios.llm.plan import tokens_of_prompt
 from emailrl.scenarios.llm.prompts import SYSTEM_PROMPT, Batch
-from emailrl.settings import GenerationSettings, check_key, is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -123,12 +123,7 @@ class ReplyClient:
 
 
 def _key(settings: GenerationSettings, openrouter_api_key: SecretStr | None) -> str:
-    try:
-        at_openrouter = is_openrouter(settings.generator_base_url)
-    except ValueError as error:
-        raise UsageError(
-            "GENERATOR_BASE_URL is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
-        ) from error
+    at_openrouter = names_openrouter("GENERATOR_BASE_URL", settings.generator_base_url)
     secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
     key = secret.get_secret_value() if secret else ""
     if at_openrouter and not key:
