@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpu.micro_batch_profile import HEAD, REST, class_of, kernels, summed
-from gpu.step_figure import by_phase, part_of, tables
+from gpu.step_figure import batches_table, by_phase, part_of, tables
 from gpu.step_timeline import Timeline, name_steps
 
 
@@ -99,10 +99,10 @@ def batch(rows: dict[str, int]) -> Any:
 
 def test_steps_of_vllm_are_told_apart() -> None:
     """What reads prompts, what only samples, and what proves an adapter."""
-    clock, counts, seen = Clock(), Counter[str](), []
+    clock, counts, batches, seen = Clock(), Counter[str](), [], []
     timeline = Timeline(clock=clock)
     scheduler = SimpleNamespace(update_from_output=lambda scheduled, output: seen.append(output))
-    name_steps(timeline, scheduler, counts)
+    name_steps(timeline, scheduler, counts, batches)
     for name, rows, seconds in (
         ("sampling/engine", {"a": 1, "b": 70}, 2.0), ("sampling/engine", {"a": 1, "b": 1}, 0.5),
         ("sampling/engine", {}, 0.125), ("adapter/proof", {"p": 128}, 4.0),
@@ -113,7 +113,19 @@ def test_steps_of_vllm_are_told_apart() -> None:
     own = {"sampling/prompts": 2.0, "sampling/tokens": 0.5, "sampling/engine": 0.125, "adapter/proof": 4.0}
     assert timeline.cut()["own"] == own | {"other": 0.0}
     assert counts == {"prompt_steps": 1, "token_steps": 1, "prompt_tokens": 69, "preempted": 2}
+    assert batches == [(2.0, 2, 71), (0.5, 2, 2)]
     assert len(seen) == 4
+
+
+def test_batches_are_classed_by_what_they_hold_and_what_ran_before() -> None:
+    batches = [(0.5, 2, 71), (0.25, 2, 2), (0.125, 4, 4), (0.0625, 2, 2), (2.0, 1, 2048)]
+    assert batches_table(batches)[2:-1] == [
+        "| prompts, at most 128 tokens | 1 | 0.50 | 500.0 | 2 | 71 |",
+        "| prompts, at most 2,048 tokens | 1 | 2.00 | 2000.0 | 1 | 2,048 |",
+        "| samples only, after prompts | 1 | 0.25 | 250.0 | 2 | 2 |",
+        "| samples only, as the one before | 2 | 0.19 | 93.8 | 3 | 3 |",
+    ]
+    assert batches_table([]) == []
 
 
 @pytest.mark.parametrize(
@@ -187,5 +199,5 @@ def step(number: int, sampling: float) -> dict[str, Any]:
     return {
         "kind": "step", "number": number, "counts": number > 1, "seconds": sampling + 2.0, "own": own, "whole": whole,
         "spans": [], "batch": batch | {"vllm_version": None}, "memory": {},
-        "product_seconds": {"rollout": 3.0, "update": 1.0, "total": 4.0},
+        "batches": [], "product_seconds": {"rollout": 3.0, "update": 1.0, "total": 4.0},
     }  # fmt: skip

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+Batch = tuple[float, int, int]
+"""See ``step_timeline.Batch``."""
 PHASES = {
     "wake": "wake vLLM",
     "adapter": "adapter: save, load, prove",
@@ -35,6 +37,8 @@ SAMPLING = {
     "template": "chat template and tokenizer",
     "bookkeeping": "rollout's bookkeeping, audit",
 }
+SIZES = (128, 512, 1024, 2048, 1_000_000)
+"""Upper ends of the classes of batches that read prompts, in tokens; vLLM captures graphs of up to 128 by default."""
 
 
 def counted(records: Sequence[Record]) -> list[Record]:
@@ -95,7 +99,7 @@ def tables(records: Sequence[Record]) -> str:
     lines += [f"| **all** | {whole:.2f} | {sum(mean.values()) / whole:.1%} | {' | '.join(cells)} |", ""]
     for phase in ("adapter", "sampling"):
         lines += parts_table(phase, named(mean_of([part_of(step["own"], phase) for step in steps])))
-    lines += [checked(steps), ""]
+    lines += [checked(steps), "", *batches_table([batch for step in steps for batch in step["batches"]])]
     if (batch := the(records, "micro_batch")) is not None:
         lines += micro_batch_lines(batch)
     return "\n".join(lines)
@@ -131,6 +135,27 @@ def parts_table(title: str, parts: Mapping[str, float]) -> list[str]:
     for name, seconds in sorted(parts.items(), key=lambda one: -one[1]):
         lines.append(f"| {name} | {seconds:.3f} | {seconds / whole:.1%} |")
     return [*lines, ""]
+
+
+def batches_table(batches: Sequence[Batch]) -> list[str]:
+    """vLLM's batches by what they held and what ran before them; none with another engine."""
+    kinds: dict[str, list[Batch]] = {}
+    sampled_before = False
+    for seconds, rows, tokens in batches:
+        if tokens == rows:
+            kind = "samples only, as the one before" if sampled_before else "samples only, after prompts"
+        else:
+            kind = next(f"prompts, at most {most:,} tokens" for most in SIZES if tokens <= most)
+        kinds.setdefault(kind, []).append((seconds, rows, tokens))
+        sampled_before = tokens == rows
+    lines = ["| batches of vLLM | number | seconds | median ms | rows | tokens |", "|---" * 6 + "|"]
+    for kind, ones in sorted(kinds.items()):
+        seconds, rows, tokens = zip(*ones, strict=True)
+        middle = (
+            f"{1000 * statistics.median(seconds):.1f} | {statistics.mean(rows):.0f} | {statistics.mean(tokens):,.0f}"
+        )
+        lines.append(f"| {kind} | {len(ones)} | {sum(seconds):.2f} | {middle} |")
+    return [*lines, ""] if kinds else []
 
 
 def checked(steps: Sequence[Record]) -> str:

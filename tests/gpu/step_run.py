@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench_sampling import Scripted, Timed
-from step_timeline import Timeline, attach, attach_vllm
+from step_timeline import Batch, Timeline, attach, attach_vllm
 
 SHORTEST, LONGEST, RESULTS = 120, 320, 5
 """Tokens of a completion, results of a search: with two rounds of search and read, about a quarter is trained."""
@@ -33,6 +33,7 @@ class Bench:
     timeline: Timeline
     records: list[dict[str, Any]] = field(default_factory=list)
     vllm: Counter[str] = field(default_factory=Counter)
+    batches: list[Batch] = field(default_factory=list)
     collected: list[Any] = field(default_factory=list)
     """Groups of the step under way."""
     prepared: list[Any] = field(default_factory=list)
@@ -108,7 +109,7 @@ def prepare(bench: Bench, run: Any) -> None:
     run.evaluate_if_due = lambda: None
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
-        attach_vllm(timeline, engine, bench.vllm)
+        attach_vllm(timeline, engine, bench.vllm, bench.batches)
         keep(engine._probe, "check", bench.proofs.append)
     collector.engine = Told(Timed(engine, *lengths), timeline)
     keep(collector, "collect", bench.collected.extend)
@@ -184,9 +185,10 @@ def ending_step(bench: Bench, run: Any) -> Callable[..., None]:
             {"kind": "step", "number": run.state.step, "counts": run.state.step > 1}
             | step
             | {"batch": batch_of(bench, written), "product_seconds": written["seconds"], "memory": memory_of(bench)}
+            | {"batches": [(round(seconds, 5), rows, tokens) for seconds, rows, tokens in bench.batches]}
         )
         print(f"step {run.state.step}: {step['seconds']:.1f} s", file=sys.stderr, flush=True)
-        for kept in (bench.collected, bench.vllm, bench.keeps, bench.memory):
+        for kept in (bench.collected, bench.vllm, bench.batches, bench.keeps, bench.memory):
             kept.clear()
         if time.monotonic() - bench.begun > bench.given.seconds:
             raise TimeUp

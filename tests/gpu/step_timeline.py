@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OTHER = "other"
+Batch = tuple[float, int, int]
+"""Seconds, rows and tokens of one of vLLM's batches: as many tokens as rows if it reads no prompt."""
 
 
 @dataclass
@@ -131,34 +133,39 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
         timeline.wrap(owner, method, name, drawn=True, settled=True)
 
 
-def attach_vllm(timeline: Timeline, engine: Any, counts: Counter[str]) -> None:
-    """The same for what ``VllmEngine`` does inside; ``counts`` gets the steps and tokens of its batches."""
+def attach_vllm(timeline: Timeline, engine: Any, counts: Counter[str], batches: list[Batch]) -> None:
+    """The same for what ``VllmEngine`` does inside; ``counts`` gets the sums of its batches, ``batches`` each one."""
     begin = engine._start
 
     def start() -> None:
         with timeline.span("start"):
             begin()
-        name_steps(timeline, engine._engine.engine_core.engine_core.scheduler, counts)
+        name_steps(timeline, engine._engine.engine_core.engine_core.scheduler, counts, batches)
 
     engine._start = start
     timeline.wrap(engine, "_take_adapter", "adapter/load", drawn=True)
     timeline.wrap(engine, "_step", None)  # sampling, or an adapter's proof
 
 
-def name_steps(timeline: Timeline, scheduler: Any, counts: Counter[str]) -> None:
+def name_steps(timeline: Timeline, scheduler: Any, counts: Counter[str], batches: list[Batch]) -> None:
     """Tell vLLM's steps that read prompts from those that only sample.
 
-    A step is what its finished batch was: scheduling may run one batch ahead.
+    A step is what its finished batch was: scheduling may run one batch ahead. A batch takes from the end of the one
+    before, as batches queue up on the GPU.
     """
     take = scheduler.update_from_output
+    before = timeline.clock()
 
     def update_from_output(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal before
+        before, begun = timeline.clock(), before
         tokens, rows = scheduled.total_num_scheduled_tokens, len(scheduled.num_scheduled_tokens)
         if rows and timeline.now.name == "sampling/engine":  # not an adapter's proof
             reads = tokens > rows
             timeline.now.name = "sampling/prompts" if reads else "sampling/tokens"
             counts["prompt_steps" if reads else "token_steps"] += 1
             counts["prompt_tokens"] += tokens - rows
+            batches.append((before - begun, rows, tokens))
             counts["preempted"] += len(scheduled.preempted_req_ids or ())
         return take(scheduled, *args, **kwargs)
 
