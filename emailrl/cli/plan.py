@@ -50,7 +50,10 @@ MeasuredRun = Annotated[
 ]
 PerTrajectory = Annotated[int | None, typer.Option(min=1, help="Tokens per trajectory, including tool results.")]
 Share = Annotated[float | None, typer.Option(min=0, max=1, help="Share of those tokens that are trained.")]
-Mfu = Annotated[float | None, typer.Option(help="Model FLOP/s utilization in training, as a share. Default: measured.")]
+Mfu = Annotated[
+    float | None,
+    typer.Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
+]
 
 
 @setting_options(
@@ -64,8 +67,8 @@ def plan(
     gpu: Gpu = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="GPUs per host, to train and to sample.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Hosts.")] = 1,
-    network: Annotated[float, typer.Option(min=0.1, help="Gbit/s between hosts.")] = 100,
-    price: Annotated[float | None, typer.Option(min=0, help="Price per GPU-hour.")] = None,
+    network: Annotated[float, typer.Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
+    price: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: PerTrajectory = None,
     trainable_share: Share = None,
     run: MeasuredRun = None,

@@ -6,7 +6,6 @@ validate the arithmetic.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
@@ -183,7 +182,8 @@ def make_plan(
     Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
     questions that training refuses.
     """
-    _check(utilization, price, num_gpus * nodes)
+    if (gpus := num_gpus * nodes) > MOST_GPUS:
+        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs, not {gpus:,}.", "Lower --num-gpus or --nodes.")
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
@@ -203,15 +203,6 @@ def make_plan(
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
         remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *assumed],
     )  # fmt: skip
-
-
-def _check(utilization: float | None, price: float | None, gpus: int) -> None:
-    if gpus > MOST_GPUS:
-        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs, not {gpus:,}.", "Lower --num-gpus or --nodes.")
-    if utilization is not None and not 0 < utilization <= 1:
-        raise UsageError("--mfu is a fraction of the device's FLOP/s.", "Use a value above 0 and at most 1.")
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError("--price is the price of one GPU per hour.", "Give a number.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def _described(text: str) -> Device | None:
     """A GPU described by memory, dense half-precision FLOP/s and bandwidth, in any order; None if one is missing."""
     given: dict[str, float] = {}
     for part in text.lower().split(","):
-        amount = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([gt]i?)b|([tp])flops?)(?:/s)?", part.strip())
+        amount = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?(?:([gt]i?)b|([tp])flops?)(?:/s)?", part.strip())
         if amount is None:
             return None
         number, memory, operations = float(amount[1]), amount[2], amount[3]

@@ -50,6 +50,28 @@ def test_the_cost_is_shown_with_what_it_is_made_of(
 
 
 @pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--mfu", ("1e-308", "0", "-1", "1.5", "nan", "inf")),
+        ("--price", ("1e308", "-1", "nan", "inf")),
+        ("--network", ("1e308", "0", "-1", "nan", "inf")),
+        ("--trainable-share", ("1.5", "-1", "nan", "inf")),
+    ],
+)
+def test_a_number_without_a_finite_plan_is_an_error(emailrl, option: str, values: tuple[str, ...]) -> None:
+    for value in values:
+        code, out, error = emailrl("plan", "--gpu", "H200", option, value)
+        assert (code, out) == (2, "") and error.startswith(f"error: Invalid value for '{option}': '{value}'")
+    assert emailrl("plan", "--gpu", "H200", option, "0.5")[0] == 0
+
+
+@pytest.mark.parametrize("tflops", ["1" + 400 * "0", "0." + 320 * "0" + "1", "nan", "0"])
+def test_a_described_card_has_a_finite_speed(emailrl, tflops: str) -> None:
+    code, out, error = emailrl("plan", "--gpu", f"80 GiB, {tflops} TFLOP/s, 2 TB/s")
+    assert (code, out) == (2, "") and error.startswith("error: Unknown GPU '80 GiB, ")
+
+
+@pytest.mark.parametrize(
     ("option", "content", "code", "message"),
     [
         ("--questions", None, 2, "No such question file: named."),

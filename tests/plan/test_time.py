@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from plan.planned import ALL, H200, settings_with
 
-from emailrl.errors import UsageError
 from emailrl.plan import Plan, make_plan
 from emailrl.plan.activations import Layout
 from emailrl.plan.time import prefix_share, scoring_passes, training_flops
@@ -170,9 +169,3 @@ def test_a_decode_step_as_measured(tmp_path: Path) -> None:
 )
 def test_passes_before_an_update(tmp_path: Path, values: dict[str, Any], passes: int) -> None:
     assert scoring_passes(settings_with(tmp_path, **values)) == passes
-
-
-@pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
-def test_a_price_is_a_number(tmp_path: Path, price: float) -> None:
-    with pytest.raises(UsageError, match="--price"):
-        make_plan(settings_with(tmp_path), H200, price=price)
