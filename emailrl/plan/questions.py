@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.scenarios import Split, load_scenario_set
+from emailrl.scenarios import read_questions
 from emailrl.scenarios.beside import questions_file
 from emailrl.settings import Settings
 
@@ -17,10 +17,10 @@ def limit_to_questions(settings: Settings) -> tuple[Settings, list[str]]:
     file = data.questions or questions_file(settings.store.db)
     if not file.exists():
         return settings, [f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"]
-    limits: dict[Split, int] = {"train": data.train_dataset_size, "val": data.eval_dataset_size}
-    found = {
-        split: len(load_scenario_set(file, split, limit=limit, seed=settings.training.seed, data=data).scenarios)
-        for split, limit in limits.items()
+    found, seed = read_questions(file, data), settings.training.seed
+    num_train, num_val = (len(found.of(split, limit=None, seed=seed).scenarios) for split in ("train", "val"))
+    sizes = {
+        "train_dataset_size": min(num_train, data.train_dataset_size),
+        "eval_dataset_size": min(num_val, data.eval_dataset_size),
     }
-    sizes = {"train_dataset_size": found["train"], "eval_dataset_size": found["val"]}
     return settings.model_copy(update={"data": data.model_copy(update=sizes)}), []

@@ -7,6 +7,7 @@ from emailrl.scenarios.load import (
     fingerprint,
     load_scenario_set,
     load_scenarios,
+    read_questions,
 )
 from emailrl.scenarios.rows import read_jsonl, write_scenarios
 
@@ -20,5 +21,6 @@ __all__ = [
     "load_scenarios",
     "missing_ids",
     "read_jsonl",
+    "read_questions",
     "write_scenarios",
 ]

@@ -83,19 +83,39 @@ def load_scenario_set(
     (file and line) for a bad row, for splits that share an inbox and for an empty split, EmailRLError if the hub
     cannot be reached.
     """
+    return read_questions(questions, data).of(split, limit=limit, seed=seed, check_inboxes=check_inboxes)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """All questions of a source, from which several splits can be taken without reading it again."""
+
+    scenarios: list[Scenario]
+    source: str
+    dropped: dict[str, int]
+    data: DataSettings
+
+    def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
+        """The questions of one split, with the arguments and errors of ``load_scenario_set``."""
+        allow_shared = self.data.allow_shared_inbox or not check_inboxes
+        chosen, notes = _select(self.scenarios, split, self.source, self.data.eval_dataset_size, allow_shared)
+        if not chosen:
+            counts = Counter(scenario.split or "unsplit" for scenario in self.scenarios)
+            have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+            hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
+            raise UsageError(f"{self.source}: no questions of split {split!r}.", hint)
+        if limit is not None:
+            chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
+        return ScenarioSet(chosen, self.source, self.dropped, [*notes, *_dropped_notes(self.dropped)])
+
+
+def read_questions(questions: Path | None, data: DataSettings) -> Questions:
+    """Read and check all questions; ``questions`` and errors are those of ``load_scenario_set``."""
     source, rows = _open(questions or data.questions, data)
     everything, dropped = _filter(_trained_split(rows, data.train_split), data.max_source_mails)
     if not everything:
         raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
-    allow_shared = data.allow_shared_inbox or not check_inboxes
-    chosen, notes = _select(everything, split, source, data.eval_dataset_size, allow_shared)
-    if not chosen:
-        have = ", ".join(f"{n} {name}" for name, n in sorted(Counter(s.split or "unsplit" for s in everything).items()))
-        hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
-        raise UsageError(f"{source}: no questions of split {split!r}.", hint)
-    if limit is not None:
-        chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
-    return ScenarioSet(chosen, source, dropped, [*notes, *_dropped_notes(dropped)])
+    return Questions(everything, source, dropped, data)
 
 
 _NO_TRAIN = (
@@ -139,7 +159,7 @@ def _trained_split(rows: Iterator[Scenario], train_split: str) -> Iterator[Scena
         if scenario.split is None and train_split != "train":
             raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions have no splits.", "Unset it.")
         if scenario.split == train_split:
-            yield replace(scenario, split="train")
+            yield scenario if train_split == "train" else replace(scenario, split="train")
         elif scenario.split != "train":
             yield scenario
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -82,8 +83,8 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
     if not 0 <= realistic <= 1:
         raise UsageError(f"{where}: field 'how_realistic' must be between 0 and 1, not {realistic!r}.")
     split = row.get("split")
-    splits = dict.fromkeys((*SPLITS, fields.train_split))
-    if split is not None and split not in splits:
+    if split is not None and split not in SPLITS and split != fields.train_split:
+        splits = dict.fromkeys((*SPLITS, fields.train_split))
         raise UsageError(f"{where}: field 'split' must be one of {', '.join(splits)}, not {split!r}.")
     kind = row.get("kind")
     if kind is not None and not isinstance(kind, str):
@@ -105,7 +106,7 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
 
 def _json(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        return json.loads(line.removeprefix(BOM_UTF8).decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
 
@@ -117,9 +118,11 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
     if isinstance(value, bool) or not isinstance(value, types) or (isinstance(value, str) and not value.strip()):
         kinds = " or ".join("number" if t is float else t.__name__ for t in types if t is not tuple)
         raise UsageError(f"{where}: field {name!r} must be a non-empty {kinds}, not {value!r:.60}.")
-    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+    if not isinstance(value, str):
+        return value
+    if len(value) > MOST_CHARACTERS:
         raise UsageError(f"{where}: field {name!r} has {len(value):,} characters; the limit is {MOST_CHARACTERS:,}.")
-    if isinstance(value, str) and not _is_text(value):
+    if not _is_text(value):
         raise UsageError(
             f"{where}: field {name!r} must be valid Unicode, but contains a lone surrogate: {value!a:.60}."
         )
@@ -128,9 +131,11 @@ def _field(row: Mapping[str, Any], name: str, types: tuple[type, ...], where: st
 
 def _flag(row: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
     value = row.get(name)
-    if not isinstance(value, bool | None):
+    if value is None:
+        return default
+    if not isinstance(value, bool):
         raise UsageError(f"{where}: field {name!r} must be true or false, not {value!r:.60}.")
-    return default if value is None else value
+    return value
 
 
 def _is_id(value: Any) -> bool:
@@ -139,6 +144,8 @@ def _is_id(value: Any) -> bool:
 
 def _is_text(value: str) -> bool:
     """Whether text can be encoded: a JSON escape may be half of a surrogate pair."""
+    if value.isascii():  # without a copy
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:

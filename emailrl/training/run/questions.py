@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from emailrl.errors import UsageError
-from emailrl.scenarios import fingerprint, load_scenario_set, missing_ids
+from emailrl.scenarios import fingerprint, missing_ids, read_questions
 from emailrl.settings import Settings
 from emailrl.store import database_fingerprint
 from emailrl.trajectory import Scenario
@@ -31,9 +31,9 @@ def load_data(settings: Settings) -> RunData:
     """
     data, seed = settings.data, settings.training.seed
     database = database_fingerprint(settings.store.db)
-    train = load_scenario_set(None, "train", limit=data.train_dataset_size, seed=seed, data=data)
-    num_val = data.eval_dataset_size
-    val = load_scenario_set(None, "val", limit=2 * num_val, seed=seed, data=data)
+    questions, num_val = read_questions(None, data), data.eval_dataset_size
+    train = questions.of("train", limit=data.train_dataset_size, seed=seed)
+    val = questions.of("val", limit=2 * num_val, seed=seed)
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     coverage = missing_ids(train.scenarios, settings.store.db)
     if not coverage.num_answerable:
