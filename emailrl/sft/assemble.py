@@ -31,6 +31,7 @@ from emailrl.sft.fit import Fitter
 from emailrl.sft.place import Place, find_place
 from emailrl.sft.run import Run, SftResult, State
 from emailrl.store import database_fingerprint
+from emailrl.training.run.agreement import changed_settings, choosing_questions
 from emailrl.training.run.directory import clear_run, held
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.printing import RULE
@@ -141,14 +142,17 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
     """Restore the run's state and optimizer; UsageError if the checkpoint has other examples or another order."""
     before = checkpoint.metadata
     check_resumed(settings, before.settings)
-    if before.questions_fingerprint != data.fingerprint:
-        raise UsageError(
-            f"{checkpoint.path} was trained on other conversations.", "Use the same ones, or start a new run."
-        )
     recorded = {"seed": before.seed, "sft_batch_size": before.settings["sft"]["sft_batch_size"]}
     for name, old in recorded.items():
         if old != (now := settings.training.seed if name == "seed" else settings.sft.sft_batch_size):
             raise UsageError(f"{checkpoint.path} has {name} {old}, not {now}.", f"Resume with {name.upper()}={old}.")
+    if before.questions_fingerprint != data.fingerprint:
+        changed = choosing_questions(changed_settings(before, settings))
+        cause = "; ".join(changed) or "the questions, the database or the experts have changed"
+        raise UsageError(
+            f"{checkpoint.path} was trained on other conversations: {cause}.",
+            "Resume with the old ones, or start a new run without --resume.",
+        )
     path = checkpoint.path / STATE_FILE
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)

@@ -90,12 +90,9 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
     )
     refused: list[tuple[dict[str, Any], str]] = [
         ({"model_name": str(copied)}, r"was trained from .*, not from .*Resume with --model"),
-        ({"questions": fewer}, "a different set of questions"),
-        ({"train_dataset_size": 4}, "a different set of questions"),
-        (
-            {"emailrl_db": tmp_path / "o.db"},
-            "a different database.*gen-db --append and --overwrite",
-        ),
+        ({"questions": fewer}, r"other questions: QUESTIONS was .*, now .*questions\.jsonl\."),
+        ({"train_dataset_size": 4}, r"other questions: TRAIN_DATASET_SIZE was 3000, now 4\."),
+        ({"emailrl_db": tmp_path / "o.db"}, r"on the database .*mail\.db, not on .*o\.db\. Resume with --db"),
         ({"lora_rank": 8}, "lora_rank 4, not 8.*LORA_RANK=4"),
     ]
     for changes, complaint in refused:

@@ -166,8 +166,11 @@ def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, Sft
     with pytest.raises(UsageError, match="No trajectory is left"):
         sft(changed, resume="latest")
     other = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": 7})})
-    with pytest.raises(UsageError, match=r"other conversations|has seed"):
+    with pytest.raises(UsageError, match=r"has seed \d+, not 7\. Resume with SEED="):
         sft(other, resume="latest")
+    fewer = settings.model_copy(update={"data": settings.data.model_copy(update={"eval_dataset_size": 1})})
+    with pytest.raises(UsageError, match=r"on other conversations: EVAL_DATASET_SIZE was \d+, now 1\. Resume with"):
+        sft(fewer, resume="latest")
     with pytest.raises(UsageError, match="already has checkpoint-8"):
         sft(settings, resume=str(result.out.parent / "checkpoint-4"))
 

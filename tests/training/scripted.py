@@ -186,7 +186,7 @@ def play(
     )
     said: list[str] = []
     events: list[str] = []
-    state, data = RunState(), RunData(QUESTIONS, list(val or QUESTIONS), [], "d", "q", list(confirm))
+    state, data = RunState(), RunData(QUESTIONS, list(val or QUESTIONS), "questions.jsonl", [], "d", "q", list(confirm))
     tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
     # Each has no more of the part it stands for than a run asks for.
     policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))

@@ -22,6 +22,7 @@ from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice, resolve, staleness
+from emailrl.training.run.agreement import check_agrees
 from emailrl.training.run.ahead import Ahead, rollouts_in_flight
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
@@ -34,7 +35,6 @@ from emailrl.training.run.printing import header
 from emailrl.training.run.questions import RunData, load_data
 from emailrl.training.run.resume import (
     Resumed,
-    check_agrees,
     load_state,
     new_run_id,
     resumed,
@@ -108,7 +108,8 @@ def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint
     data = load_data(settings)
     data.notes += notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
     if checkpoint:
-        data.notes += _changes(checkpoint, settings, data)
+        changes = check_agrees(checkpoint, settings, data)
+        data.notes += [f"changed since the checkpoint: {change}" for change in changes]
     return data
 
 
@@ -160,12 +161,6 @@ def _directory(
         notes.append(f"a run in {before.directory} died before its first checkpoint; this one replaces it")
     notes += rewind(before.directory, state)
     yield before.directory
-
-
-def _changes(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[str]:
-    """What has changed since the checkpoint was written; UsageError if the run cannot continue with it."""
-    changes = check_agrees(checkpoint, settings, data.database_fingerprint, data.questions_fingerprint)
-    return [f"changed since the checkpoint: {change}" for change in changes]
 
 
 @contextmanager

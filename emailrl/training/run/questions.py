@@ -17,6 +17,8 @@ class RunData:
 
     train: list[Scenario]
     val: list[Scenario]
+    source: str
+    """The file, folder or hub name of the questions."""
     notes: list[str]
     database_fingerprint: str
     questions_fingerprint: str
@@ -48,6 +50,7 @@ def load_data(settings: Settings) -> RunData:
     return RunData(
         train=train.scenarios,
         val=chosen,
+        source=questions.source,
         notes=notes,
         database_fingerprint=database,
         questions_fingerprint=fingerprint([*train.scenarios, *chosen]),

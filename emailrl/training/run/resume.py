@@ -1,4 +1,4 @@
-"""Start or resume a run: what a checkpoint must match, and the run's state on disk.
+"""Start or resume a run: the checkpoint to resume from, and the run's state on disk.
 
 A resumed run equals the uninterrupted one, bit for bit on the CPU: weights, optimizer, KL weight, random generators,
 position in the questions and counters come from the checkpoint, and later records are removed.
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from emailrl.checkpoints import (
-    SFT,
     Checkpoint,
     list_checkpoints,
     recover,
@@ -31,10 +30,8 @@ from emailrl.checkpoints import (
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import first_line
-from emailrl.policy.resolve import same_base
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
-from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.directory import (
     checkpoint_to_resume,
     held,
@@ -42,7 +39,6 @@ from emailrl.training.run.directory import (
     remove_records,
     run_to_resume,
 )
-from emailrl.training.run.start import check_resumed
 from emailrl.training.run.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -85,44 +81,6 @@ def _whole(checkpoint: Checkpoint | None) -> Checkpoint | None:
             f"{checkpoint.path} has no trainer state.", "Resume from a checkpoint written by emailrl train."
         )
     return checkpoint
-
-
-def check_agrees(checkpoint: Checkpoint, settings: Settings, database: str, questions: str) -> list[str]:
-    """Differences between the checkpoint's settings and the current ones, for the log.
-
-    Raises UsageError if the run cannot continue: another base model, mode, LoRA shape, database or set of questions.
-    """
-    before, path = checkpoint.metadata, checkpoint.path
-    if not same_base(before.base_model, settings.model.name):
-        raise UsageError(
-            f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
-            f"Resume with --model {before.base_model}.",
-        )
-    if before.mode == SFT:
-        raise UsageError(f"{path} is from an sft run.", f"Start a run from it: --adapter {path}, without --resume.")
-    check_resumed(settings, before.settings)
-    if before.mode != settings.training.mode:
-        raise UsageError(f"{path} is from mode {before.mode}.", f"Resume with --mode {before.mode}.")
-    for what, old, new in (
-        ("database", before.database_fingerprint, database),
-        ("set of questions", before.questions_fingerprint, questions),
-    ):
-        if old != new:
-            hint = "Resume with the same one (file, sizes and seed), or start a new run without --resume."
-            if what == "database":
-                hint = f"{HOW_DATABASES_CHANGE} Resume with that, or start a new run without --resume."
-            raise UsageError(f"{path} was trained on a different {what}.", hint)
-    changes = []
-    for section, values in settings.public().items():
-        for name, value in values.items():
-            if section == "lora" and name not in settings.lora.model_fields_set:
-                continue  # the checkpoint's adapter has its own
-            old = before.settings.get(section, {}).get(name, value)
-            if old != value and name not in ("resume", "output_dir"):
-                changes.append(f"{name} {old} -> {value}")
-                if section == "lora":
-                    raise UsageError(f"{path} has {name} {old}, not {value}.", f"Resume with {name.upper()}={old}.")
-    return changes
 
 
 def new_run_id(mode: str) -> str:
