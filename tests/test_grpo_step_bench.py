@@ -91,10 +91,11 @@ def test_a_failure_says_where_it_began() -> None:
     assert timeline.cut()["own"]["reward"] == 1.0
 
 
-def batch(rows: dict[str, int]) -> Any:
+def batch(rows: dict[str, int], drafts: dict[str, list[int]]) -> Any:
     return SimpleNamespace(
-        num_scheduled_tokens=rows, total_num_scheduled_tokens=sum(rows.values()), preempted_req_ids={"c"}
-    )
+        num_scheduled_tokens=rows, total_num_scheduled_tokens=sum(rows.values()), preempted_req_ids={"c"},
+        scheduled_spec_decode_tokens=drafts,
+    )  # fmt: skip
 
 
 def test_steps_of_vllm_are_told_apart() -> None:
@@ -103,16 +104,16 @@ def test_steps_of_vllm_are_told_apart() -> None:
     timeline = Timeline(clock=clock)
     scheduler = SimpleNamespace(update_from_output=lambda scheduled, output: seen.append(output))
     name_steps(timeline, scheduler, counts, batches)
-    for name, rows, seconds in (
-        ("sampling/engine", {"a": 1, "b": 70}, 2.0), ("sampling/engine", {"a": 1, "b": 1}, 0.5),
-        ("sampling/engine", {}, 0.125), ("adapter/proof", {"p": 128}, 4.0),
+    for name, rows, drafts, seconds in (
+        ("sampling/engine", {"a": 1, "b": 70}, {}, 2.0), ("sampling/engine", {"a": 5, "b": 1}, {"a": [7] * 4}, 0.5),
+        ("sampling/engine", {}, {}, 0.125), ("adapter/proof", {"p": 128}, {}, 4.0),
     ):  # fmt: skip
         with timeline.span(name):
             clock.pass_(seconds)
-            scheduler.update_from_output(batch(rows), name)
+            scheduler.update_from_output(batch(rows, drafts), name)
     own = {"sampling/prompts": 2.0, "sampling/tokens": 0.5, "sampling/engine": 0.125, "adapter/proof": 4.0}
     assert timeline.cut()["own"] == own | {"other": 0.0}
-    assert counts == {"prompt_steps": 1, "token_steps": 1, "prompt_tokens": 69, "preempted": 2}
+    assert counts == {"prompt_steps": 1, "token_steps": 1, "prompt_tokens": 69, "draft_tokens": 4, "preempted": 2}
     assert batches == [(2.0, 2, 71), (0.5, 2, 2)]
     assert len(seen) == 4
 

@@ -82,7 +82,19 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | further_arguments(settings)
+    return arguments | speculation(settings) | further_arguments(settings)
+
+
+def speculation(settings: Settings) -> dict[str, Any]:
+    """``speculative_config`` for VLLM_SPECULATIVE_TOKENS; nothing at 0.
+
+    Drafts are looked up by the last four to two tokens: keywords, ids and quotes recur in a search.
+    """
+    drafted = settings.vllm.vllm_speculative_tokens
+    if not drafted:
+        return {}
+    lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    return {"speculative_config": lookup | {"num_speculative_tokens": drafted}}
 
 
 def cache_bytes(settings: Settings) -> int | None:
@@ -101,6 +113,7 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
     owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
+    owned |= {"speculative_config": "VLLM_SPECULATIVE_TOKENS"} if settings.vllm.vllm_speculative_tokens else {}
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from emailrl.engines.vllm_arguments import as_flags, cache_bytes, further_arguments, is_filtered, lora_rank_limit
+from emailrl.engines.vllm_arguments import (
+    as_flags,
+    cache_bytes,
+    further_arguments,
+    is_filtered,
+    lora_rank_limit,
+    speculation,
+)
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import base_name, resolve_model
 from emailrl.settings import Settings
@@ -54,7 +61,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
     if not on_gpu:
         switches.append("--no-enable-chunked-prefill")  # as in ``engine_arguments``
     given = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-    more = as_flags(further_arguments(settings))
+    more = as_flags(speculation(settings) | further_arguments(settings))
     # As a module: the script of the CPU builds is broken.
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *more, *extra]
 

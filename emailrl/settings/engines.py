@@ -66,6 +66,9 @@ class VllmSettings(Section):
     """Disable CUDA graphs: faster startup, slower sampling."""
     vllm_enable_prefix_caching: bool = True
     """Reuse the KV cache of common prompt prefixes."""
+    vllm_speculative_tokens: NonNegative = 0
+    """Tokens that vLLM drafts per step by continuing an earlier occurrence of the last ones (n-gram speculation), and
+    verifies at once; 0 drafts none. The sampling distribution stays the same."""
     vllm_enable_sleep: bool = True
     """In-process vLLM releases its GPU memory to the trainer between rollouts."""
     vllm_max_loras: Positive = 1

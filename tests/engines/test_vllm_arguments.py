@@ -12,6 +12,8 @@ from emailrl.engines.vllm_arguments import as_flags, check_vllm, engine_argument
 from emailrl.errors import UsageError
 from emailrl.settings import load_settings
 
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+
 
 def test_arguments_follow_the_settings(tmp_path: Path) -> None:
     settings = settings_for(
@@ -36,6 +38,7 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
         ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
         ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
         ({"seed": 2**40 + 3}, True, {"seed": 3}),
+        ({"vllm_speculative_tokens": 4}, True, {"speculative_config": SPECULATION}),
     ],
 )
 def test_arguments_depend_on_what_is_possible(
@@ -105,6 +108,17 @@ def test_a_base_in_4_bits_leaves_no_choice_of_quantization(tmp_path: Path) -> No
         engine_arguments(
             load_settings(given, environ={}, cwd=tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True
         )
+
+
+def test_drafts_are_configured_in_one_place(tmp_path: Path) -> None:
+    own = '{"speculative_config": {"method": "suffix"}}'
+    alone = load_settings({"vllm_engine_args": own}, environ={}, cwd=tmp_path)
+    made = engine_arguments(alone, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    assert made["speculative_config"] == {"method": "suffix"}
+    both = load_settings({"vllm_speculative_tokens": 4, "vllm_engine_args": own}, environ={}, cwd=tmp_path)
+    with pytest.raises(UsageError, match="cannot set speculative_config") as error:
+        check_vllm(both, trainable=True)
+    assert error.value.hint == "Set VLLM_SPECULATIVE_TOKENS instead."
 
 
 def test_arguments_as_flags() -> None:

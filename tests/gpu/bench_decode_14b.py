@@ -38,7 +38,12 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 LEAN: Extra = {"specialize_active_lora": True, "lora_target_modules": LINEAR}
 FP8: Extra = {"quantization": "fp8_per_tensor"}
 NGRAM: Extra = {
-    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    },
     "compilation_config": {"cudagraph_capture_sizes": [40, 200]},  # multiples of 1 + 4 tokens a row
 }
 DUAL, IN_TORCH = {"VLLM_LORA_ENABLE_DUAL_STREAM": "1"}, {"VLLM_DISABLED_KERNELS": "CutlassFP8ScaledMMLinearKernel"}
@@ -57,6 +62,7 @@ VARIANTS: dict[str, tuple[Extra, dict[str, str]]] = {
     "full-decode": ({"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}, {}),
     "piecewise": ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, {}),
     "ngram": (NGRAM, {}),
+    "ngram-gpu": (NGRAM | {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}, {}),
     "two-loras": ({"max_loras": 2}, {}),
     "fp8-cutlass": (FP8, {}),
     "no-sleep": ({"enable_sleep_mode": False}, {}),
@@ -208,8 +214,12 @@ def print_table(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         cells = [row["variant"], row["ms"], row["ms_p90"], f"{row['tokens_per_second']:,}", speed,
                  row["tokens_per_row_and_step"], gap, f"{row['own']:.4f}", row["start"]]  # fmt: skip
         print("| " + " | ".join(map(str, cells)) + " |")
-    for name, one in (today or {}).get("more", {}).items():
-        print(f"today, {name}: {one.get('ms', one.get('error'))} ms, {one.get('tokens_per_second', '–')} tokens/s")
+    for row in rows:
+        for name, one in row.get("more", {}).items():
+            print(
+                f"{row['variant']}, {name}: {one.get('ms', one.get('error'))} ms, {one.get('tokens_per_second', '–')} "
+                f"tokens/s, {one.get('tokens_per_row_and_step', '–')} tokens a row and step"
+            )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,13 @@ def measure(given: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
             "no log-probs": player.play(given.rows, context, logprobs=None),
             "short contexts": player.play(given.rows, (16, 32)),
             f"{few} rows": player.play(few, context),
+            "greedy": player.play(given.rows, context, temperature=0.0),
             "no adapter": Player(engine, None, player.vocabulary, given.tokens).play(given.rows, context),
+        }
+    elif "speculative_config" in extra:  # drafts need text that repeats itself, as greedy text of random weights does
+        row["more"] = {
+            "greedy": player.play(given.rows, context, temperature=0.0),
+            "greedy, 4 x the tokens": player.play(given.rows, context, temperature=0.0, tokens=4 * given.tokens),
         }
     return row
 
@@ -127,13 +133,13 @@ class Player:
         scheduler.update_from_output = update
 
     def play(
-        self, rows: int, context: tuple[int, int], *, seeded: bool = True, logprobs: int | None = 0
+        self, rows: int, context: tuple[int, int], *, tokens: int | None = None, **sampling: Any
     ) -> dict[str, Any]:
         """Decode so many rows at once; median milliseconds of a step, tokens per second, tokens a row and step."""
         draw = random.Random(0)  # the same prompts each time, so that they are read once
         prompts = [[draw.randrange(300, self.vocabulary) for _ in range(draw.randint(*context))] for _ in range(rows)]
         self.steps.clear()
-        ended = self._ask(prompts, self.tokens, seeded=seeded, logprobs=logprobs)
+        ended = self._ask(prompts, tokens or self.tokens, **sampling)
         times = [
             after[0] - before[0]
             for before, after in zip(self.steps, self.steps[1:], strict=False)
@@ -171,7 +177,14 @@ class Player:
         return [entry[token].logprob for token, entry in pairs]
 
     def _ask(
-        self, prompts: list[list[int]], tokens: int, *, seeded: bool = True, logprobs: int | None = 0, **more: Any
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        *,
+        seeded: bool = True,
+        logprobs: int | None = 0,
+        temperature: float = 1.0,
+        **more: Any,
     ) -> list[Any]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -180,7 +193,7 @@ class Player:
         for prompt in prompts:
             self.asked += 1
             params = SamplingParams(
-                max_tokens=tokens, temperature=1.0, seed=self.asked if seeded else None, logprobs=logprobs,
+                max_tokens=tokens, temperature=temperature, seed=self.asked if seeded else None, logprobs=logprobs,
                 detokenize=False, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **more,
             )  # fmt: skip
             request = {"prompt_token_ids": prompt}

@@ -15,7 +15,7 @@ from typing import Any
 
 OTHER = "other"
 Batch = tuple[float, int, int]
-"""Seconds, rows and tokens of one of vLLM's batches: as many tokens as rows if it reads no prompt."""
+"""Seconds, rows and tokens of one of vLLM's batches, drafts aside: as many tokens as rows if it reads no prompt."""
 
 
 @dataclass
@@ -159,13 +159,15 @@ def name_steps(timeline: Timeline, scheduler: Any, counts: Counter[str], batches
     def update_from_output(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal before
         before, begun = timeline.clock(), before
-        tokens, rows = scheduled.total_num_scheduled_tokens, len(scheduled.num_scheduled_tokens)
+        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        tokens, rows = scheduled.total_num_scheduled_tokens - drafts, len(scheduled.num_scheduled_tokens)
         if rows and timeline.now.name == "sampling/engine":  # not an adapter's proof
             reads = tokens > rows
             timeline.now.name = "sampling/prompts" if reads else "sampling/tokens"
             counts["prompt_steps" if reads else "token_steps"] += 1
             counts["prompt_tokens"] += tokens - rows
             batches.append((before - begun, rows, tokens))
+            counts["draft_tokens"] += drafts
             counts["preempted"] += len(scheduled.preempted_req_ids or ())
         return take(scheduled, *args, **kwargs)
 

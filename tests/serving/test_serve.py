@@ -103,6 +103,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         *("--lora-rank", "12", "--", "--swap-space", "1"),
         VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
         KV_CACHE_GIB="1.5",
+        VLLM_SPECULATIVE_TOKENS="3",
     )
     result = json.loads(command.ready())
     assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
@@ -116,6 +117,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         assert (flags["--max-lora-rank"], flags["--tensor-parallel-size"]) == ("16", "2")
         assert flags["--logprobs-mode"] == "processed_logprobs" and flags["--swap-space"] == "1"
         assert flags["--kv-cache-memory-bytes"] == "1610612736"  # 1.5 · 2^30
+        assert json.loads(flags["--speculative-config"])["num_speculative_tokens"] == 3
         assert flags["--kv-cache-dtype"] == "fp8" and "--no-enable-chunked-prefill" not in flags
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(30) == 130

@@ -1,0 +1,228 @@
+"""N-gram speculation on real conversations: a trained small policy in vLLM, with drafts and without.
+
+    python tests/gpu/bench_speculation.py --smol-base FOLDER --db mail.db --questions questions.jsonl --gpus 0 1
+    python tests/gpu/bench_speculation.py --smol-base FOLDER --variants off 4 --questions-asked 3 --smoke   # a CPU vLLM
+
+`smol` answers ``--questions-asked`` test questions ``--rollouts`` times each, all at once, with the in-process engine:
+first greedily, then at ``--temperature``. A variant is VLLM_SPECULATIVE_TOKENS (0: off), or `gpu-N` for vLLM's
+`ngram_gpu`. Each runs in a process of its own. The first rollouts, which compile kernels, do not count.
+
+``tokens a turn of a row``: sampled tokens per row and step that samples, 1 without speculation. ``as off``: greedy
+trajectories with the same tokens as without speculation (in bf16, near-ties differ between any two batches).
+``gap``: mean absolute difference of the sampler's log-probabilities to those that the policy in this process computes,
+in nats; ``bias``: their mean difference, which a wrong distribution would shift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SCORED = 24
+"""Trajectories whose log-probabilities are compared."""
+
+
+def main() -> None:
+    """Measure one variant, or hand them out to the GPUs and print the table."""
+    given = arguments()
+    given.work.mkdir(parents=True, exist_ok=True)
+    if given.variant:
+        row = measure(given)
+        (given.work / f"{given.variant}.json").write_text(json.dumps(row))
+        sys.stdout.flush()
+        os._exit(0)  # vLLM's own end may hang
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for variant in given.variants:
+        waiting.put(variant)
+    workers = [threading.Thread(target=work, args=(given, gpu, waiting)) for gpu in given.gpus]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    files = [given.work / f"{variant}.json" for variant in given.variants]
+    rows = [json.loads(file.read_text()) for file in files if file.exists()]
+    if given.out:
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(table(rows))
+    if len(rows) < len(given.variants):
+        sys.exit(1)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smol")
+    parser.add_argument("--smol-base", type=Path, help="folder of SmolLM2's GGUF file")
+    parser.add_argument("--db", type=Path, help="default: the demo's")
+    parser.add_argument("--questions", type=Path)
+    parser.add_argument("--questions-asked", type=int, default=64)
+    parser.add_argument("--rollouts", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--variants", nargs="+", default=["off", "4", "8", "gpu-4"])
+    parser.add_argument("--gpus", nargs="+", default=["0"])
+    parser.add_argument("--limit", type=float, default=200, help="seconds for one variant")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "speculation")
+    parser.add_argument("--out", type=Path, help="the rows as JSON lines")
+    parser.add_argument("--smoke", action="store_true", help="on the CPU")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.smoke:
+        given.gpus, given.limit = [""], 900
+    return given
+
+
+def work(given: argparse.Namespace, gpu: str, waiting: queue.SimpleQueue[str]) -> None:
+    """Run variants on one GPU until none is left."""
+    while True:
+        try:
+            variant = waiting.get_nowait()
+        except queue.Empty:
+            return
+        (given.work / f"{variant}.json").unlink(missing_ok=True)
+        environ = os.environ | {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"}
+        environ |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "2"}
+        log = given.work / f"{variant}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([sys.executable, *sys.argv, "--variant", variant], env=environ, stderr=file)
+            try:
+                process.wait(given.limit)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.returncode:
+            last = "\n  ".join(log.read_text(errors="replace").splitlines()[-8:])
+            print(f"{variant} ended with {process.returncode}:\n  {last}", flush=True)
+
+
+# -- one variant
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Open the policy, ask everything twice, compare log-probabilities."""
+    from emailrl.engines.opened import open_policy
+    from emailrl.rollout.collect import build_collector
+    from emailrl.scenarios.load import load_scenarios
+
+    settings = settings_of(given)
+    begun = time.perf_counter()
+    opened = open_policy(settings)
+    collector = build_collector(opened.settings, opened.policy, opened.engine)
+    scenarios = load_scenarios(None, "test", limit=given.questions_asked, seed=1, data=settings.data)
+    collector.collect(scenarios[:8], 1, step=0, seed=1, split_label="warm-up")
+    row: dict[str, Any] = {"variant": given.variant, "start": round(time.perf_counter() - begun, 1)}
+    accepted = watch(opened.engine)
+    for name, temperature in (("greedy", 0.0), ("sampled", given.temperature)):
+        accepted.clear()
+        begun, steps = time.perf_counter(), opened.engine.steps
+        groups = collector.collect(scenarios, given.rollouts, step=1, seed=1, temperature=temperature)
+        seconds = time.perf_counter() - begun
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        tokens = sum(len(turn.completion_ids) for each in trajectories for turn in each.turns)
+        row[name] = {
+            "trajectories": len(trajectories),
+            "seconds": round(seconds, 2),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds),
+            "steps": opened.engine.steps - steps,
+            "tokens_per_row": round(accepted["tokens"] / max(accepted["rows"], 1), 2),
+            "reward": round(statistics.mean(each.reward or 0.0 for each in trajectories), 3),
+            "ids": [[sample.token_ids for sample in each.samples] for each in trajectories],
+        }
+    row["gap"], row["bias"] = gap(opened.policy, trajectories[:SCORED], given.temperature)
+    return row
+
+
+def settings_of(given: argparse.Namespace) -> Any:
+    """The settings of a variant."""
+    from emailrl.scenarios.beside import questions_file
+    from emailrl.scenarios.demo import write_demo
+    from emailrl.settings import load_settings
+
+    db = given.db
+    if db is None:
+        db = given.work / "demo.db"
+        write_demo(db, settings=load_settings({}, environ={}).store, seed=1, overwrite=True)
+    rows = given.questions_asked * given.rollouts
+    chosen: dict[str, Any] = {
+        "model_name": given.model, "engine": "vllm", "db": db, "questions": given.questions or questions_file(db),
+        "max_batch_trajectories": rows, "reward": "simple", "temperature": given.temperature,
+        "vllm_enforce_eager": given.smoke, "vllm_enable_sleep": False,
+    }  # fmt: skip
+    if given.smol_base:
+        chosen["smol_base"] = given.smol_base
+    if given.variant.startswith("gpu-"):
+        drafted = int(given.variant.removeprefix("gpu-"))
+        lookup = {"method": "ngram_gpu", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+        chosen["vllm_engine_args"] = json.dumps({"speculative_config": lookup | {"num_speculative_tokens": drafted}})
+    elif given.variant != "off":
+        chosen["vllm_speculative_tokens"] = int(given.variant)
+    return load_settings(chosen, environ={})
+
+
+def watch(engine: Any) -> Counter[str]:
+    """Count the rows that sample in vLLM's batches, and their tokens."""
+    counts: Counter[str] = Counter()
+    scheduler = engine._engine.engine_core.engine_core.scheduler
+    inner = scheduler.update_from_output
+
+    def update_from_output(scheduled: Any, output: Any, *others: Any, **named: Any) -> Any:
+        sampled = [len(ids) for ids in output.sampled_token_ids if len(ids)]
+        counts["rows"] += len(sampled)
+        counts["tokens"] += sum(sampled)
+        return inner(scheduled, output, *others, **named)
+
+    scheduler.update_from_output = update_from_output
+    return counts
+
+
+def gap(policy: Any, trajectories: list[Any], temperature: float) -> tuple[float, float]:
+    """Mean absolute and mean difference of the sampler's log-probabilities to the policy's own, over sampled tokens."""
+    import torch
+
+    differences = []
+    with torch.inference_mode():
+        for each in (sample for trajectory in trajectories for sample in trajectory.samples):
+            ids = torch.tensor([each.token_ids], device=policy.device)
+            logits = policy.model(ids).logits[0, :-1].float() / temperature
+            own = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+            pairs = zip(own, each.sampler_logprobs[1:], each.loss_mask[1:], strict=True)
+            differences += [sampler - value for value, sampler, sampled in pairs if sampled]
+    return statistics.mean(map(abs, differences)), statistics.mean(differences)
+
+
+# -- the table
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """All variants beside the first."""
+    head = ["variant", "greedy tokens/s", "x off", "tokens a turn of a row", "as off", "reward",
+            "sampled tokens/s", "x off", "tokens a turn of a row", "reward", "gap", "bias", "start s"]  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        cells = [row["variant"]]
+        for name in ("greedy", "sampled"):
+            one, off = row[name], rows[0][name]
+            rate = one["tokens_per_second"]
+            cells += [f"{rate:,}", f"{rate / off['tokens_per_second']:.2f}", f"{one['tokens_per_row']:.2f}"]
+            if name == "greedy":
+                same = sum(ids == others for ids, others in zip(one["ids"], off["ids"], strict=True))
+                cells.append(f"{same} of {len(off['ids'])}")
+            cells.append(f"{one['reward']:.3f}")
+        cells += [f"{row['gap']:.4f}", f"{row['bias']:+.4f}", str(row["start"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
