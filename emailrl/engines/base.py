@@ -120,8 +120,15 @@ class LocalEngine(Engine, Protocol):
 class PinnedEngine(Engine, Protocol):
     """An engine that stays on one version of the weights until it is closed."""
 
+    def load(self) -> None:
+        """Load and verify the version, in any thread, before it is sampled from; does nothing if it already is.
+
+        Raises EmailRLError if a sampler refuses it or fails the verification.
+        """
+        ...
+
     def cancel(self) -> None:
-        """Abort generation running in another thread, and any later call, with an exception."""
+        """Abort loading or generation running in another thread, and any later call, with an exception."""
         ...
 
 
@@ -131,4 +138,18 @@ class VersionedEngine(PolicyEngine, Protocol):
 
     def pin(self) -> PinnedEngine:
         """An engine pinned to the version loaded now, regardless of later loads."""
+        ...
+
+    def hand_over(self, path: Path | None, version: str) -> PinnedEngine:
+        """Do what loading the adapter in ``path`` needs the trainer's model for; the rest is the result's ``load``.
+
+        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Verify with the trainer's model what was sampled while the version handed over last was loaded.
+
+        Raises EmailRLError if it is wrong; call it before training on that version's rollouts.
+        """
         ...

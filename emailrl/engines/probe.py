@@ -9,11 +9,13 @@ changed its weights. The second check catches what rounding hides from the first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from emailrl.engines.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.errors import EmailRLError
@@ -42,8 +44,21 @@ class ProbeError(EmailRLError):
     """An engine that does not sample from the weights it was given."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What the trainer's model says of the probe's text under one adapter; an engine's answers are compared with it in
+    any thread."""
+
+    adapter_sha256: str | None
+    """None is the bare base model."""
+    prompt: list[float]
+    """Log-probabilities of ``ids[1:]``."""
+    logits: Tensor
+    """``(SAMPLED_ALONE, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
+
+
 class Probe:
-    """A text and its log-probabilities under the trainer's base model with the last loaded adapter.
+    """A text and its log-probabilities under the trainer's base model with one adapter after another.
 
     ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
     """
@@ -53,13 +68,11 @@ class Probe:
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
-        self.expected: list[float] = []
-        """The trainer's log-probabilities of ``ids[1:]`` under the adapter last loaded."""
-        self.adapter_sha256: str | None = None
-        """Of the adapter last loaded; None is the bare base model."""
-        self._before: list[float] = []
-        self._answers: dict[str, list[float]] = {}
-        self._answers_before: dict[str, list[float]] = {}
+        first = max(len(self.ids) - SAMPLED_ALONE, 0)
+        self.prefixes = [self.ids[:end] for end in range(first + 1, len(self.ids) + 1)]
+        """The longest beginnings of the text, itself included."""
+        self._answers: dict[str, tuple[Expected, list[float]]] = {}
+        """The last log-probabilities of the text from every engine, and those expected."""
 
     @property
     def vocabulary(self) -> int:
@@ -68,72 +81,86 @@ class Probe:
         assert isinstance(rows, int)
         return rows
 
-    def load(self, path: Path | None) -> None:
-        """Take the adapter in ``path`` (None: the bare base model) as the weights that engines must sample from now
-        on."""
+    def load(self, path: Path | None) -> Expected:
+        """What engines must answer under the adapter in ``path`` (None: the bare base model), checked before use.
+
+        ``score`` uses it from now on.
+        """
         self._weights.load(path)
+        logits = self._logits(self.ids, 0)
+        tokens = torch.tensor(self.ids[1:], device=logits.device)
+        prompt = logits[:-1].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         sha256 = None if path is None else adapter_sha256(path)
-        # After a step without an update the adapter is unchanged, so identical output is correct.
-        self._before, self._answers_before = self.expected, {} if sha256 == self.adapter_sha256 else self._answers
-        self.adapter_sha256 = sha256
-        self.expected, self._answers = self.score(self.ids), {}
+        return Expected(sha256, prompt.tolist(), logits[-len(self.prefixes) :].float().cpu())
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
         """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""
+        return _logprobs(self._logits(ids[:-1], start - 1), ids[start:], temperature)
+
+    def _logits(self, ids: Sequence[int], start: int) -> Tensor:
+        """``(len(ids) - start, vocabulary)``: row ``i`` predicts what follows ``ids[: start + i + 1]``."""
         model = self._weights.model
         tokens = torch.tensor([list(ids)], device=device_of(model))
         # The model's own layers, not the trainer's fused ones: those belong to the model in training, and this may be a
         # copy of it with merged weights.
         # Not in inference mode: tensors that a sharded base gathers there could not be trained with afterwards.
         with self._policy.accompanied(), torch.no_grad(), self._weights.active():
-            logits = projection(model)(hidden_states(model, tokens)[0, start - 1 : -1]) / (temperature or 1.0)
-            logprobs = logits.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
-        return logprobs.tolist()
+            logits: Tensor = projection(model)(hidden_states(model, tokens)[0, start:])
+        return logits
 
-    def check(self, who: str, prompt: Sequence[float], sampled: Sequence[int], logprobs: Sequence[float]) -> float:
-        """Compare an engine's log-probabilities; returns the mean gap over the probe.
+    def check_prompt(self, who: str, prompt: Sequence[float], expected: Expected) -> None:
+        """Compare an engine's log-probabilities of ``ids[1:]`` with the expected ones.
 
-        ``prompt`` holds those of ``ids[1:]``; ``sampled`` and ``logprobs`` are the tokens drawn next at
-        ``temperature``. Raises ProbeError naming ``who``.
+        Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.
         """
-        gap = self.compare(who, prompt, self.expected)
-        before = self._answers_before.get(who)
-        moved = mean_gap(self.expected, self._before) if self._before else 0.0
-        if before is not None and moved > self.tolerance / 100 and list(prompt) == before:
-            raise ProbeError(
-                f"{who} did not load the new adapter: its output is bit-identical, "
-                f"while the trainer's moved by {moved:.2g}.",
-                "Restart it.",
-            )
-        self.check_sampled(who, sampled, logprobs)
-        self._answers[who] = list(prompt)
-        return gap
-
-    def compare(self, who: str, prompt: Sequence[float], expected: Sequence[float]) -> float:
-        """Compare log-probabilities of ``ids[1:]`` with recorded ones, without a model; returns the mean gap. Raises
-        ProbeError naming ``who``.
-        """
-        gap = mean_gap(prompt, expected)
+        gap = mean_gap(prompt, expected.prompt)
         if not gap <= self.tolerance:
             raise ProbeError(
                 f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
                 f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
             )
-        return gap
+        before, answer = self._answers.get(who, (expected, []))
+        moved = mean_gap(expected.prompt, before.prompt)
+        # After a step without an update the adapter is unchanged, so identical output is correct.
+        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / 100
+        if changed and list(prompt) == answer:
+            raise ProbeError(
+                f"{who} did not load the new adapter: its output is bit-identical, "
+                f"while the trainer's moved by {moved:.2g}.",
+                "Restart it.",
+            )
+        self._answers[who] = expected, list(prompt)
+
+    def check_next(self, who: str, sampled: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
+        """Compare the tokens that an engine drew after each of ``prefixes`` with the expected logits; raises
+        ProbeError naming ``who``."""
+
+        def own(temperature: float) -> list[float]:
+            return _logprobs(expected.logits, sampled, temperature)
+
+        self._check_drawn(who, logprobs, own)
 
     def check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Compare an engine's samples after the probe text with the trainer's model; raises ProbeError naming
-        ``who``."""
+        """Compare the tokens that an engine drew one after another after the text with the trainer's model; raises
+        ProbeError naming ``who``."""
         ids, start = [*self.ids, *sampled], len(self.ids)
-        gap = mean_gap(logprobs, self.score(ids, start, self.temperature))
+        self._check_drawn(who, logprobs, lambda temperature: self.score(ids, start, temperature))
+
+    def _check_drawn(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
+        gap = mean_gap(logprobs, own(self.temperature))
         # Few tokens are sampled, so their gap is noisier than the mean over the text.
         if not gap <= 3 * self.tolerance:
-            untempered = mean_gap(logprobs, self.score(ids, start)) <= 3 * self.tolerance
+            untempered = mean_gap(logprobs, own(1.0)) <= 3 * self.tolerance
             raise ProbeError(
                 f"{who} returns log-probabilities of sampled tokens that are off by {gap:.4f} nats"
                 + (": they are taken before temperature." if untempered else "."),
                 "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0." if untempered else "",
             )
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:
+    labels = torch.tensor(list(tokens), device=logits.device)[:, None]
+    return (logits / (temperature or 1.0)).log_softmax(-1).gather(1, labels)[:, 0].tolist()
 
 
 def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -13,20 +13,22 @@ from typing import Any
 import httpx
 
 from emailrl.engines.base import Completion, Request
-from emailrl.engines.probe import SAMPLED, SAMPLED_ALONE, Probe
+from emailrl.engines.probe import SAMPLED, Expected, Probe
 from emailrl.engines.vllm_answers import (
+    Choice,
     ListedModel,
     ModelList,
     ReplicaDown,
     prompt_logprobs,
     read_answer,
-    read_choice,
+    read_choices,
     refusal,
 )
 from emailrl.errors import EmailRLError
 from emailrl.remote.reply import IncompleteReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
+COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0
 """Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
 FULL = 0.02
@@ -99,7 +101,7 @@ class Replica:
 
     async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
         """Request a completion; returns the response whatever its status."""
-        return await self._send(client, "POST", "/v1/completions", body)
+        return await self._send(client, "POST", COMPLETIONS, body)
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
         """Check the server's health."""
@@ -142,37 +144,36 @@ class Replica:
         self.loaded.remove(name)
 
     async def probe(
-        self,
-        client: httpx.AsyncClient,
-        name: str,
-        probe: Probe,
-        sampling: dict[str, Any],
-        expected: Sequence[float] | None = None,
-    ) -> None:
-        """Compare its log-probabilities of the probe text with the trainer's; ProbeError if they differ.
+        self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any], expected: Expected
+    ) -> Choice:
+        """Compare its log-probabilities with the expected ones, ProbeError if they differ; returns what it then sampled
+        after the text.
 
-        With ``expected`` log-probabilities of an earlier version, the trainer's model is not used. While other requests
-        run, only sampled tokens are compared: prompt log-probabilities may crash vLLM's engine then (vllm #16668).
+        While other requests run, only tokens sampled after the text's beginnings are compared: prompt
+        log-probabilities may crash vLLM's engine then (vllm #16668).
         """
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
-        if expected is None and self.in_flight.total():
+
+        async def sample(count: int = 1, **changes: Any) -> list[Choice]:
+            response = await self._call(client, "POST", COMPLETIONS, body | changes)
+            return read_choices(str(self), response, name, probe.vocabulary, count)
+
+        if self.in_flight.total():
             while not self.begin(name, above_cap=True):
                 await asyncio.sleep(FULL)
             try:
-                response = await self._call(client, "POST", "/v1/completions", body | {"max_tokens": SAMPLED_ALONE})
+                drawn = await sample(len(probe.prefixes), prompt=probe.prefixes, max_tokens=1)
+                [choice] = await sample()
             finally:
                 self.end(name)
-            choice = read_choice(str(self), response, name, probe.vocabulary)
-            probe.check_sampled(str(self), choice.token_ids, choice.logprobs.token_logprobs)
-            return
-        async with self.alone():
-            response = await self._call(client, "POST", "/v1/completions", body | {"prompt_logprobs": 0})
-        choice = read_choice(str(self), response, name, probe.vocabulary)
-        prompt = prompt_logprobs(str(self), probe.ids, choice)
-        if expected is None:
-            probe.check(str(self), prompt, choice.token_ids, choice.logprobs.token_logprobs)
+            tokens = [token for each in drawn for token in each.token_ids]
+            logprobs = [value for each in drawn for value in each.logprobs.token_logprobs]
+            probe.check_next(str(self), tokens, logprobs, expected)
         else:
-            probe.compare(str(self), prompt, expected)
+            async with self.alone():
+                [choice] = await sample(prompt_logprobs=0)
+            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, choice), expected)
+        return choice
 
     async def _call(
         self,
@@ -190,7 +191,8 @@ class Replica:
             response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
-        if response.status_code >= 500:
+        restarted = response.status_code == 404 and path == COMPLETIONS  # it had listed the adapter before
+        if restarted or response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
             raise EmailRLError(
@@ -244,7 +246,7 @@ def read_completion(
     replica: Replica, request: Request, response: httpx.Response, name: str, vocabulary: int
 ) -> Completion:
     """Parse the completion; EmailRLError if its prompt ids differ or its format is wrong."""
-    choice = read_choice(str(replica), response, name, vocabulary)
+    [choice] = read_choices(str(replica), response, name, vocabulary)
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
     reason = choice.finish_reason

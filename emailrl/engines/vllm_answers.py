@@ -13,6 +13,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from emailrl.errors import EmailRLError
+from emailrl.plain import counted
 
 LONGEST = 200
 """Maximum characters quoted from a server's error message."""
@@ -94,13 +95,23 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     )
 
 
-def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) -> Choice:
-    """The only completion of a response, checked for model ``name`` and ids below ``vocabulary``; raises as
+def read_choices(who: str, response: httpx.Response, name: str, vocabulary: int, count: int = 1) -> list[Choice]:
+    """The completions of ``count`` prompts, checked for model ``name`` and ids below ``vocabulary``; raises as
     ``read_answer``."""
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
-    choice = answer.choices[0]
+    if len(answer.choices) != count:
+        raise EmailRLError(
+            f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.",
+            "vLLM 0.26 or newer is required.",
+        )
+    for choice in answer.choices:
+        _check_choice(who, choice, vocabulary)
+    return answer.choices
+
+
+def _check_choice(who: str, choice: Choice, vocabulary: int) -> None:
     if len(choice.token_ids) != len(choice.logprobs.token_logprobs):
         raise EmailRLError(
             f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
@@ -112,7 +123,6 @@ def read_choice(who: str, response: httpx.Response, name: str, vocabulary: int) 
             f"{who} returns token {max(choice.token_ids)}, outside the vocabulary of {vocabulary}.",
             "Check its base model.",
         )
-    return choice
 
 
 def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:

@@ -190,8 +190,8 @@ class VllmEngine:
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
-        self._probe.load(self._path)  # also checks its files before vLLM reads them
-        self.adapter_sha256 = self._probe.adapter_sha256
+        expected = self._probe.load(self._path)  # also checks its files before vLLM reads them
+        self.adapter_sha256 = expected.adapter_sha256
         if self._engine is None:
             self._start()
         self._take_adapter()
@@ -203,7 +203,8 @@ class VllmEngine:
             outputs = self._step()
         ids, sampled = self._probe.ids, outputs[0].outputs[0]
         prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
-        self._probe.check("vLLM", prompt, sampled.token_ids, logprobs_of(sampled))
+        self._probe.check_prompt("vLLM", prompt, expected)
+        self._probe.check_sampled("vLLM", sampled.token_ids, logprobs_of(sampled))
         self._proven = True
 
     def _take_adapter(self) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
 
-from emailrl.engines.probe import Probe
+from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import Replica, sampling_body
 from emailrl.engines.report import report
-from emailrl.engines.vllm_answers import ReplicaDown
+from emailrl.engines.vllm_answers import Choice, ReplicaDown
 from emailrl.engines.vllm_arguments import read_urls
 from emailrl.errors import EmailRLError
 from emailrl.remote.destination import tell
@@ -36,13 +36,12 @@ class Version:
 
     label: str
     """The trainer's name for it."""
+    expected: Expected
+    """The trainer's log-probabilities of the probe's text."""
     served: str | None = None
     """Its name on the servers, never used for another adapter."""
     path: str | None = None
     """Its folder, as the servers see it."""
-    sha256: str | None = None
-    expected: Sequence[float] = ()
-    """The trainer's log-probabilities of the probe's text."""
 
 
 @dataclass
@@ -78,16 +77,22 @@ class Fleet:
         return [replica for replica in self.replicas if replica.alive]
 
     async def admit(
-        self, client: httpx.AsyncClient, replicas: Collection[Replica], version: Version, *, again: bool
+        self,
+        client: httpx.AsyncClient,
+        replicas: Collection[Replica],
+        version: Version,
+        *,
+        again: bool,
+        sampled: Callable[[str, Choice], None],
     ) -> None:
         """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
 
-        ``again`` means they were in use before: their return is reported, and all may be down for a while. Call it only
-        in the trainer's thread, as the probe uses the trainer's model. Raises EmailRLError if a replica refuses the
+        ``again`` means they were in use before: their return is reported, and all may be down for a while. ``sampled``
+        is called with the tokens that each verified replica sampled. Raises EmailRLError if a replica refuses the
         adapter or fails the probe (naming it), or none is left.
         """
         before = {replica for replica in replicas if replica.alive}
-        failures = await asyncio.gather(*(self._bring(client, replica, version) for replica in replicas))
+        failures = await asyncio.gather(*(self._bring(client, replica, version, sampled) for replica in replicas))
         for replica, failure in zip(replicas, failures, strict=True):
             if failure is not None and (replica in before or not again):
                 report(f"{replica} is excluded: {failure.rstrip('.')}.")
@@ -118,21 +123,23 @@ class Fleet:
             self._waiting -= 1
 
     async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
-        """Load a previously verified version on a replica; returns why it failed, or None.
-
-        Safe in any thread: its log-probabilities are compared with the recorded ones of the trainer's model.
-        """
-        return await self._bring(client, replica, version, expected=version.expected)
+        """Load and verify a version on a replica that was in use before; returns why it failed, or None."""
+        return await self._bring(client, replica, version, lambda who, choice: None)
 
     async def _bring(
-        self, client: httpx.AsyncClient, replica: Replica, version: Version, expected: Sequence[float] | None = None
+        self,
+        client: httpx.AsyncClient,
+        replica: Replica,
+        version: Version,
+        sampled: Callable[[str, Choice], None],
     ) -> str | None:
         try:
             await replica.check_health(client)
             await replica.models(client)
             if version.served is not None and version.path is not None:
                 await replica.load(client, version.served, version.path)
-            await replica.probe(client, version.served or replica.base, self.probe, self.sampling, expected)
+            name = version.served or replica.base
+            sampled(str(replica), await replica.probe(client, name, self.probe, self.sampling, version.expected))
         except ReplicaDown as error:
             replica.alive = False
             return str(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.pacing import converse
 from emailrl.engines.replicas import FULL, Replica, cause, completion_body, read_completion, retry_after
 from emailrl.engines.vllm_answers import ReplicaDown
-from emailrl.engines.vllm_fleet import Fleet, Version, room
+from emailrl.engines.vllm_fleet import Fleet, T, Version, room
 
 LONGEST_WAIT = 8.0
 """Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
@@ -52,19 +52,26 @@ class Play:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
 
         async def playing(client: httpx.AsyncClient) -> list[Completion]:
-            task = asyncio.current_task()
-            assert task is not None
-            self._under_way = asyncio.get_running_loop(), task
-            if self._cancelled:
-                raise asyncio.CancelledError
-
             async def complete(request: Request) -> Completion:
                 return await self._complete(client, request)
 
             return await converse(requests, complete, advance, limit=self.limits.conversations)
 
+        return self.until_cancelled(playing)
+
+    def until_cancelled(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+        """Run ``act(client)``; CancelledError after ``cancel``."""
+
+        async def acting(client: httpx.AsyncClient) -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._under_way = asyncio.get_running_loop(), task
+            if self._cancelled:
+                raise asyncio.CancelledError
+            return await act(client)
+
         try:
-            return self.fleet.run(playing)
+            return self.fleet.run(acting)
         finally:
             self._under_way = None
 
@@ -80,7 +87,7 @@ class Play:
         completion = await self._sample(client, request)
         completion.seconds = time.perf_counter() - started
         completion.prompt_tokens = len(request.prompt_ids)
-        completion.policy_version, completion.adapter_sha256 = self.version.label, self.version.sha256
+        completion.policy_version, completion.adapter_sha256 = self.version.label, self.version.expected.adapter_sha256
         return completion
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:

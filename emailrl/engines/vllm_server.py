@@ -12,7 +12,7 @@ import asyncio
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,15 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.probe import Probe
 from emailrl.engines.replicas import Replica
+from emailrl.engines.vllm_answers import Choice
 from emailrl.engines.vllm_arguments import read_path_map
 from emailrl.engines.vllm_fleet import Fleet, Version
 from emailrl.engines.vllm_play import Limits, Play
 from emailrl.engines.vllm_sharing import PREFIX, check_unshared
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
+
+Load = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 class VllmServers:
@@ -46,6 +49,8 @@ class VllmServers:
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
         self._held: Counter[str | None] = Counter()
+        self._unchecked: list[tuple[str, Choice]] = []
+        """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
 
     @property
     def alive(self) -> list[Replica]:
@@ -58,21 +63,46 @@ class VllmServers:
         Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
         replica), or none is left; new conversations then keep using the previous version.
         """
-        self._probe.load(path)  # also checks its files before a server reads them
-        sha256 = self._probe.adapter_sha256
-        new = Version(
+        new = self._prepare(path, version)
+        self.fleet.run(partial(self._take, version=new, sampled=self._check_sampled))
+
+    def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
+        """See ``VersionedEngine.hand_over``."""
+        new = self._prepare(path, version)
+
+        def keep(who: str, choice: Choice) -> None:
+            self._unchecked.append((who, choice))
+
+        return self._pinned(new, partial(self._take, version=new, sampled=keep))
+
+    def settle(self) -> None:
+        """See ``VersionedEngine.settle``."""
+        while self._unchecked:
+            self._check_sampled(*self._unchecked[-1])
+            self._unchecked.pop()
+
+    def _prepare(self, path: Path | None, version: str) -> Version:
+        """A version with all that must be computed by the trainer's model."""
+        expected = self._probe.load(path)  # also checks its files before a server reads them
+        if self._version is None:
+            self.fleet.run(partial(self._check_unshared, own=path))
+        sha256 = expected.adapter_sha256
+        return Version(
             version,
+            expected,
             served=None if sha256 is None else self._new_name(version, sha256),
             path=None if path is None else self._as_seen_there(path.absolute()),
-            sha256=sha256,
-            expected=self._probe.expected,
         )
+
+    async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
+        """Load and verify a version, and unload old ones."""
         again = self._version is not None
-        if not again:
-            self.fleet.run(partial(self._check_unshared, own=path))
-        self.fleet.run(partial(self.fleet.admit, replicas=self.fleet.replicas, version=new, again=again))
-        self._version = new
-        self.fleet.run(partial(self.fleet.unload, kept=self._kept, held=set(+self._held)))
+        await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)
+        self._version = version
+        await self.fleet.unload(client, kept=self._kept, held=set(+self._held))
+
+    def _check_sampled(self, who: str, choice: Choice) -> None:
+        self._probe.check_sampled(who, choice.token_ids, choice.logprobs.token_logprobs)
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
@@ -80,9 +110,7 @@ class VllmServers:
 
     def pin(self) -> PinnedVersion:
         """An engine pinned to the version loaded now."""
-        version = self._current()
-        self._held[version.served] += 1
-        return PinnedVersion(Play(self.fleet, version, self._limits), self._held)
+        return self._pinned(self._current())
 
     def release(self) -> None:
         """Do nothing: the servers have their own GPUs."""
@@ -90,7 +118,8 @@ class VllmServers:
     def resume(self) -> None:
         """Readmit excluded replicas that are healthy again."""
         if self._version is not None and (away := [each for each in self.fleet.replicas if not each.alive]):
-            self.fleet.run(partial(self.fleet.admit, replicas=away, version=self._version, again=True))
+            admit = partial(self.fleet.admit, replicas=away, version=self._version)
+            self.fleet.run(partial(admit, again=True, sampled=self._check_sampled))
 
     def close(self) -> None:
         """Unload this engine's adapters from the healthy replicas."""
@@ -101,6 +130,10 @@ class VllmServers:
             self.load_adapter(None, "")
         assert self._version is not None
         return self._version
+
+    def _pinned(self, version: Version, load: Load | None = None) -> PinnedVersion:
+        self._held[version.served] += 1
+        return PinnedVersion(Play(self.fleet, version, self._limits), self._held, load)
 
     async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
         checks = (check_unshared(client, replica, own, self._as_seen_here) for replica in self.fleet.replicas)
@@ -130,15 +163,20 @@ class VllmServers:
 class PinnedVersion:
     """An engine pinned to one version, which stays on the servers until ``close``."""
 
-    def __init__(self, play: Play, held: Counter[str | None]) -> None:
-        self._play, self._held = play, held
+    def __init__(self, play: Play, held: Counter[str | None], load: Load | None) -> None:
+        self._play, self._held, self._load = play, held, load
+
+    def load(self) -> None:
+        """See ``PinnedEngine.load``."""
+        if self._load is not None:
+            self._play.until_cancelled(self._load)
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left, CancelledError after ``cancel``."""
         return self._play.run(requests, advance)
 
     def cancel(self) -> None:
-        """Abort generation running in another thread."""
+        """See ``PinnedEngine.cancel``."""
         self._play.cancel()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -118,6 +119,67 @@ def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(
         assert {"trainer_wait", "sampler_wait"} <= set(step["seconds"])
         assert 0.5 <= step["correction_mean"] <= 5 and step["correction_min"] <= 1 <= step["correction_max"]
     assert list(stub.adapters) == [BASE] and step_threads() == []  # everything let go
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_the_next_version_is_loaded_while_a_step_is_trained(
+    start: Start, stub: VllmStub, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    """The server loads the policy after step t - 1 only once the update of step t has begun."""
+    begun = [threading.Event() for _ in range(STEPS + 1)]
+    original, in_vain = Updater.train, list[str]()
+
+    def train_and_tell(self: Updater, *given: Any, step: int) -> Any:
+        begun[step].set()
+        return original(self, *given, step=step)
+
+    def wait(name: str) -> None:
+        version = int(re.findall(r"v-(\d{6})", name)[0])
+        if version and not begun[version + 1].wait(30):
+            in_vain.append(name)
+
+    monkeypatch.setattr(Updater, "train", train_and_tell)
+    stub.before_loading = wait
+    steps = metrics(start("run", eval_steps=9, max_steps=4, max_staleness=staleness).run_dir)
+    assert not in_vain and [step["policy_age_max"] for step in steps] == [min(n, staleness) for n in range(4)]
+
+
+def test_how_long_loading_takes_changes_no_weight(start: Start, stub: VllmStub, uninterrupted: Path) -> None:
+    stub.before_loading = lambda name: time.sleep(0.5)
+    slow = start("slow").run_dir
+    assert_same_run(uninterrupted, slow)
+    seconds = [step["seconds"] for step in metrics(slow)]
+    assert seconds[2]["adapter_load"] > 0.5 and all(0 < each["handover"] < each["total"] for each in seconds)
+
+
+@pytest.mark.parametrize("eval_steps", [2, 9])
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"list_loaded": False}, r"did not load the adapter .*v-000001"),
+        ({"ignore_adapters": True}, "is not sampling from the adapter it was given|did not load the new adapter"),
+        ({"untempered": True}, "log-probabilities of sampled tokens that are off by .*: they are taken before temp"),
+    ],
+)
+def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_saved(
+    start: Start, stub: VllmStub, wrong: dict[str, bool], expected: str, eval_steps: int
+) -> None:
+    """The policy after step 1 is loaded while step 2 trains, which may be followed by an evaluation."""
+    said: list[str] = []
+
+    def fail(name: str) -> None:
+        for attribute, value in wrong.items():
+            if "v-000001" in name:
+                setattr(stub, attribute, value)
+
+    stub.before_loading = fail
+    with must_end(60), pytest.raises(EmailRLError, match=expected):
+        start("run", say=said.append, eval_steps=eval_steps, save_steps=9, temperature=0.5, learning_rate=0.05)
+    assert "Stopped after step 2, saved in" in said[-1] and step_threads() == []
+    directory = next(path for path in (Path(said[-1].split("saved in ")[1].split(";")[0]).parent,) if path.is_dir())
+    assert [step["step"] for step in metrics(directory)] == [1, 2]
+    if "untempered" not in wrong:  # found later, but before anything is trained on it
+        assert not list(directory.glob("trajectories/step-000003*")) and list(stub.adapters) == [BASE]
 
 
 @pytest.mark.parametrize("staleness", [2, 3])

@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import make_checkpoint, make_model
 
-from emailrl.engines.probe import Probe, ProbeError
+from emailrl.engines import probe as module
+from emailrl.engines.probe import Expected, Probe, ProbeError
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
 
 
 @pytest.fixture
-def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
-    """A trainer whose opinion of the text moves by 0.01 nats at every adapter, within the tolerance."""
+def make(tmp_path: Path) -> Callable[..., Probe]:
     settings = load_settings({"model_name": str(make_model(tmp_path / "model"))}, environ={}, cwd=tmp_path)
-    probe = Probe(load_policy(settings), temperature=1.0, tolerance=0.1)
-    opinions = iter([-1.0, -1.01])
-    monkeypatch.setattr(probe, "score", lambda ids, start=1, temperature=1.0: [value] * len(ids[start:]))
-    value = -1.0
-
-    def load(path: Path | None, load=probe.load) -> None:
-        nonlocal value
-        value = next(opinions)
-        load(path)
-
-    monkeypatch.setattr(probe, "load", load)
-    return probe
+    policy = load_policy(settings)
+    return lambda temperature=1.0, tolerance=0.1: Probe(policy, temperature=temperature, tolerance=tolerance)
 
 
-def answer(probe: Probe) -> None:
-    probe.check("vLLM", [-1.0] * (len(probe.ids) - 1), [5, 6], [-1.0, -1.0])
+def moved(expected: Expected, nats: float, sha256: str) -> Expected:
+    return Expected(sha256, [value + nats for value in expected.prompt], expected.logits)
 
 
-def test_equal_answers_after_another_adapter_are_refused(probe: Probe, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model")
-    probe.load(None)
-    answer(probe)
-    probe.load(checkpoint.path)
+def test_equal_answers_after_another_adapter_are_refused(make: Callable[..., Probe]) -> None:
+    """The trainer's opinion of the text moves by 0.01 nats, within the tolerance."""
+    probe = make()
+    base = probe.load(None)
+    probe.check_prompt("vLLM", base.prompt, base)
+    probe.check_prompt("another", moved(base, 0.02, "").prompt, base)
+    adapted = moved(base, 0.01, "its hash")
     with pytest.raises(ProbeError, match="bit"):
-        answer(probe)
+        probe.check_prompt("vLLM", base.prompt, adapted)
+    probe.check_prompt("another", base.prompt, adapted)
 
 
-def test_equal_answers_after_the_same_adapter_are_right(probe: Probe, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model")
-    probe.load(checkpoint.path)
-    answer(probe)
-    probe.load(checkpoint.path)  # after a step without an update
-    answer(probe)
+def test_equal_answers_after_the_same_adapter_are_right(make: Callable[..., Probe], tmp_path: Path) -> None:
+    probe, checkpoint = make(), make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model")
+    first = probe.load(checkpoint.path)
+    assert first.adapter_sha256 is not None
+    probe.check_prompt("vLLM", first.prompt, first)
+    probe.check_prompt("vLLM", first.prompt, moved(first, 0.01, first.adapter_sha256))  # after a step without an update
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_tokens_drawn_after_the_beginnings_are_compared_without_the_model(
+    make: Callable[..., Probe], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each beginning's next token has the log-probability that a pass over that beginning alone gives it."""
+    probe = make(temperature, 0.001)
+    expected, drawn = probe.load(None), [3, 7] * (module.SAMPLED_ALONE // 2)
+    assert probe.prefixes[-1] == probe.ids and len(probe.prefixes) == module.SAMPLED_ALONE
+    own = [
+        probe.score([*prefix, token], len(prefix), temperature)[0]
+        for prefix, token in zip(probe.prefixes, drawn, strict=True)
+    ]
+    plain = [probe.score([*prefix, token], len(prefix))[0] for prefix, token in zip(probe.prefixes, drawn, strict=True)]
+    monkeypatch.setattr(module, "hidden_states", None)
+    probe.check_next("vLLM", drawn, own, expected)
+    with pytest.raises(ProbeError, match=r"off by 0\.0100 nats\."):
+        probe.check_next("vLLM", drawn, [value - 0.01 for value in own], expected)
+    if temperature < 1:
+        with pytest.raises(ProbeError, match="taken before temperature"):
+            probe.check_next("vLLM", drawn, plain, expected)
+    other = Expected(None, expected.prompt, expected.logits + torch.randn(expected.logits.shape))
+    with pytest.raises(ProbeError, match="vLLM returns log-probabilities of sampled tokens that are off"):
+        probe.check_next("vLLM", drawn, own, other)

@@ -139,6 +139,7 @@ COMPLETIONS = [
     (lambda reply: reply | {"choices": ["x"]}, "choices.0: Input should be an object"),
     (lambda reply: reply | {"choices": {"0": reply["choices"][0]}}, "choices: Input should be a valid array"),
     (lambda reply: reply | {"choices": []}, "choices: List should have at least 1 item"),
+    (lambda reply: reply | {"choices": reply["choices"] * 2}, "returns 2 completions of 1 prompt"),
     (lambda reply: reply | {"model": 3}, "model: Input should be a valid string"),
     (choice(logprobs=[-1.0]), "choices.0.logprobs: Input should be an object"),
     (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
@@ -188,13 +189,19 @@ def test_a_completion_of_another_shape(
 
     server = serve(answers)
     engine = connect(policy, server.name)
-    monkeypatch.setattr(Probe, "check", lambda *_: 0.0)  # the server has no model to prove
+    prove_nothing(monkeypatch)
     engine.load_adapter(None, "base")
     assert ask(engine).token_ids == [5]
     broken[0] = True
     with pytest.raises(EmailRLError) as raised:
         ask(engine)
     assert server.name in raised.value.message and place in raised.value.message
+
+
+def prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has no model to prove."""
+    for check in ("check_prompt", "check_sampled"):
+        monkeypatch.setattr(Probe, check, lambda *_: None)
 
 
 def refused(policy: Policy, server: Server, place: str) -> None:
@@ -241,7 +248,7 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
         serve(lambda path, body: json.dumps(good(path, body)).encode()),
     )
     engine = connect(policy, one.name, other.name)
-    monkeypatch.setattr(Probe, "check", lambda *_: 0.0)
+    prove_nothing(monkeypatch)
     engine.load_adapter(None, "base")
     mended[0] = True  # its proxy answers everything with a page now, /health too
     requests = [Request(f"t{n}", SamplingParams(4, 1.0), [5, 6, 7]) for n in range(4)]

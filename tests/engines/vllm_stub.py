@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class VllmStub:
         """Completions until it drops every connection."""
         self.failures: list[tuple[Any, ...]] = []
         """Answers to give before it works on."""
+        self.before_loading: Callable[[str], None] = lambda name: None
+        """Called with each adapter's name before it is loaded, while other requests are answered."""
         self.untempered = False
         self._policy = policy
         self.engine = TransformersEngine(policy.model, STOP_IDS, max_rows=8)
@@ -52,6 +55,8 @@ class VllmStub:
         self.http.close()
 
     def _reply(self, body: dict[str, Any]) -> tuple[Any, ...]:
+        if body["path"] == "/v1/load_lora_adapter":
+            self.before_loading(body["lora_name"])
         with self._lock:
             if self.dies_after is not None and len(self.served) >= self.dies_after:
                 return None, None
@@ -94,9 +99,18 @@ class VllmStub:
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
         self.engine.load_adapter(path, name)
         self._weights.load(path)
+        batch = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        choices = [self._choice(body | {"prompt": prompt}) for prompt in batch]
+        if "prompt_logprobs" not in body:
+            self.served.append(name)
+        return 200, {"model": name, "choices": choices}
+
+    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         temperature = 1.0 if self.untempered else body["temperature"]
         sampling = SamplingParams(body["max_tokens"], body["temperature"])
-        fresh = f"{len(self.http.requests)}-{body['seed']}"  # no keys and values of another request
+        fresh = (
+            f"{len(self.http.requests)}-{len(body['prompt'])}-{body['seed']}"  # no keys and values of another request
+        )
         [completion] = self.engine.generate([Request(fresh, sampling, body["prompt"], seed=body["seed"])])
         prompt, sampled = body["prompt"], completion.token_ids
         choice: dict[str, Any] = {
@@ -110,9 +124,7 @@ class VllmStub:
             choice["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)
             ]
-        else:
-            self.served.append(name)
-        return 200, {"model": name, "choices": [choice]}
+        return choice
 
     def _score(self, ids: list[int], start: int, temperature: float) -> list[float]:
         tokens = torch.tensor([ids])

@@ -1,16 +1,16 @@
 """Asynchronous rollouts: while a step trains, the next MAX_STALENESS steps are sampled.
 
 The rollouts of step t are sampled by the policy as it was after step max(0, t - 1 - MAX_STALENESS). They start as soon
-as that policy is loaded. Staleness is bounded by what is started, never by dropping late rollouts, which would favor
-short conversations. Which policy samples a step does not depend on timing, so a resumed run continues exactly as the
-uninterrupted one would have.
+as that policy is loaded and verified, for which the trainer does not wait. Staleness is bounded by what is started,
+never by dropping late rollouts, which would favor short conversations. Which policy samples a step does not depend on
+timing, so a resumed run continues exactly as the uninterrupted one would have.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from emailrl.rollout.collect import Collector
 from emailrl.rollout.noted import Noted
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.filtering import Collected
+from emailrl.training.run.metrics import Clock
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.trajectory import Trajectory
@@ -58,7 +59,11 @@ class Batch:
     engine: PinnedEngine
     ended: Ended
     activity: Activity = field(default_factory=Activity)
+    loaded: Future[float] = field(default_factory=Future)
+    """How long loading its version took, in seconds."""
     result: Future[Result] = field(default_factory=Future)
+    idle: float = 0.0
+    """Seconds for which no rollouts ran before them."""
     ended_at: float | None = None
     thread: Thread | None = None
 
@@ -66,8 +71,9 @@ class Batch:
 class Ahead:
     """Samples the steps after the one in training; call all methods from the trainer's thread.
 
-    ``load(n)`` makes the engine sample from the policy after step ``n``, or from the current one if that is no longer
-    kept. ``played`` are rollouts of an interrupted run, by id. An environment may take ``limit`` seconds for a turn.
+    ``hand_over(n)`` returns an engine that, once loaded, samples from the policy after step ``n``, or from the current
+    one if that is no longer kept. ``played`` are rollouts of an interrupted run, by id. An environment may take
+    ``limit`` seconds for a turn.
     """
 
     def __init__(
@@ -79,33 +85,47 @@ class Ahead:
         *,
         staleness: int,
         last_step: int,
-        load: Callable[[int], None],
+        hand_over: Callable[[int], PinnedEngine],
         limit: float,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> None:
         self._rollouts, self._collector, self._engine, self._state = rollouts, collector, engine, state
-        self._staleness, self._last_step, self._load, self._played = staleness, last_step, load, played
-        self._limit = limit
+        self._staleness, self._last_step, self._hand_over = staleness, last_step, hand_over
+        self._limit, self._played = limit, played
         self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
         """Where the questions of the next step to start begin."""
         self._batches: dict[int, Batch] = {}
-        self._begun = state.step
+        self._begun, self._clock = state.step, Clock()
         self.seconds: dict[str, float] = {}
-        """How long the trainer waited for the last step's rollouts, and how long no rollouts ran before it."""
+        """Of the last step: ``trainer_wait`` for rollouts and versions, and the trainer's part of a ``handover``; of
+        its rollouts, ``adapter_load`` of their version, and ``sampler_wait``, in which no earlier ones ran."""
 
     def take(self) -> Result:
         """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
-        Raises the error that ended them early, if any, and EmailRLError if one of their environments hangs.
+        Raises the error that ended them early or that a version's loading ended with, if any, and EmailRLError if one
+        of their environments hangs.
         """
-        step = self._state.step + 1
+        step, self._clock = self._state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:
             self._batches.pop(done).engine.close()
-        sampler_wait = self._begin_until(min(step + self._staleness, self._last_step))
-        begun = time.perf_counter()
-        result = self._wait_for(self._batches[step])
-        self.seconds = {"trainer_wait": time.perf_counter() - begun, "sampler_wait": sampler_wait}
+        self._settle()
+        while self._begun < min(step + self._staleness, self._last_step):
+            self._begin(self._begun + 1)
+        batch = self._batches[step]
+        with self._clock.phase("trainer_wait"):
+            result = self._wait_for(batch)
+        theirs = {"adapter_load": batch.loaded.result(), "sampler_wait": batch.idle}
+        self.seconds = self._clock.phases | theirs
         return result
+
+    def is_settled(self) -> bool:
+        """Wait for the version being loaded, if any; returns whether it is verified. If not, ``take`` raises why."""
+        try:
+            self._settle()
+        except Exception:
+            return False
+        return True
 
     def _wait_for(self, batch: Batch) -> Result:
         while not wait([batch.result], timeout=LOOK_AGAIN).done:
@@ -131,23 +151,23 @@ class Ahead:
             batch.engine.close()
         self._batches.clear()
 
-    def _begin_until(self, last: int) -> float:
-        """Start the steps up to ``last``; return the seconds for which no rollouts ran before them."""
-        ends = [batch.ended_at for batch in self._batches.values()]
-        idle = 0.0
-        for step in range(self._begun + 1, last + 1):
-            self._load(max(0, step - 1 - self._staleness))
-            if step == self._begun + 1 and ends:
-                idle = 0.0 if None in ends else time.perf_counter() - max(end for end in ends if end is not None)
-            self._begin(step)
-        return idle
+    def _settle(self) -> None:
+        """Wait until the version handed over last is loaded, and finish its verification."""
+        with self._clock.phase("trainer_wait"):
+            for batch in self._batches.values():
+                batch.loaded.result()
+        with self._clock.phase("handover"):
+            self._engine.settle()
 
     def _begin(self, step: int) -> None:
-        batch = Batch(step, self._engine.pin(), Ended(each for each in self._played.values() if each.step == step))
-        before = self._batches.get(step - 1)
+        self._settle()
+        with self._clock.phase("handover"):
+            engine = self._hand_over(max(0, step - 1 - self._staleness))
+        batch = Batch(step, engine, Ended(each for each in self._played.values() if each.step == step))
+        earlier = [each for _, each in sorted(self._batches.items())]
         questions = None if self._rollouts.choose_by_outcome else self._foreseen()
         self._batches[step], self._begun = batch, step
-        batch.thread = Thread(target=self._run, args=(batch, before, questions), name=f"step-{step}", daemon=True)
+        batch.thread = Thread(target=self._run, args=(batch, earlier, questions), name=f"step-{step}", daemon=True)
         batch.thread.start()
 
     def _foreseen(self) -> StepQuestions:
@@ -157,25 +177,33 @@ class Ahead:
         self._place.cursor = same.cursor
         return questions
 
-    def _run(self, batch: Batch, before: Batch | None, questions: StepQuestions | None) -> None:
+    def _run(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> None:
         try:
-            result = self._play(batch, before, questions)
-        except Exception as error:
-            batch.result.set_exception(error)
+            batch.loaded.set_result(self._load(batch, earlier))
+            result = self._play(batch, earlier, questions)
         except BaseException as error:  # would otherwise end the thread silently
             what = str(error) or type(error).__name__
             failure = EmailRLError(f"The rollouts of step {batch.step} were ended: {what}.", "Use --resume latest.")
-            batch.result.set_exception(failure)
+            for outcome in (batch.loaded, batch.result):
+                if not outcome.done():
+                    outcome.set_exception(error if isinstance(error, Exception) else failure)
         else:
             batch.result.set_result(result)
         finally:
             batch.activity.end()
             batch.ended_at = time.perf_counter()
 
-    def _play(self, batch: Batch, before: Batch | None, questions: StepQuestions | None) -> Result:
+    def _load(self, batch: Batch, earlier: Sequence[Batch]) -> float:
+        begun = time.perf_counter()
+        batch.engine.load()
+        now, ends = time.perf_counter(), [each.ended_at for each in earlier]
+        batch.idle = now - max((now if end is None else end for end in ends), default=now)
+        return now - begun
+
+    def _play(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> Result:
         if questions is None:
-            if before is not None:
-                before.result.result()
+            if earlier:
+                earlier[-1].result.result()
             questions = self._rollouts.questions(self._place)
         batch.activity.note("starting the environments")
         collected = self._rollouts.play(

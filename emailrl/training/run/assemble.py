@@ -139,7 +139,7 @@ def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
     assert isinstance(run.engine, VersionedEngine)
     ahead = Ahead(
         run.rollouts, run.collector, run.engine, run.state, staleness=lag, last_step=run.total_steps,
-        load=run.refresh_engine, limit=run.settings.training.rank_timeout,
+        hand_over=run.hand_over, limit=run.settings.training.rank_timeout,
         played=rollouts_in_flight(checkpoint.path) if checkpoint else {},
     )  # fmt: skip
     run.ahead, run.writer.keep_ahead = ahead, ahead.save

@@ -52,7 +52,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._begun = time.perf_counter()
-        self._phases: dict[str, float] = {}
+        self.phases: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -61,11 +61,11 @@ class Clock:
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begun
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begun
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase so far, and ``total``."""
-        return self._phases | {"total": time.perf_counter() - self._begun}
+        return self.phases | {"total": time.perf_counter() - self._begun}
 
 
 class Pace:

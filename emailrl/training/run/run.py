@@ -10,7 +10,7 @@ from typing import Any
 
 from emailrl.checkpoints import CONFIRMED, remove_checkpoints
 from emailrl.disk import replace_bytes
-from emailrl.engines.base import Sampler
+from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
 from emailrl.plain import counted
@@ -85,31 +85,45 @@ class Run:
 
     @property
     def waits(self) -> dict[str, float]:
-        """Seconds that trainer and sampler waited for each other in the last step; empty if they alternate."""
+        """``Ahead.seconds`` of the last step; empty if rollouts and steps alternate."""
         return self.ahead.seconds if self.ahead is not None else {}
 
     # -- rollouts and evaluation
 
-    def refresh_engine(self, step: int | None = None) -> None:
-        """Make the engine sample from the current policy, saved in a directory that is never written again.
-
-        With ``step``: from the policy after that step, if it is still kept.
-        """
+    def refresh_engine(self) -> None:
+        """Make the engine sample from the current policy."""
         self.engine.resume()
-        versions, name = self.directory / "policy", f"v-{self.state.step:06d}"
-        if step is not None and (versions / f"v-{step:06d}").exists():
-            name = f"v-{step:06d}"
-        if name == self._loaded_version:
-            return
-        directory = versions / name
+        version = self._version(self.state.step)
+        if version.name != self._loaded_version:
+            self.engine.load_adapter(version, version.name)
+            self._loaded_version = version.name
+
+    def hand_over(self, step: int) -> PinnedEngine:
+        """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
+
+        It remains to be loaded: see ``VersionedEngine.hand_over``.
+        """
+        assert isinstance(self.engine, VersionedEngine)
+        kept = self.directory / "policy" / f"v-{step:06d}"
+        version = kept if kept.exists() else self._version(self.state.step)
+        if version.name == self._loaded_version:
+            return self.engine.pin()
+        pinned = self.engine.hand_over(version, version.name)
+        self._loaded_version = version.name
+        return pinned
+
+    def _version(self, step: int) -> Path:
+        """The current policy, which is that after ``step``, saved in a directory that is never written again."""
+        versions = self.directory / "policy"
+        directory = versions / f"v-{step:06d}"
         if not directory.exists():
-            beside = directory.with_name(f".{name}")
+            beside = directory.with_name(f".{directory.name}")
             self.policy.save_adapter(beside)
             beside.rename(directory)
-        self.engine.load_adapter(directory, name)
-        self._loaded_version = name
-        # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks complete.
-        remove_checkpoints(sorted(versions.glob("v-*"))[: -self.kept_versions])
+            # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks
+            # complete.
+            remove_checkpoints(sorted(versions.glob("v-*"))[: -self.kept_versions])
+        return directory
 
     def collect(self) -> tuple[Collected, StepQuestions]:
         """The rollouts of the next step, run now or ahead, with the questions asked.
@@ -135,6 +149,8 @@ class Run:
         due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.epochs)
         if not due or state.last_evaluated == state.step:
             return None
+        if self.ahead is not None and not self.ahead.is_settled():
+            return None  # the step is completed and saved without it, and then the reason is raised
         self.refresh_engine()
         self.tracker.say(f"--- Evaluating at step {state.step} ---")
         evaluation = self._evaluate(self.data.val, state.step, "val")

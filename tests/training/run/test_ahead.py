@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import Any, cast
 
 import pytest
@@ -25,15 +25,23 @@ class Pinned:
     """Stays on one version."""
 
     version: int
-    open: set[int]
+    parts: Scripted
 
     def __post_init__(self) -> None:
-        self.open.add(self.version)
+        self.parts.open.add(self.version)
+
+    def load(self) -> None:
+        assert self.parts.settled  # versions are loaded one after the other
+        self.parts.settled = False
+        self.parts.may_load.wait(60)
+        if self.version == self.parts.refused:
+            raise EmailRLError("refused")
+        self.parts.loaded.append(self.version)
 
     def cancel(self) -> None: ...
 
     def close(self) -> None:
-        self.open.discard(self.version)
+        self.parts.open.discard(self.version)
 
 
 @dataclass
@@ -41,6 +49,9 @@ class Scripted:
     """Engine and rollouts in one: every step has two questions and one rollout of each."""
 
     loaded: list[int] = field(default_factory=list)
+    refused: int | None = None
+    settled: bool = True
+    may_load: Event = field(default_factory=Event)
     open: set[int] = field(default_factory=set)
     played: dict[int, list[str]] = field(default_factory=dict)
     choose_by_outcome: bool = False
@@ -48,11 +59,15 @@ class Scripted:
     hangs_in: int = 0
     rescued: Event = field(default_factory=Event)
 
-    def load(self, step: int) -> None:
-        self.loaded.append(step)
+    def __post_init__(self) -> None:
+        self.may_load.set()
 
-    def pin(self) -> Pinned:
-        return Pinned(self.loaded[-1], self.open)
+    def hand_over(self, step: int) -> Pinned:
+        assert self.settled
+        return Pinned(step, self)
+
+    def settle(self) -> None:
+        self.settled = True
 
     def on(self, engine: Noted) -> Noted:
         return engine
@@ -80,7 +95,9 @@ def rollout(step: int, question: Scenario, version: int) -> Trajectory:
 
 def ahead(parts: Scripted, state: RunState, staleness: int, **how: Any) -> Ahead:
     given = cast(Any, parts)
-    return Ahead(given, given, given, state, staleness=staleness, last_step=5, load=parts.load, **{"limit": 60} | how)
+    return Ahead(
+        given, given, given, state, staleness=staleness, last_step=5, hand_over=parts.hand_over, **{"limit": 60} | how
+    )
 
 
 def train(one: Ahead, state: RunState, steps: int) -> None:
@@ -134,3 +151,30 @@ def test_an_environment_that_hangs_ends_the_wait_for_its_step() -> None:
 def test_without_rollouts_in_flight_a_checkpoint_has_no_file(tmp_path: Path) -> None:
     ahead(Scripted(), RunState(), 1).save(tmp_path, 0)
     assert list(tmp_path.iterdir()) == [] and rollouts_in_flight(tmp_path) == {}
+
+
+def test_a_step_trains_while_the_next_version_is_loaded_and_the_step_after_it_does_not() -> None:
+    """With MAX_STALENESS=1, version 1 is loaded while step 2 trains; step 3 is played by it, and so waits for it."""
+    parts, state = Scripted(), RunState()
+    one = ahead(parts, state, 1)
+    train(one, state, 1)
+    parts.may_load.clear()
+    train(one, state, 1)
+    assert parts.loaded == [0, 0] and 3 not in parts.played
+    Timer(0.2, parts.may_load.set).start()
+    train(one, state, 1)
+    assert parts.loaded[:3] == [0, 0, 1] and set(parts.played) >= {1, 2, 3}
+    assert one.seconds["trainer_wait"] > 0.05 and one.seconds["adapter_load"] > 0.05
+    one.close()
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_version_that_is_refused_ends_the_run_at_the_next_step_and_is_not_played(staleness: int) -> None:
+    parts, state = Scripted(refused=1), RunState()
+    one = ahead(parts, state, staleness)
+    train(one, state, 2)
+    assert not one.is_settled()
+    with pytest.raises(EmailRLError, match="refused"):
+        one.take()
+    one.close()
+    assert max(parts.played) == 1 + staleness and parts.open == set()
