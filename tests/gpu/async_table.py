@@ -42,7 +42,7 @@ def mean(steps: Sequence[Step], name: str) -> float:
 
 def table(runs: dict[str, list[Step]]) -> None:
     """One line a run with steps that count, then how the step times compare."""
-    names = ("step", "rollout", "update", "trainer_wait", "sampler_wait")
+    names = ("step", "rollout", "update", "trainer_wait", "sampler_wait", "handover", "adapter_load")
     print(f"{'S':>5} steps", *(f"{name:>12}" for name in names), "   age  ratio min   max    cut   reward")
     found = {}
     for name, steps in runs.items():
