@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.next_step import suggest_benchmark
+from emailrl.cli.next_step import SHARED, suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
+from emailrl.errors import UsageError
 from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def gen_db(
                 "The database has changed: runs started on it cannot resume, and answers to old questions about the "
                 "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
             )
-    _print_next(everything, report.db, console)
+    _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
@@ -153,11 +154,12 @@ def existing_database(db: Path) -> BuildReport:
     return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
-def _print_next(settings: Settings, db: Path, console: Console) -> None:
+def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.scenarios.beside import has_enron_email, questions_file
     from emailrl.scenarios.inbox.choice import largest_owners, listed
     from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.scenarios.splits import FEW
     from emailrl.store.connection import opened
 
     with opened(db) as connection:
@@ -166,11 +168,31 @@ def _print_next(settings: Settings, db: Path, console: Console) -> None:
         more = ", …" if len(owners) > NUM_SHOWN else ""
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}", console)
     named = settings.store.db
-    if questions_file(named).is_file() or has_enron_email(named):
+    if (questions := questions_file(named)).is_file():
+        _suggest_benchmark(settings, questions, is_limited=is_limited)
+    elif has_enron_email(named):
         suggest_benchmark(settings)
+    else:
+        inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
+        shared = [SHARED] if inbox or len(owners) < len(FEW) else []
+        print_next(["gen-questions", "--db", str(named), *inbox, *shared])
+
+
+def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
+    """Suggest a benchmark with existing questions; print what is wrong with them, or lost in a demo ``is_limited``."""
+    from emailrl.scenarios import read_jsonl
+    from emailrl.scenarios.splits import split_note
+    from emailrl.store.demo import NUM_WORLDS
+
+    try:
+        scenarios = list(read_jsonl(questions))
+    except UsageError as error:
+        say(f"Note: {error}")
         return
-    inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
-    print_next(["gen-questions", "--db", str(named), *inbox])
+    is_cut_demo = is_limited and settings.store.source == "demo"
+    if is_cut_demo and (note := split_note(scenarios, sum(NUM_WORLDS.values()), is_limited=True)):
+        say(f"Note: {note}")
+    suggest_benchmark(settings, questions, scenarios)
 
 
 def _is_named(owners: list[Owner]) -> bool:

@@ -281,13 +281,9 @@ def _print_next(
     scenarios: list[Scenario], target: Path, settings: Settings, num_inboxes: int, *, is_limited: bool
 ) -> None:
     """Print notes on the questions' splits, and the next command."""
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.splits import shared_inboxes, split_note
+    from emailrl.scenarios.splits import split_note
 
     shares = settings.data.allow_shared_inbox
     if note := split_note(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
         progress_console().print(note, style="yellow", soft_wrap=True)
-    if any(scenario.split == "test" for scenario in scenarios):
-        named = [] if target == questions_file(settings.store.db) else ["--questions", str(target)]
-        shared = ["--allow-shared-inbox"] if shared_inboxes(scenarios) else []
-        suggest_benchmark(settings, [*named, *shared])
+    suggest_benchmark(settings, target, scenarios)

@@ -1,31 +1,54 @@
-"""The command to suggest once a database has questions: a benchmark of a model that can answer them."""
+"""The next command to suggest, complete enough to run as printed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.cli.output import print_next
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
+    from emailrl.trajectory import Scenario
 
 ON_A_GPU = "Qwen/Qwen3-0.6B"
 """The smallest model that the documents use on a GPU."""
+SHARED = "--allow-shared-inbox"
 
 
-def suggest_benchmark(settings: Settings, options: Sequence[str] = ()) -> None:
-    """Print the benchmark of the settings' database with ``options``.
+def suggest_benchmark(settings: Settings, questions: Path | None = None, scenarios: Sequence[Scenario] = ()) -> None:
+    """Print the benchmark of the settings' database, unless none of its questions is for testing.
 
-    The model is that of the settings, if they name one; otherwise nano for demo email and smol for any other.
+    ``scenarios`` are those of the file ``questions``; None stands for the hub's. The model is that of the settings, if
+    they name one; otherwise nano for demo email and smol for any other.
     """
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import SMOL
+    from emailrl.scenarios.beside import questions_file
     from emailrl.scenarios.demo import has_only_demo_email
+    from emailrl.scenarios.splits import shared_inboxes
 
+    if questions is not None and not any(scenario.split in (None, "test") for scenario in scenarios):
+        return
     model, comment = [], ""
     if "name" not in settings.model.model_fields_set:
         is_demo = has_only_demo_email(settings.store.db)
         model = ["--model", NANO if is_demo else SMOL]
         comment = "" if is_demo else f"on a GPU: --model {ON_A_GPU}"
-    print_next(["benchmark", *model, "--db", str(settings.store.db), *options], comment)
+    named = [] if questions in (None, questions_file(settings.store.db)) else ["--questions", str(questions)]
+    shared = [SHARED] if shared_inboxes(scenarios) else []
+    print_next(["benchmark", *model, "--db", str(settings.store.db), *named, *shared], comment)
+
+
+def suggest_train(start: Sequence[str], settings: Settings, bare: Settings) -> None:
+    """Print the training that begins with ``start``, with options where its data differ from the ``bare`` settings."""
+    from emailrl.scenarios.beside import questions_file
+
+    db, questions = settings.store.db, settings.data.questions
+    options = [] if db == bare.store.db else ["--db", str(db)]
+    if questions not in (None, bare.data.questions, questions_file(db)):
+        options += ["--questions", str(questions)]
+    if settings.data.allow_shared_inbox and not bare.data.allow_shared_inbox:
+        options.append(SHARED)
+    print_next(["train", *start, *options])

@@ -24,8 +24,9 @@ from typing import Annotated
 import typer
 
 from emailrl.cli.inputs import check_inputs, with_inputs
+from emailrl.cli.next_step import suggest_train
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, print_next, result_console, say, say_loading
+from emailrl.cli.output import print_json, result_console, say, say_loading
 
 
 @setting_options(
@@ -79,4 +80,4 @@ def sft(
         print_json(result)
     else:
         whole = settings.sft.full_finetuning or settings.sft.from_scratch
-        print_next(["train", "--model" if whole else "--adapter", str(result.out)])
+        suggest_train(["--model" if whole else "--adapter", str(result.out)], settings, load_settings({}, trust=trust))

@@ -20,6 +20,7 @@ import pytest
 
 from emailrl.cli.app import main
 from emailrl.cli.gen_db import time_left
+from emailrl.scenarios import read_jsonl
 from emailrl.store import open_mailbox
 
 
@@ -249,18 +250,19 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     *_, inboxes, following = done.stderr.splitlines()
     assert inboxes == "Inboxes: me@x (46 emails)"
     assert following.startswith("Next: ")
-    assert following.endswith("emailrl gen-questions --db 'my data/mine.db' --inbox me@x")
+    assert following.endswith("emailrl gen-questions --db 'my data/mine.db' --inbox me@x --allow-shared-inbox")
     again = gen_db("--db", "my data/mine.db", cwd=tmp_path)
     assert again.stdout.splitlines()[1:] == [inboxes] and again.stderr.splitlines() == [following]
     typed = following.removeprefix("Next: ")
     made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     last = made.stderr.splitlines()[-1]
-    suggested = "emailrl benchmark --model smol --db 'my data/mine.db' # on a GPU: --model Qwen/Qwen3-0.6B"
+    options = "--db 'my data/mine.db' --allow-shared-inbox"
+    suggested = f"emailrl benchmark --model smol {options} # on a GPU: --model Qwen/Qwen3-0.6B"
     assert last.endswith(suggested)  # nano answers questions about the demo only
     assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
     (tmp_path / "emailrl.toml").write_text('model_name = "my-model"\n')
     last = gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1]
-    assert last.endswith("emailrl benchmark --db 'my data/mine.db'")
+    assert last.endswith(f"emailrl benchmark {options}")
 
 
 def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) -> None:
@@ -281,6 +283,22 @@ def test_the_demo_ends_with_a_benchmark_of_its_questions(tmp_path: Path) -> None
     last = gen_db("--source", "demo", "--db", "demo.db", cwd=tmp_path).stderr.splitlines()[-1]
     assert last.startswith("Next: ")
     assert last.endswith("emailrl benchmark --model nano --db demo.db")
+
+
+def test_a_part_of_the_demo_has_questions_of_every_split(tmp_path: Path) -> None:
+    done = gen_db("--source", "demo", "--db", "demo.db", "--limit", 300, cwd=tmp_path)
+    splits = {scenario.split for scenario in read_jsonl(tmp_path / "demo_questions.jsonl")}
+    assert splits == {"train", "val", "test"} and "Note: " not in done.stderr
+    few = gen_db("--source", "demo", "--db", "demo.db", "--limit", 40, "--overwrite", cwd=tmp_path)
+    assert "Note: no questions for validation and testing: " in few.stderr and "Raise --limit" in few.stderr
+    assert "Next: " not in few.stderr
+
+
+def test_questions_that_cannot_be_read_are_named_at_the_end(tmp_path: Path) -> None:
+    source = ("--source", own_mbox(tmp_path / "mail.mbox"), "--db", "m.db")
+    (tmp_path / "m_questions.jsonl").write_text("{}\n")
+    done = gen_db(*source, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1].startswith("Note: m_questions.jsonl:1: field 'id' is missing.")
 
 
 def test_a_rebuilt_database_does_not_silently_keep_the_questions_of_the_old_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from emailrl.store.demo.world import ProjectFact, World, ask, make_world
 from emailrl.store.sources import RawEmail
@@ -26,9 +27,12 @@ def demo_worlds(seed: int) -> list[World]:
 
 
 def demo_emails(seed: int) -> Iterator[RawEmail]:
-    """Yield every email of the demo database, world by world."""
-    for world in demo_worlds(seed):
-        yield from world.emails
+    """Yield every email of the demo database, world by world; the splits take turns, so that a limit keeps them all."""
+    worlds = demo_worlds(seed)
+    by_split = ([world for world in worlds if world.split == split] for split in NUM_WORLDS)
+    for turn in zip_longest(*by_split):
+        for world in filter(None, turn):
+            yield from world.emails
 
 
 def demo_questions(seed: int) -> list[Scenario]:
