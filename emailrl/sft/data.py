@@ -68,7 +68,8 @@ def gather(settings: Settings) -> Conversations:
         if not shown:
             raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
         answered, asked = len(shown) + len(held_out), num_train + num_val
-        failed = "" if answered == asked else "; the others are left out"
+        hint = f"; the others are left out (raising MAX_TURNS from {settings.agent.max_turns} may help)"
+        failed = "" if answered == asked else hint
         notes.append(f"experts answered {answered} of {asked} questions correctly{failed}")
         found += shown + held_out
     train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)

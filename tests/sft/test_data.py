@@ -112,7 +112,9 @@ def test_questions_that_the_experts_fail_are_counted(tmp_path: Path) -> None:
     given = {"db": make_database(tmp_path / "mail.db"), "questions": tmp_path / "q.jsonl"}
     found = gather(load_settings(given, environ={}, cwd=tmp_path))
     assert [each.id for each in found.train] == ["train-q0"] and not found.val
-    assert found.notes[0] == "experts answered 1 of 3 questions correctly; the others are left out"
+    assert found.notes[0] == (
+        "experts answered 1 of 3 questions correctly; the others are left out (raising MAX_TURNS from 10 may help)"
+    )
 
 
 def test_choosing_among_no_trajectories_is_wrong_usage(tmp_path: Path) -> None:

@@ -36,13 +36,14 @@ def by_topic(searcher: Searcher) -> Turns[Result]:
 
 
 def by_words(searcher: Searcher) -> Turns[Result]:
-    """For free-form questions: search for a few of their words, and for others if no hit answers."""
+    """For free-form questions: search for a few of their words, then others; read all hits of the last search."""
     words = topic_words(searcher.given.question)
+    hits: list[Hit] = []
     for search in word_searches(words, searcher.rng):
         hits = _likeliest_first(searcher, (yield from searcher.search(**search)), words)
         if found := (yield from searcher.first_that_answers(hits, searcher.rng.randint(1, 3))):
             return found
-    return None
+    return (yield from searcher.first_that_answers(hits, MAX_RESULTS))
 
 
 def on_day(searcher: Searcher) -> Turns[Result]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from emailrl.facts.lexicon import STOPWORDS
 from emailrl.scenarios.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
 
@@ -89,9 +90,13 @@ def _poor_topic_search(question: str, words: list[str], given: Search, rng: rand
 
 
 def word_searches(words: list[str], rng: random.Random) -> Iterator[Search]:
-    """Searches for some of a question's words: names and long words first, two at a time, then one."""
-    told = sorted(words, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]
+    """Searches for some of a free-form question's words, names and long words first: two at a time, then one.
+
+    The last search is for the most telling word alone: an email may share no other word with the question.
+    """
+    content = [word for word in words if word.lower() not in STOPWORDS] or words
+    told = sorted(content, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]
     pairs = [list(pair) for pair in itertools.combinations(told, 2)]
     rng.shuffle(pairs)
-    for keywords in (*pairs[:3], *([word] for word in rng.sample(told, min(2, len(told))))):
+    for keywords in (*pairs[:3], *([word] for word in told[1::-1])):
         yield {"keywords": keywords}

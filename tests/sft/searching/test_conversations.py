@@ -22,7 +22,7 @@ from emailrl.sft.searching import conversations
 from emailrl.sft.searching.conversations import is_right, play
 from emailrl.sft.searching.searches import CAREFUL, Habits
 from emailrl.store.build import build_database
-from emailrl.store.demo import demo_emails
+from emailrl.store.demo import demo_emails, demo_questions
 from emailrl.store.sources.message import RawEmail
 from emailrl.trajectory import Message, Scenario
 
@@ -174,6 +174,18 @@ def test_most_are_answered_in_several_ways_and_turns(
         tuple(str(call) for call in calls(play(scenario, demo, Habits(), random.Random(seed))[1])) for seed in range(40)
     }
     assert len(ways) >= 15
+
+
+def test_questions_in_other_words_than_the_email_are_mostly_answered(demo: Settings, tmp_path: Path) -> None:
+    questions = write_scenarios(tmp_path / "q.jsonl", demo_questions(42))
+    data = demo.data.model_copy(update={"questions": questions, "train_dataset_size": 100})
+    rephrased = demo.model_copy(update={"data": data})
+    assert len(list(conversations(rephrased, seed=1))) >= 70
+    scenario = next(s for s in demo_questions(42) if s.question.startswith("How much money did they ask for "))
+    project = scenario.question.removesuffix("?").split()[-1]
+    searches = [call["keywords"] for name, call in calls(play(scenario, demo, CAREFUL, random.Random(0))[1])
+                if name == "search_emails"]  # fmt: skip
+    assert searches[-1] == [project] and not {"did", "they", "ask"} & {word for words in searches for word in words}
 
 
 def test_the_same_seed_says_the_same(demo: Settings, played: list[tuple[Scenario, list[Message]]]) -> None:
