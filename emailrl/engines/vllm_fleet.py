@@ -10,20 +10,23 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import Replica, sampling_body
 from emailrl.engines.report import report
-from emailrl.engines.vllm_answers import Choice, ReplicaDown
+from emailrl.engines.vllm_answers import Generated, ReplicaDown
 from emailrl.engines.vllm_arguments import read_urls
 from emailrl.errors import EmailRLError
 from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client
 from emailrl.settings import Settings
 
+KEPT = 16
+"""Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
+request."""
 LOOK_AGAIN = 2.0
 """Poll interval in seconds while all servers are down."""
 
@@ -53,7 +56,7 @@ class Fleet:
     key: str
     timeout: float
     wait: float
-    sampling: dict[str, float | int | bool] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     _waiting: int = field(default=0, init=False)
     """Calls waiting for any server; only the first reports it."""
 
@@ -83,7 +86,7 @@ class Fleet:
         version: Version,
         *,
         again: bool,
-        sampled: Callable[[str, Choice], None],
+        sampled: Callable[[str, Generated], None],
     ) -> None:
         """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
 
@@ -124,14 +127,14 @@ class Fleet:
 
     async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
         """Load and verify a version on a replica that was in use before; returns why it failed, or None."""
-        return await self._bring(client, replica, version, lambda who, choice: None)
+        return await self._bring(client, replica, version, lambda who, answer: None)
 
     async def _bring(
         self,
         client: httpx.AsyncClient,
         replica: Replica,
         version: Version,
-        sampled: Callable[[str, Choice], None],
+        sampled: Callable[[str, Generated], None],
     ) -> str | None:
         try:
             await replica.check_health(client)
@@ -188,7 +191,7 @@ class Fleet:
         async def acting() -> T:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
             timeout = httpx.Timeout(self.timeout, connect=10.0, pool=None)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
             async with Client(headers=headers, timeout=timeout, limits=limits) as client:
                 return await act(client)
 
