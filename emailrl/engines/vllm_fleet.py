@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -56,7 +56,7 @@ class Fleet:
     key: str
     timeout: float
     wait: float
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, float | int | bool] = field(default_factory=dict)
     _waiting: int = field(default=0, init=False)
     """Calls waiting for any server; only the first reports it."""
 

@@ -3,9 +3,8 @@
     PYTHONPATH=. python tests/gpu/bench_server.py --shape 4B --tokenizer qwen_tokenizer --folder W --out OUT
     PYTHONPATH=. python tests/gpu/bench_server.py --smoke       # nano on a CPU build of vLLM: figures mean little
 
-One server, started with the flags of `emailrl serve` apart from --tokens-only, which would take the second way from it;
-one adapter with random weights; completions of --tokens tokens to prompts of 256 tokens, eight completions per
-prompt, all at once. Three ways of asking:
+One server with the flags of `emailrl serve`, apart from --tokens-only, which would leave no /v1/completions; one adapter
+with random weights; completions of --tokens tokens to prompts of 256 tokens, eight per prompt, all at once. Ways:
 
     now      as emailrl asks: /inference/v1/generate, without text
     route    /v1/completions, which also makes text of every token
@@ -23,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -90,18 +88,13 @@ def main() -> None:
     )  # fmt: skip
     url = f"http://127.0.0.1:{given.port}"
     server = Server(url, command(settings, given, gpus), server_environment(settings, gpus), work / "server.log")
-    rows: list[dict[str, Any]] = []
     with running([server]):
         write_adapter(resolve_model(given.model, None), work / "adapter")
         wait_until_well([server], timeout=given.start, say=lambda line: print(line, flush=True))
         print(f"ready after {time.monotonic() - begun:.0f} s; work in {work}", flush=True)
         fleet().run(lambda client: Replica(url).load(client, "adapter", str(work / "adapter")))
         check(url, given)
-        with (work / "bench_server.jsonl").open("a") as file:
-            for row in measured(url, given, begun):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                rows.append(row)
+        rows = list(measured(url, given, begun, work / "bench_server.jsonl"))
     print(f"all done after {time.monotonic() - begun:.0f} s\n")
     table(rows)
 
@@ -122,7 +115,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=235, help="for all of it")
     parser.add_argument("--smoke", action="store_true", help="nano on a CPU build, few tokens: figures mean little")
     given = parser.parse_args()
-    given.smol_base = None  # ``environment`` reads it
+    given.smol_base = None
     if given.smoke:
         given.gpu, given.rows, given.tokens, given.seconds = "", [16, 48], 32, 600
     if given.shape and given.tokenizer is None:
@@ -136,8 +129,8 @@ def command(settings: Settings, given: argparse.Namespace, gpus: list[str]) -> l
     words = server_command(settings, host="127.0.0.1", port=given.port, on_gpu=bool(gpus))
     words.remove("--tokens-only")
     vllm = find_spec("vllm")
-    assert vllm is not None and vllm.submodule_search_locations
-    routes = Path(vllm.submodule_search_locations[0]) / "entrypoints/scale_out/factories.py"
+    assert vllm is not None and vllm.origin is not None
+    routes = Path(vllm.origin).parent / "entrypoints/scale_out/factories.py"
     return words + (["--enable-scale-out"] if "enable_scale_out" in routes.read_text() else [])  # not in 0.26
 
 
@@ -191,7 +184,7 @@ def check(url: str, given: argparse.Namespace) -> None:
     assert equal > (63 if given.smoke else 8) and gap < (1e-6 if given.smoke else 0.05), "the ways sample differently"
 
 
-def measured(url: str, given: argparse.Namespace, begun: float) -> Iterator[dict[str, Any]]:
+def measured(url: str, given: argparse.Namespace, begun: float, out: Path) -> Iterator[dict[str, Any]]:
     """A row for each number of completions and way."""
     api, engine = processes()
     for number, count in enumerate(given.rows):
@@ -209,6 +202,8 @@ def measured(url: str, given: argparse.Namespace, begun: float) -> Iterator[dict
             costs = {f"{name}_us": 1e6 * each / tokens for name, each in zip(names, used, strict=True)}
             row = {"rows": count, "way": way, "tokens": tokens, "seconds": wall} | costs
             print(json.dumps(row), flush=True)
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
             yield row
 
 
@@ -252,4 +247,4 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
