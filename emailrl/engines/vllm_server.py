@@ -94,7 +94,9 @@ class VllmServers:
             path=None if path is None else self._as_seen_there(path.absolute()),
         )
 
-    async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Generated], None]) -> None:
+    async def _take(
+        self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Generated], None]
+    ) -> None:
         """Load and verify a version, and unload old ones."""
         again = self._version is not None
         await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)

@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/gpu/bench_server.py --shape 4B --tokenizer qwen_tokenizer --folder W --out OUT
     PYTHONPATH=. python tests/gpu/bench_server.py --smoke       # nano on a CPU build of vLLM: figures mean little
 
-One server with the flags of `emailrl serve`, apart from --tokens-only, which would leave no /v1/completions; one adapter
+One server with the flags of `emailrl serve`, apart from --tokens-only, which leaves no /v1/completions; one adapter
 with random weights; completions of --tokens tokens to prompts of 256 tokens, eight per prompt, all at once. Ways:
 
     now      as emailrl asks: /inference/v1/generate, without text
@@ -53,6 +53,7 @@ KEPT = vllm_fleet.KEPT
 NEW = ("detokenize", "output_kind")
 """Parameters that /v1/completions does not have."""
 NO_PROBE: Any = SimpleNamespace(vocabulary=2**31)
+UNKNOWN: Any = SimpleNamespace(adapter_sha256="")
 
 
 class CompletionsReplica(Replica):
@@ -161,7 +162,7 @@ def sample(url: str, way: str, requests: list[Request]) -> list[Completion]:
     """All completions, through emailrl's own client."""
     vllm_fleet.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
     replica = (Replica if way == "now" else CompletionsReplica)(url, most=len(requests), alive=True)
-    play = Play(fleet(replica), Version("adapter", served="adapter"), Limits([], 2048, len(requests), 0))
+    play = Play(fleet(replica), Version("adapter", UNKNOWN, "adapter"), Limits([], 2048, len(requests), 0))
     completions = play.run(requests, None)
     assert not any(completion.error for completion in completions), completions[0].error
     return completions
@@ -237,7 +238,7 @@ def cpu(pids: list[int]) -> float:
 def table(rows: list[dict[str, Any]]) -> None:
     """Tokens per second and microseconds per token; ``busy`` in brackets."""
     print("| completions | way | tokens/s | ms/token | API server, µs (busy) | engine, µs (busy) | client, µs (busy) |")
-    print("|---|---|---|---|---|---|---|")
+    print("|---" * 7 + "|")
     for row in rows:
         rate = row["tokens"] / row["seconds"]
         costs = (
