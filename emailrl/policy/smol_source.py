@@ -48,7 +48,7 @@ class Source:
     @property
     def identity(self) -> str:
         """The start of the SHA-256 of ``weights``, or ``HUB``."""
-        return HUB if self.from_hub else _identity_of(self.weights, self.weights.stat().st_mtime_ns)
+        return HUB if self.from_hub else hash_of(self.weights)[: len(PACKAGED)]
 
 
 def find_source(given: Path | None) -> Source:
@@ -109,6 +109,12 @@ def check_header(file: Path) -> None:
     _read_header(file, state.st_mtime_ns, state.st_size)
 
 
+def hash_of(file: Path) -> str:
+    """The file's SHA-256, computed again in this process only if its size or modification time changes."""
+    state = file.stat()
+    return _hash_of(file, state.st_mtime_ns, state.st_size)
+
+
 def in_hub_cache() -> Path | None:
     """The folder of the hub's model in the local cache of the hub; None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
@@ -124,11 +130,6 @@ def in_hub_cache() -> Path | None:
 def _weights_in(folder: Path) -> Path | None:
     plain = folder / "model.safetensors"
     return plain if plain.is_file() else next(iter(sorted(folder.glob("*.gguf"))), None)
-
-
-@cache
-def _identity_of(weights: Path, changed: int) -> str:
-    return sha256_of(weights)[: len(PACKAGED)]
 
 
 def _on_hub() -> Source:
@@ -156,6 +157,11 @@ def _download() -> Path:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of this machine: a full disk, say
         raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
+
+
+@cache
+def _hash_of(file: Path, changed: int, size: int) -> str:
+    return sha256_of(file)
 
 
 @cache

@@ -288,6 +288,36 @@ def test_a_damaged_copy_is_made_again_or_not_used(
     assert capsys.readouterr().err.count("Preparing") == 1
 
 
+def test_damage_that_keeps_the_length_is_noticed(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = smol_folder("smol-base", packed)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    capsys.readouterr()
+    assert find_converted("smol-base", packed) is None
+    assert smol_folder("smol-base", packed) == folder and weights.read_bytes() == whole
+    assert capsys.readouterr().err.startswith("Preparing smol-base")
+    weights.write_bytes(whole)  # another modification time, but the same content
+    assert find_converted("smol-base", packed) == folder
+
+
+def test_a_start_with_the_converted_copy_hashes_no_weights(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = install(tmp_path, monkeypatch, seed=4)
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256(installed.read_bytes()).hexdigest()[:12])
+    folder = smol_folder("smol-base", None)
+    os.utime(installed, ns=(0, 0))  # a hash remembered by this process would not be used
+
+    def refuse(path: Path) -> str:
+        raise AssertionError(f"{path} was hashed")
+
+    monkeypatch.setattr(smol_source, "sha256_of", refuse)
+    assert smol_folder("smol-base", None) == folder
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
 @pytest.mark.parametrize("place", [".smol-0123456789ab-0123456789ab", "the model's folder"])
 def test_whatever_is_in_the_way_is_removed_and_no_link_followed(
