@@ -221,7 +221,10 @@ def _shared_out(split: Split) -> list[Row]:
     samplers = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
     order = "while the previous step trains" if split.overlaps else "then training"
-    loading = "waking vLLM, loading the adapter" if split.shared else "loading it into the servers"
+    loading = (
+        "saving it; the servers load it during the next update" if split.overlaps else "loading it into the servers"
+    )
+    loading = "waking vLLM, loading the adapter" if split.shared else loading
     reduced = f"adapter gradients of {counted(split.trainers, 'rank')}"
     rows = [
         ("trainers", f"{split.trainers}", f"emailrl train{sharded}"),

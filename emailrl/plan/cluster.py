@@ -32,6 +32,9 @@ HOP: Final = 10e-6
 """Minimum seconds per ring step. Assumed."""
 HANDOVER: Final = 1.7
 """Seconds to write an adapter, load it into vLLM and verify it: docs/performance.md, 14B."""
+HANDED_OVER: Final = 0.5
+"""The trainer's part of it, if servers do the rest during the next update: 0.36 to save the adapter, 14B, and 0.14 to
+copy it into the trainer's model, 4B on a CPU."""
 SLEEPING: Final = 1.5
 """Seconds in which vLLM on a trainer's GPU wakes and goes to sleep: the same step."""
 PLAYING: Final = 0.69 / 48
@@ -99,7 +102,7 @@ class Split:
     playing: float
     """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
     handover: float
-    """Seconds in which rank 0 loads the new adapter, and in-process vLLM wakes and goes to sleep."""
+    """Seconds of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep."""
     score: float
     train: float
     gather: float
@@ -134,10 +137,7 @@ class Split:
 
     @property
     def step(self) -> float:
-        """Seconds per step: the slower side, or the sum of both if they alternate.
-
-        While rank 0 loads an adapter, it trains nothing, but the rollouts of earlier steps go on.
-        """
+        """Seconds per step: the slower side, or the sum of both if they alternate."""
         training = self.handover + self.trainer
         return max(self.sampler, training) if self.overlaps else self.sampler + training
 
@@ -186,7 +186,7 @@ class Cluster:
         memory, seconds = self.estimate(share, cards)
         if not memory.fits or (memory.cards > 1 and trainers % cards):
             return None
-        balance = BALANCE if trainers > 1 else 1.0
+        balance, overlaps = BALANCE if trainers > 1 else 1.0, self.settings.vllm.staleness(servers=True) > 0
         score, train = seconds.score / balance, seconds.train / balance
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
         return Split(
@@ -198,12 +198,12 @@ class Cluster:
             tokens=tokens,
             sampling=self._sampling(memory, tokens.trajectories, servers, self.settings.training.num_generations),
             playing=PLAYING * tokens.trajectories,
-            handover=HANDOVER,
+            handover=HANDED_OVER if overlaps else HANDOVER,
             score=score,
             train=train,
             gather=self._exposed(memory, share, score, train),
             reduce=self._reduce(trainers),
-            overlaps=self.settings.vllm.staleness(servers=True) > 0,
+            overlaps=overlaps,
             evaluation=self._sampling(memory, tokens.eval_trajectories, servers, 1),
         )
 

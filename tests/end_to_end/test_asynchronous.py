@@ -182,6 +182,25 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
         assert not (directory / "trajectories/step-000003.jsonl").exists()
 
 
+def test_ctrl_c_while_a_version_is_loaded_ends_the_run_at_once_with_the_step_saved(
+    start: Start, stub: VllmStub
+) -> None:
+    said, over = list[str](), threading.Event()
+    stub.before_loading = lambda name: over.wait(60 if "v-000001" in name else 0)
+
+    def stop(line: str) -> None:
+        said.append(line)
+        if line.startswith("Step 2/"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with must_end(20), pytest.raises(KeyboardInterrupt):
+        start("run", say=stop, eval_steps=9)
+    over.set()
+    assert "Stopped after step 2, which is saved" in said[-1] and step_threads() == []
+    stub.before_loading = lambda name: None
+    assert start("run", resume="latest").steps == STEPS
+
+
 @pytest.mark.parametrize("staleness", [2, 3])
 def test_ages_never_exceed_the_bound(start: Start, staleness: int) -> None:
     steps = metrics(start("run", max_staleness=staleness).run_dir)

@@ -44,21 +44,21 @@ def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
     assert split.tokens.trajectories == made.tokens.trajectories == 24
     # 24 read 3,000 tokens each, a fifth of them a prompt that three share; a thousand times 36 layers of 0.53 ms.
     assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN + 1000 * 36 * 0.53e-3, rel=1e-5)
-    assert split.sampler == split.sampling > 24 * 14.4e-3 and split.handover == 1.7
+    assert split.sampler == split.sampling > 24 * 14.4e-3 and split.handover == 0.5
     assert split.train == pytest.approx(alone.seconds.train / 0.98)
     assert split.score == pytest.approx(alone.seconds.score / 0.98)
     # 33,030,144 float32 numbers.
     assert split.reduce == pytest.approx(132_120_576 / 200e9 + 20e-6)
-    assert split.step == split.sampler > split.handover + split.trainer > 1.7
+    assert split.step == split.sampler > split.handover + split.trainer > 0.5
     assert split.tokens_per_second == pytest.approx(24 * 4000 / split.step)
     assert split.run == pytest.approx(200 * split.step + 21 * split.evaluation)
     assert made.run_seconds == split.run and alone.split is None
     turns = plan_of(tmp_path, 3, max_staleness=0).split
     assert turns is not None and turns.step == pytest.approx(turns.sampler + 1.7 + turns.trainer)
-    # The trainer loads the adapter, so a faster server does not hide that.
-    often = plan_of(tmp_path, 3, update_epochs=8).split
-    assert often is not None and often.step == pytest.approx(1.7 + often.trainer)
-    assert often.step > often.sampler > often.trainer
+    # The trainer saves the adapter, so a faster server does not hide that.
+    often = plan_of(tmp_path, 3, update_epochs=9).split
+    assert often is not None and often.step == pytest.approx(0.5 + often.trainer)
+    assert often.step > often.sampler
 
 
 def test_servers_share_the_trajectories(tmp_path: Path) -> None:
