@@ -10,6 +10,7 @@ changed its weights. The second check catches what rounding hides from the first
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,12 +87,15 @@ class Probe:
 
         ``score`` uses it from now on.
         """
-        self._weights.load(path)
-        logits = self._logits(self.ids, 0)
-        tokens = torch.tensor(self.ids[1:], device=logits.device)
-        prompt = logits[:-1].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        sha256 = None if path is None else adapter_sha256(path)
-        return Expected(sha256, prompt.tolist(), logits[-len(self.prefixes) :].float().cpu())
+        with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
+            sha256 = None if path is None else pool.submit(adapter_sha256, path)
+            self._weights.load(path)
+            logits = self._logits(self.ids, 0)
+        return Expected(
+            None if sha256 is None else sha256.result(),
+            _logprobs(logits[:-1], self.ids[1:], 1.0),
+            logits[-len(self.prefixes) :].float().cpu(),
+        )
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
         """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""

@@ -89,7 +89,7 @@ class Policy:
         """Set the reference to the current adapter."""
         self.start = [parameter.detach().clone() for _, parameter in self.trainable_parameters()]
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
 
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
@@ -117,7 +117,8 @@ class Policy:
         }
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         (directory / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
-        self.tokenizer.save_pretrained(directory)
+        if with_tokenizer:
+            self.tokenizer.save_pretrained(directory)
         share_files(directory)
 
     def save_model(self, directory: Path) -> None:

@@ -150,6 +150,8 @@ def test_how_long_loading_takes_changes_no_weight(start: Start, stub: VllmStub, 
     assert_same_run(uninterrupted, slow)
     seconds = [step["seconds"] for step in metrics(slow)]
     assert seconds[2]["adapter_load"] > 0.5 and all(0 < each["handover"] < each["total"] for each in seconds)
+    files = {path.name for path in (slow / "policy/v-000005").iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize("eval_steps", [2, 9])

@@ -117,6 +117,8 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
         (lambda t: t | {UP + "A.weight": torch.ones(1)}, "lora_A.weight is 1, but the rank is 1"),
         (lambda t: t | {UP + "A.weight": torch.tensor([[1.0, float("nan")]])}, "non-finite values"),
         (lambda t: t | {UP + "B.weight": torch.full((3, 1), float("inf"))}, "non-finite values"),
+        (lambda t: t | {UP + "B.weight": torch.tensor([[0.0], [-float("inf")], [0.0]])}, "non-finite values"),
+        (lambda t: t | {UP + "A.weight": torch.ones(1, 0)}, "have size 3 × 0, but the layer is 3 × 2"),
         (lambda t: t | {UP + "A.weight": torch.ones(1, 2, dtype=torch.int64)}, "is of type torch.int64"),
         (lambda t: t | {UP + "magnitude_vector": torch.ones(3)}, "lora_magnitude_vector, which is not a LoRA matrix"),
         (lambda t: t | {"base_model.model.lm_head.weight": torch.ones(5, 2)}, "lm_head.weight, which is not a LoRA"),

@@ -46,7 +46,7 @@ class ScriptedPolicy:
     def __init__(self) -> None:
         self.base_model, self.lora = "nano", {"rank": 1}
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "adapter_model.safetensors").write_text("x")
 

@@ -93,10 +93,10 @@ class Run:
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
         self.engine.resume()
-        version = self._version(self.state.step)
-        if version.name != self._loaded_version:
-            self.engine.load_adapter(version, version.name)
-            self._loaded_version = version.name
+        version = f"v-{self.state.step:06d}"
+        if version != self._loaded_version:
+            self.engine.load_adapter(self._saved(version), version)
+            self._loaded_version = version
 
     def hand_over(self, step: int) -> PinnedEngine:
         """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
@@ -104,21 +104,22 @@ class Run:
         It remains to be loaded: see ``VersionedEngine.hand_over``.
         """
         assert isinstance(self.engine, VersionedEngine)
-        kept = self.directory / "policy" / f"v-{step:06d}"
-        version = kept if kept.exists() else self._version(self.state.step)
-        if version.name == self._loaded_version:
+        version = f"v-{step:06d}"
+        if not (self.directory / "policy" / version).exists():
+            version = f"v-{self.state.step:06d}"
+        if version == self._loaded_version:
             return self.engine.pin()
-        pinned = self.engine.hand_over(version, version.name)
-        self._loaded_version = version.name
+        pinned = self.engine.hand_over(self._saved(version), version)
+        self._loaded_version = version
         return pinned
 
-    def _version(self, step: int) -> Path:
-        """The current policy, which is that after ``step``, saved in a directory that is never written again."""
+    def _saved(self, version: str) -> Path:
+        """The directory of a version; the current policy is saved there once, and never written again."""
         versions = self.directory / "policy"
-        directory = versions / f"v-{step:06d}"
+        directory = versions / version
         if not directory.exists():
-            beside = directory.with_name(f".{directory.name}")
-            self.policy.save_adapter(beside)
+            beside = versions / f".{version}"
+            self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get token ids
             beside.rename(directory)
             # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks
             # complete.
