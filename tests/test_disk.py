@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from full_disk import on_a_full_disk
 
-from emailrl.disk import not_a_file, replace_bytes
+from emailrl.disk import is_locked, locked, not_a_file, replace_bytes
 from emailrl.recording import JsonlWriter, read_records
 
 REPLACE = """
@@ -57,6 +57,13 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     replace_bytes(pipe, b"questions")
     assert os.read(reader, 100) == b"questions" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
     os.close(reader)
+
+
+def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / ".lock"):
+        pass
+    assert not is_locked(tmp_path / ".lock") and not (tmp_path / "elsewhere").exists()
 
 
 def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:
