@@ -179,7 +179,7 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
 
 
 def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
-    """Suggest a benchmark with existing questions; print what is wrong with them, or lost in a demo ``is_limited``."""
+    """Suggest a benchmark with existing questions; note if they are unreadable, or if a limit emptied a split."""
     from emailrl.scenarios import read_jsonl
     from emailrl.scenarios.splits import split_note
     from emailrl.store.demo import NUM_WORLDS

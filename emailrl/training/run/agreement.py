@@ -19,7 +19,7 @@ from emailrl.trajectory import Scenario
 Changes = dict[tuple[str, str], tuple[Any, Any]]
 """Recorded and current value by section and name."""
 
-_OR_ANEW: Final = "or start a new run without --resume."
+_OR_NEW_RUN: Final = "or start a new run without --resume."
 _IRRELEVANT: Final = ("resume", "output_dir")
 _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
 """Settings of questions that do not affect which ones a run trains and validates on."""
@@ -70,11 +70,11 @@ def _other_database(checkpoint: Checkpoint, settings: Settings, changes: Changes
     if ("store", "db") in changes:
         old, _ = changes["store", "db"]
         return UsageError(
-            f"{path} was trained on the database {old}, not on {db}.", f"Resume with --db {old}, {_OR_ANEW}"
+            f"{path} was trained on the database {old}, not on {db}.", f"Resume with --db {old}, {_OR_NEW_RUN}"
         )
     return UsageError(
         f"The database {db} has changed since {path} was trained on it.",
-        f"{HOW_DATABASES_CHANGE} Resume with that, {_OR_ANEW}",
+        f"{HOW_DATABASES_CHANGE} Resume with that, {_OR_NEW_RUN}",
     )
 
 
@@ -83,7 +83,8 @@ def _other_questions(checkpoint: Checkpoint, settings: Settings, data: RunData, 
     path, metadata = checkpoint.path, checkpoint.metadata
     if changed := choosing_questions(changes):
         return UsageError(
-            f"{path} was trained on other questions: {'; '.join(changed)}.", f"Resume with the old values, {_OR_ANEW}"
+            f"{path} was trained on other questions: {'; '.join(changed)}.",
+            f"Resume with the old values, {_OR_NEW_RUN}",
         )
     validated = _first_validated(path.parent)
     was_trained = fingerprint([*data.train, *validated]) == metadata.questions_fingerprint
@@ -97,7 +98,7 @@ def _other_questions(checkpoint: Checkpoint, settings: Settings, data: RunData, 
     which = "validation questions" if was_trained else "questions"
     return UsageError(
         f"The {which} in {data.source} have changed since {path} was trained on them.",
-        f"Resume with the old file, {_OR_ANEW}",
+        f"Resume with the old file, {_OR_NEW_RUN}",
     )
 
 
