@@ -16,15 +16,11 @@ class QuietHandler(BaseHTTPRequestHandler):
         pass
 
 
-class _Listener(ThreadingHTTPServer):
-    request_queue_size = 128
-
-
 class LocalServer:
     """Answers by ``handler`` on a free port of this machine, each request in a thread of its own."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._server = _Listener(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.port: int = self._server.server_port
         Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 

@@ -15,22 +15,20 @@ import httpx
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.probe import SAMPLED, Expected, Probe
 from emailrl.engines.vllm_answers import (
-    Generated,
+    Choice,
     ListedModel,
     ModelList,
     ReplicaDown,
-    lacks_route,
     prompt_logprobs,
     read_answer,
-    read_generated,
+    read_choices,
     refusal,
 )
 from emailrl.errors import EmailRLError
 from emailrl.remote.reply import IncompleteReply
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
-GENERATE = "/inference/v1/generate"
-"""Token ids in, token ids out: a completion costs vLLM's API server less here than at ``/v1/completions``."""
+COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0
 """Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
 FULL = 0.02
@@ -103,7 +101,7 @@ class Replica:
 
     async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
         """Request a completion; returns the response whatever its status."""
-        return await self._send(client, "POST", GENERATE, body)
+        return await self._send(client, "POST", COMPLETIONS, body)
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
         """Check the server's health."""
@@ -147,35 +145,35 @@ class Replica:
 
     async def probe(
         self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any], expected: Expected
-    ) -> Generated:
+    ) -> Choice:
         """Compare its log-probabilities with the expected ones, ProbeError if they differ; returns what it then sampled
         after the text.
 
         While other requests run, only tokens sampled after the text's beginnings are compared: prompt
         log-probabilities may crash vLLM's engine then (vllm #16668).
         """
+        body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
 
-        async def sample(ids: list[int], **more: int) -> Generated:
-            asked = generate_body(name, ids, sampling | {"max_tokens": SAMPLED, "seed": 0} | more)
-            response = await self._call(client, "POST", GENERATE, asked)
-            return read_generated(str(self), response, model=name, prompt=ids, vocabulary=probe.vocabulary)
+        async def sample(count: int = 1, **changes: Any) -> list[Choice]:
+            response = await self._call(client, "POST", COMPLETIONS, body | changes)
+            return read_choices(str(self), response, name, probe.vocabulary, count)
 
         if self.in_flight.total():
             while not self.begin(name, above_cap=True):
                 await asyncio.sleep(FULL)
             try:
-                drawn = await asyncio.gather(*(sample(prefix, max_tokens=1) for prefix in probe.prefixes))
-                answer = await sample(probe.ids)
+                drawn = await sample(len(probe.prefixes), prompt=probe.prefixes, max_tokens=1)
+                [choice] = await sample()
             finally:
                 self.end(name)
             tokens = [token for each in drawn for token in each.token_ids]
-            logprobs = [value for each in drawn for value in each.logprobs]
+            logprobs = [value for each in drawn for value in each.logprobs.token_logprobs]
             probe.check_next(str(self), tokens, logprobs, expected)
         else:
             async with self.alone():
-                answer = await sample(probe.ids, prompt_logprobs=0)
-            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, answer), expected)
-        return answer
+                [choice] = await sample(prompt_logprobs=0)
+            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, choice), expected)
+        return choice
 
     async def _call(
         self,
@@ -193,9 +191,7 @@ class Replica:
             response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
-        if lacks_route(response):
-            raise EmailRLError(f"{self} has no {path}.", "Start it with --tokens-only; vLLM 0.26 or newer is required.")
-        restarted = response.status_code == 404 and path == GENERATE  # it had listed the adapter before
+        restarted = response.status_code == 404 and path == COMPLETIONS  # it had listed the adapter before
         if restarted or response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
@@ -216,20 +212,22 @@ class Replica:
 
 
 def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
-    """The body of a rollout's request."""
+    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out.
+
+    Every sampling parameter is explicit: the server takes missing ones from the model's generation config.
+    """
     sampling = request.sampling
-    own = {"max_tokens": min(sampling.max_tokens, room), "seed": request.seed, "stop_token_ids": stop_ids}
-    shared = sampling_body(sampling.temperature, sampling.top_p, sampling.top_k)
-    return generate_body(name, request.prompt_ids, shared | own)
-
-
-def generate_body(name: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-    """A request for a completion of ``ids``."""
-    return {"model": name, "token_ids": ids, "sampling_params": sampling}
+    return {
+        "model": name,
+        "prompt": request.prompt_ids,
+        "max_tokens": min(sampling.max_tokens, room),
+        "seed": request.seed,
+        "stop_token_ids": stop_ids,
+    } | sampling_body(sampling.temperature, sampling.top_p, sampling.top_k)
 
 
 def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
-    """The fields of ``vllm.SamplingParams`` that all completions share; every one that matters is explicit."""
+    """Fields common to all completions."""
     return {
         "temperature": temperature,
         "top_p": top_p,
@@ -239,18 +237,21 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "logprobs": 0,
-        "detokenize": False,
-        "output_kind": 2,  # RequestOutputKind.FINAL_ONLY: vLLM 0.26 would assemble an output for every token
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # a server without a tokenizer cannot name them otherwise
+        "skip_special_tokens": False,
     }
 
 
 def read_completion(
     replica: Replica, request: Request, response: httpx.Response, name: str, vocabulary: int
 ) -> Completion:
-    """Parse the completion; EmailRLError if its format is wrong."""
-    answer = read_generated(str(replica), response, model=name, prompt=request.prompt_ids, vocabulary=vocabulary)
-    reason = answer.choices[0].finish_reason
-    completion = Completion(request.trajectory_id, answer.token_ids, answer.logprobs, str(reason))
+    """Parse the completion; EmailRLError if its prompt ids differ or its format is wrong."""
+    [choice] = read_choices(str(replica), response, name, vocabulary)
+    if choice.prompt_token_ids not in (None, request.prompt_ids):
+        raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
+    reason = choice.finish_reason
+    completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
     return completion

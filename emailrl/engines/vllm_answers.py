@@ -13,6 +13,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from emailrl.errors import EmailRLError
+from emailrl.plain import counted
 
 LONGEST = 200
 """Maximum characters quoted from a server's error message."""
@@ -43,16 +44,10 @@ class ModelList(_Answer):
     data: list[ListedModel]
 
 
-class SampledLogprob(_Answer):
-    """The log-probability of a sampled token, in nats; vLLM sends -9999 for a missing one."""
-
-    logprob: Annotated[FiniteFloat, Field(gt=-9999)]
-
-
 class SampledLogprobs(_Answer):
-    """One entry per sampled token."""
+    """Log-probabilities of the sampled tokens, in nats."""
 
-    content: list[SampledLogprob]
+    token_logprobs: list[FiniteFloat]
 
 
 class PromptLogprob(_Answer):
@@ -62,37 +57,20 @@ class PromptLogprob(_Answer):
 
 
 class Choice(_Answer):
-    """One completion."""
+    """One completion; ``prompt_logprobs`` holds a mapping by token id for each position, None for the first."""
 
     token_ids: list[TokenId]
     logprobs: SampledLogprobs
     finish_reason: str | None = None
-
-
-class Usage(_Answer):
-    """Token counts."""
-
-    prompt_tokens: int
-
-
-class Generated(_Answer):
-    """``/inference/v1/generate``; ``prompt_logprobs`` holds a mapping by token id for each position, None for the
-    first."""
-
-    model: str
-    choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
-    usage: Usage
+    prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
-    @property
-    def token_ids(self) -> list[int]:
-        """The sampled tokens."""
-        return self.choices[0].token_ids
 
-    @property
-    def logprobs(self) -> list[float]:
-        """The sampled tokens' log-probabilities."""
-        return [sampled.logprob for sampled in self.choices[0].logprobs.content]
+class CompletionAnswer(_Answer):
+    """``/v1/completions``."""
+
+    model: str
+    choices: Annotated[list[Choice], Field(min_length=1)]
 
 
 A = TypeVar("A", bound=_Answer)
@@ -117,44 +95,44 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     )
 
 
-def read_generated(
-    who: str, response: httpx.Response, *, model: str, prompt: Sequence[int], vocabulary: int
-) -> Generated:
-    """The completion of ``prompt`` by ``model``, checked for ids below ``vocabulary``; raises as ``read_answer``."""
-    answer = read_answer(Generated, who, response)
-    if answer.model != model:
-        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {model!r}.", "Restart it.")
-    if answer.usage.prompt_tokens != len(prompt):
+def read_choices(who: str, response: httpx.Response, name: str, vocabulary: int, count: int = 1) -> list[Choice]:
+    """The completions of ``count`` prompts, checked for model ``name`` and ids below ``vocabulary``; raises as
+    ``read_answer``."""
+    answer = read_answer(CompletionAnswer, who, response)
+    if answer.model != name:
+        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
+    if len(answer.choices) != count:
         raise EmailRLError(
-            f"{who} read {answer.usage.prompt_tokens} tokens of a prompt of {len(prompt)}.",
+            f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.",
             "vLLM 0.26 or newer is required.",
         )
-    sampled, logprobs = answer.token_ids, answer.choices[0].logprobs.content
-    if len(sampled) != len(logprobs):
+    for choice in answer.choices:
+        _check_choice(who, choice, vocabulary)
+    return answer.choices
+
+
+def _check_choice(who: str, choice: Choice, vocabulary: int) -> None:
+    if len(choice.token_ids) != len(choice.logprobs.token_logprobs):
         raise EmailRLError(
-            f"{who} returns {len(sampled)} token ids with {len(logprobs)} log-probabilities.",
+            f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
+            "log-probabilities.",
             "vLLM 0.26 or newer is required.",
         )
-    if max(sampled, default=0) >= vocabulary:  # the trainer's embedding has no row for it
+    if max(choice.token_ids, default=0) >= vocabulary:  # the trainer's embedding has no row for it
         raise EmailRLError(
-            f"{who} returns token {max(sampled)}, outside the vocabulary of {vocabulary}.", "Check its base model."
+            f"{who} returns token {max(choice.token_ids)}, outside the vocabulary of {vocabulary}.",
+            "Check its base model.",
         )
-    return answer
 
 
-def prompt_logprobs(who: str, ids: Sequence[int], answer: Generated) -> list[float]:
+def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:
     """The log-probabilities of ``ids[1:]``; EmailRLError if one is missing."""
-    entries = answer.prompt_logprobs or []
+    entries = choice.prompt_logprobs or []
     found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
     values = [one.logprob for one in found if one is not None]
     if len(entries) != len(ids) or len(values) != len(ids) - 1:
         raise EmailRLError(f"{who} returns no prompt log-probabilities.", "vLLM 0.26 or newer is required.")
     return values
-
-
-def lacks_route(response: httpx.Response) -> bool:
-    """Whether a vLLM server has no such route; for an unknown model it answers with an error object."""
-    return response.status_code == 404 and response.content.strip() == b'{"detail":"Not Found"}'
 
 
 def refusal(response: httpx.Response) -> str:

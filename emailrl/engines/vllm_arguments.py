@@ -40,7 +40,6 @@ SET_BY = {
     "enable_lora": "",
     "logprobs_mode": "",
     "skip_tokenizer_init": "",
-    "tokens_only": "",
     "disable_log_stats": "",
 }
 """Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the

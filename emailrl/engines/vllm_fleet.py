@@ -17,7 +17,7 @@ import httpx
 from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import Replica, sampling_body
 from emailrl.engines.report import report
-from emailrl.engines.vllm_answers import Generated, ReplicaDown
+from emailrl.engines.vllm_answers import Choice, ReplicaDown
 from emailrl.engines.vllm_arguments import read_urls
 from emailrl.errors import EmailRLError
 from emailrl.remote.destination import tell
@@ -86,7 +86,7 @@ class Fleet:
         version: Version,
         *,
         again: bool,
-        sampled: Callable[[str, Generated], None],
+        sampled: Callable[[str, Choice], None],
     ) -> None:
         """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
 
@@ -127,14 +127,14 @@ class Fleet:
 
     async def restore(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
         """Load and verify a version on a replica that was in use before; returns why it failed, or None."""
-        return await self._bring(client, replica, version, lambda who, answer: None)
+        return await self._bring(client, replica, version, lambda who, choice: None)
 
     async def _bring(
         self,
         client: httpx.AsyncClient,
         replica: Replica,
         version: Version,
-        sampled: Callable[[str, Generated], None],
+        sampled: Callable[[str, Choice], None],
     ) -> str | None:
         try:
             await replica.check_health(client)

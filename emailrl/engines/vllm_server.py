@@ -21,7 +21,7 @@ import httpx
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.probe import Probe
 from emailrl.engines.replicas import Replica
-from emailrl.engines.vllm_answers import Generated
+from emailrl.engines.vllm_answers import Choice
 from emailrl.engines.vllm_arguments import read_path_map
 from emailrl.engines.vllm_fleet import Fleet, Version
 from emailrl.engines.vllm_play import Limits, Play
@@ -49,7 +49,7 @@ class VllmServers:
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
         self._held: Counter[str | None] = Counter()
-        self._unchecked: list[tuple[str, Generated]] = []
+        self._unchecked: list[tuple[str, Choice]] = []
         """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
 
     @property
@@ -70,8 +70,8 @@ class VllmServers:
         """See ``VersionedEngine.hand_over``."""
         new = self._prepare(path, version)
 
-        def keep(who: str, answer: Generated) -> None:
-            self._unchecked.append((who, answer))
+        def keep(who: str, choice: Choice) -> None:
+            self._unchecked.append((who, choice))
 
         return self._pinned(new, partial(self._take, version=new, sampled=keep))
 
@@ -94,17 +94,15 @@ class VllmServers:
             path=None if path is None else self._as_seen_there(path.absolute()),
         )
 
-    async def _take(
-        self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Generated], None]
-    ) -> None:
+    async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
         """Load and verify a version, and unload old ones."""
         again = self._version is not None
         await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)
         self._version = version
         await self.fleet.unload(client, kept=self._kept, held=set(+self._held))
 
-    def _check_sampled(self, who: str, answer: Generated) -> None:
-        self._probe.check_sampled(who, answer.token_ids, answer.logprobs)
+    def _check_sampled(self, who: str, choice: Choice) -> None:
+        self._probe.check_sampled(who, choice.token_ids, choice.logprobs.token_logprobs)
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left."""

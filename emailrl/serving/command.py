@@ -55,8 +55,8 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "max-cpu-loras": adapters + 1,
         "logprobs-mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
     }
-    # Token ids in and out: no tokenizer, and no statistics of every token, which only /metrics would show.
-    switches = ["--tokens-only", "--disable-log-stats", "--enable-lora"]
+    # Ids in, ids out: every sampled token costs the API server half as much without text and statistics.
+    switches = ["--skip-tokenizer-init", "--disable-log-stats", "--enable-lora"]
     switches.append(f"--{'' if vllm.vllm_enable_prefix_caching else 'no-'}enable-prefix-caching")
     if vllm.vllm_enforce_eager:
         switches.append("--enforce-eager")

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +78,6 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "v-1", folder / "v-2"]
 
 
-def both_routes() -> list[str]:
-    """The flag for token ids in and out beside chat; vLLM 0.26 has neither a flag nor a need for one."""
-    vllm = find_spec("vllm")
-    assert vllm is not None and vllm.origin is not None
-    routes = Path(vllm.origin).parent / "entrypoints/scale_out/factories.py"
-    return ["--enable-scale-out"] if "enable_scale_out" in routes.read_text() else []
-
-
 @contextmanager
 def served(model: Path, *arguments: str) -> Iterator[str]:
     """A vLLM server of ``model``; its address."""
@@ -96,7 +87,7 @@ def served(model: Path, *arguments: str) -> Iterator[str]:
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
         "--port", str(port), "--dtype", DTYPE, "--enforce-eager", "--gpu-memory-utilization", str(MEMORY_SHARE),
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--logprobs-mode", "processed_logprobs",
-        "--enable-lora", "--max-lora-rank", "16", *both_routes(), *arguments,
+        "--enable-lora", "--max-lora-rank", "16", *arguments,
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

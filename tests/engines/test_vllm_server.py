@@ -20,7 +20,6 @@ from tiny import cut_matrices, make_database, make_model, make_questions
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
-from emailrl.engines.replicas import GENERATE
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.engines.weights import adapter_sha256
@@ -357,8 +356,8 @@ def test_a_conversation_stays_where_its_keys_are(
     places: dict[int, set[int]] = {}
     for place, stub in enumerate(stubs):
         for path, body in stub.http.requests:
-            if path == GENERATE and "prompt_logprobs" not in body["sampling_params"]:
-                places.setdefault(body["token_ids"][3], set()).add(place)
+            if path == "/v1/completions" and "prompt_logprobs" not in body:
+                places.setdefault(body["prompt"][3], set()).add(place)
     assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
 
 

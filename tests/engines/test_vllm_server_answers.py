@@ -17,7 +17,6 @@ from tiny import make_model
 from emailrl.engines import build_engine, replicas
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.probe import Probe
-from emailrl.engines.replicas import GENERATE
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
@@ -37,13 +36,14 @@ def good(path: str, body: dict[str, Any]) -> Any:
         return {"data": [{"id": "base", "parent": None, "max_model_len": 4096}]}
     if path == "/health":
         return {}
-    ids = body["token_ids"]
-    return {
-        "model": body["model"],
-        "choices": [{"token_ids": [5], "logprobs": {"content": [{"logprob": -1.0}]}, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": len(ids)},
+    ids = body["prompt"]
+    choice = {
+        "token_ids": [5],
+        "logprobs": {"token_logprobs": [-1.0]},
         "prompt_logprobs": [None, *({str(token): {"logprob": -1.0}} for token in ids[1:])],
+        "finish_reason": "length",
     }
+    return {"model": body["model"], "choices": [choice]}
 
 
 class Server:
@@ -116,17 +116,12 @@ def choice(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda reply: reply | {"choices": [reply["choices"][0] | changes]}
 
 
-def sampled(entry: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Another entry for the only sampled token."""
-    return choice(logprobs={"content": [entry]})
-
-
 def prompt_entries(entry: Callable[[str], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Other entries of ``prompt_logprobs``, from the token id that each is for."""
 
     def change(reply: dict[str, Any]) -> dict[str, Any]:
-        tokens = [next(iter(one)) for one in reply["prompt_logprobs"][1:]]
-        return reply | {"prompt_logprobs": [None, *(entry(token) for token in tokens)]}
+        tokens = [next(iter(one)) for one in reply["choices"][0]["prompt_logprobs"][1:]]
+        return choice(prompt_logprobs=[None, *(entry(token) for token in tokens)])(reply)
 
     return change
 
@@ -144,25 +139,18 @@ COMPLETIONS = [
     (lambda reply: reply | {"choices": ["x"]}, "choices.0: Input should be an object"),
     (lambda reply: reply | {"choices": {"0": reply["choices"][0]}}, "choices: Input should be a valid array"),
     (lambda reply: reply | {"choices": []}, "choices: List should have at least 1 item"),
-    (lambda reply: reply | {"choices": reply["choices"] * 2}, "choices: List should have at most 1 item"),
+    (lambda reply: reply | {"choices": reply["choices"] * 2}, "returns 2 completions of 1 prompt"),
     (lambda reply: reply | {"model": 3}, "model: Input should be a valid string"),
     (choice(logprobs=[-1.0]), "choices.0.logprobs: Input should be an object"),
     (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
-    (choice(logprobs={"content": None}), "logprobs.content: Input should be a valid array"),
-    (sampled(-1.0), "content.0: Input should be an object"),
-    (sampled({"token": "token_id:5"}), "content.0.logprob: Field required"),
-    (sampled({"logprob": None}), "content.0.logprob: Input should be a valid number"),
-    (sampled({"logprob": float("nan")}), "content.0.logprob: Input should be a finite number"),
-    (sampled({"logprob": -9999.0}), "content.0.logprob: Input should be greater than -9999"),
+    (choice(logprobs={"token_logprobs": [None]}), "token_logprobs.0: Input should be a valid number"),
+    (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
     (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
     (choice(token_ids=[10**9]), "token 1000000000, outside the vocabulary of"),
     (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
     (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
-    (lambda reply: reply | {"model": "another"}, "answered with 'another' when asked for 'base'"),
-    (lambda reply: reply | {"usage": None}, "usage: Input should be an object"),
-    (lambda reply: reply | {"usage": {"prompt_tokens": 2}}, "read 2 tokens of a prompt of "),
 ]
 PROOFS = [
     (prompt_entries(lambda token: {token: {"logprob": None}}), "logprob: Input should be a valid number"),
@@ -173,8 +161,8 @@ PROOFS = [
     (prompt_entries(lambda _: -1.0), "prompt_logprobs.1: Input should be an object"),
     (prompt_entries(lambda _: None), "no prompt log-probabilities"),
     (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no prompt log-probabilities"),
-    (lambda reply: reply | {"prompt_logprobs": [None]}, "no prompt log-probabilities"),
-    (lambda reply: reply | {"prompt_logprobs": "none"}, "prompt_logprobs: Input should be a valid array"),
+    (choice(prompt_logprobs=[None]), "no prompt log-probabilities"),
+    (choice(prompt_logprobs="none"), "prompt_logprobs: Input should be a valid array"),
 ]
 
 
@@ -187,7 +175,7 @@ def test_a_list_of_models_of_another_shape(
 
 @pytest.mark.parametrize(("wrong", "place"), COMPLETIONS + PROOFS)
 def test_a_proof_of_another_shape(policy: Policy, serve: Callable[..., Server], wrong: Any, place: str) -> None:
-    refused(policy, serve(answer(GENERATE, wrong)), place)
+    refused(policy, serve(answer("/v1/completions", wrong)), place)
 
 
 @pytest.mark.parametrize(("wrong", "place"), COMPLETIONS)
@@ -197,7 +185,7 @@ def test_a_completion_of_another_shape(
     broken = [False]
 
     def answers(path: str, body: dict[str, Any]) -> bytes:
-        return answer(GENERATE if broken[0] else "", wrong)(path, body)
+        return answer("/v1/completions" if broken[0] else "", wrong)(path, body)
 
     server = serve(answers)
     engine = connect(policy, server.name)
@@ -228,7 +216,7 @@ def ask(engine: VllmServers) -> Any:
     return completion
 
 
-@pytest.mark.parametrize("path", ["/v1/models", GENERATE])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
 @pytest.mark.parametrize("body", [PAGE, DEEP, b"", b"\xff\xfe", GARBLED])
 def test_what_is_no_json_counts_as_no_server(
     policy: Policy,
@@ -283,7 +271,7 @@ def test_headers_that_drip_are_no_server(
 
 
 def test_a_reply_is_as_long_as_any_others_may_be(policy: Policy, serve: Callable[..., Server]) -> None:
-    server = serve(answer(GENERATE, b" " * (8 << 20) + b"{}"))
+    server = serve(answer("/v1/completions", b" " * (8 << 20) + b"{}"))
     with pytest.raises(
         EmailRLError, match=r"No vLLM server available \(1 configured\): the reply is longer than 8 MiB"
     ):
@@ -292,7 +280,7 @@ def test_a_reply_is_as_long_as_any_others_may_be(policy: Policy, serve: Callable
 
 def test_what_an_address_holds_is_sent_and_not_told(policy: Policy, serve: Callable[..., Server]) -> None:
     said = "who is Basic YW5uOmh1bnRlcjI=?"  # ann:hunter2
-    server = serve(answer(GENERATE, {"error": {"message": said}}), 400)
+    server = serve(answer("/v1/completions", {"error": {"message": said}}), 400)
     with pytest.raises(EmailRLError, match=rf"http://{server.name} refused .*: HTTP 400 who is Basic \*\*\*\?"):
         connect(policy, f"ann:hunter2@{server.name}").load_adapter(None, "base")
 
@@ -307,12 +295,6 @@ def test_what_an_address_holds_is_sent_and_not_told(policy: Policy, serve: Calla
     ],
 )
 def test_a_refusal_is_one_line(policy: Policy, serve: Callable[..., Server], body: Any, reason: str) -> None:
-    server = serve(answer(GENERATE, body), 400)
-    with pytest.raises(EmailRLError, match=f"{server.name} refused {GENERATE}: {reason}"):
-        connect(policy, server.name).load_adapter(None, "base")
-
-
-def test_a_server_without_the_route_is_told_the_flag(policy: Policy, serve: Callable[..., Server]) -> None:
-    server = serve(answer(GENERATE, b'{"detail":"Not Found"}'), 404)
-    with pytest.raises(EmailRLError, match=rf"{server.name} has no {GENERATE}\. Start it with --tokens-only"):
+    server = serve(answer("/v1/completions", body), 400)
+    with pytest.raises(EmailRLError, match=f"{server.name} refused /v1/completions: {reason}"):
         connect(policy, server.name).load_adapter(None, "base")

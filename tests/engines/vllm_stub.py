@@ -42,7 +42,7 @@ class VllmStub:
         self._policy = policy
         self.engine = TransformersEngine(policy.model, STOP_IDS, max_rows=8)
         self._weights = sampling_weights(policy.model)
-        self._lock, self._count = threading.Lock(), 0
+        self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
         self.url = self.http.url
 
@@ -88,8 +88,8 @@ class VllmStub:
         return 200, {}
 
     def _complete(self, body: dict[str, Any]) -> tuple[Any, ...]:
-        under_way = [one for one in list(self.http.running) if "sampling_params" in one]
-        if len(under_way) > 1 and any("prompt_logprobs" in one["sampling_params"] for one in under_way):
+        under_way = [one for one in list(self.http.running) if "prompt" in one]
+        if len(under_way) > 1 and any("prompt_logprobs" in one for one in under_way):
             self.mixed += 1
         if self.failures:
             return self.failures.pop(0)
@@ -99,27 +99,32 @@ class VllmStub:
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
         self.engine.load_adapter(path, name)
         self._weights.load(path)
-        asked, prompt = body["sampling_params"], body["token_ids"]
-        temperature = 1.0 if self.untempered else asked["temperature"]
-        sampling = SamplingParams(asked["max_tokens"], asked["temperature"])
-        self._count += 1  # no keys and values of another request
-        [completion] = self.engine.generate([Request(str(self._count), sampling, prompt, seed=asked["seed"])])
-        sampled = completion.token_ids
-        logprobs = self._score([*prompt, *sampled], len(prompt), temperature)
-        choice = {
+        batch = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        choices = [self._choice(body | {"prompt": prompt}) for prompt in batch]
+        if "prompt_logprobs" not in body:
+            self.served.append(name)
+        return 200, {"model": name, "choices": choices}
+
+    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        temperature = 1.0 if self.untempered else body["temperature"]
+        sampling = SamplingParams(body["max_tokens"], body["temperature"])
+        fresh = (
+            f"{len(self.http.requests)}-{len(body['prompt'])}-{body['seed']}"  # no keys and values of another request
+        )
+        [completion] = self.engine.generate([Request(fresh, sampling, body["prompt"], seed=body["seed"])])
+        prompt, sampled = body["prompt"], completion.token_ids
+        choice: dict[str, Any] = {
             "finish_reason": completion.finish_reason,
             "token_ids": sampled,
-            "logprobs": {"content": [{"logprob": logprob} for logprob in logprobs]},
+            "prompt_token_ids": prompt,
+            "logprobs": {"token_logprobs": self._score([*prompt, *sampled], len(prompt), temperature)},
         }
-        answer: dict[str, Any] = {"model": name, "choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
-        if "prompt_logprobs" in asked:
+        if "prompt_logprobs" in body:
             scores = self._score(prompt, 1, 1.0)
-            answer["prompt_logprobs"] = [None] + [
+            choice["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)
             ]
-        else:
-            self.served.append(name)
-        return 200, answer
+        return choice
 
     def _score(self, ids: list[int], start: int, temperature: float) -> list[float]:
         tokens = torch.tensor([ids])

@@ -1,16 +1,15 @@
-"""What one vLLM server samples per second, and the CPU seconds per token of its processes and of the client.
+"""What one vLLM server samples per second, and the CPU time per token of its processes and of the client.
 
     PYTHONPATH=. python tests/gpu/bench_server.py --shape 4B --tokenizer qwen_tokenizer --folder W --out OUT
     PYTHONPATH=. python tests/gpu/bench_server.py --smoke       # nano on a CPU build of vLLM: figures mean little
 
-One server with the flags of `emailrl serve`, apart from --tokens-only, which leaves no /v1/completions; one adapter
-with random weights; completions of --tokens tokens to prompts of 256 tokens, eight per prompt, all at once. Ways:
+Two servers on one GPU, measured in turn, never at the same time; one adapter with random weights; completions of
+--tokens tokens to prompts of 256 tokens, eight per prompt, all at once:
 
-    now      as emailrl asks: /inference/v1/generate, without text
-    route    /v1/completions, which also makes text of every token
-    before   the same, and httpx keeps every connection open
+    now      as `emailrl serve` starts it, asked as emailrl asks
+    before   with a tokenizer and vLLM's statistics, and httpx keeps every connection open
 
-First the check: one completion alone gives the same tokens and log-probabilities either way. Then, for each number of
+First the check: one completion alone has the same tokens and log-probabilities on both. Then, for each number of
 completions, the ways one after another. ``busy`` is a process's CPU seconds per second of wall time: the process that
 is near 1 limits the server, except that the engine also spins while it waits for its GPU. ``ms/token`` is the wall time
 per token of one completion, prefill included. Nothing starts after --seconds, vLLM's own start included.
@@ -25,12 +24,10 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 from bench_async import environment
 from bench_grpo_trl import write_model
 
@@ -47,29 +44,11 @@ from emailrl.settings import Settings, load_settings
 
 PROMPT = 256
 PER_PROMPT = 8
-WAYS = ("now", "route", "before")
+WAYS = ("now", "before")
 TICK = os.sysconf("SC_CLK_TCK")
 KEPT = vllm_fleet.KEPT
-NEW = ("detokenize", "output_kind")
-"""Parameters that /v1/completions does not have."""
 NO_PROBE: Any = SimpleNamespace(vocabulary=2**31)
 UNKNOWN: Any = SimpleNamespace(adapter_sha256="")
-
-
-class CompletionsReplica(Replica):
-    """Asks at /v1/completions, and turns the answer into that of /inference/v1/generate."""
-
-    async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-        sampling = {name: value for name, value in body["sampling_params"].items() if name not in NEW}
-        old = {"model": body["model"], "prompt": body["token_ids"], "return_token_ids": True}
-        response = await self._send(client, "POST", "/v1/completions", sampling | old | {"skip_special_tokens": False})
-        response.raise_for_status()
-        answer = response.json()
-        choice = answer["choices"][0]
-        entries = [{"logprob": logprob} for logprob in choice["logprobs"]["token_logprobs"]]
-        choice = {name: choice[name] for name in ("token_ids", "finish_reason")} | {"logprobs": {"content": entries}}
-        answer = {"model": answer["model"], "choices": [choice], "usage": answer["usage"]}
-        return httpx.Response(200, json=answer, request=response.request)
 
 
 def main() -> None:
@@ -81,21 +60,26 @@ def main() -> None:
     os.environ |= environment(given, gpus)
     if given.shape:
         write_model(given.shape, given.tokenizer.absolute(), Path(given.model), given.gpu)
+    memory = {"vllm_gpu_memory_utilization": 0.3} if given.smoke else {"kv_cache_gib": given.kv_gib}
+    flags = {"lora_rank": 16, "max_model_len": 2048, "max_batch_trajectories": max(given.rows)}
     settings = load_settings(
-        {"model_name": given.model, "lora_rank": 16, "max_model_len": 2048, "vllm_enforce_eager": given.smoke,
-         "max_batch_trajectories": max(given.rows)}
-        | ({"vllm_gpu_memory_utilization": 0.3} if given.smoke else {}),
-        environ={}, cwd=work,
+        {"model_name": given.model, "vllm_gpu_memory_utilization": 0.45, "vllm_enforce_eager": given.smoke}
+        | flags | memory, environ={}, cwd=work,
     )  # fmt: skip
-    url = f"http://127.0.0.1:{given.port}"
-    server = Server(url, command(settings, given, gpus), server_environment(settings, gpus), work / "server.log")
-    with running([server]):
+    servers = [
+        Server(
+            url_of(given, way), command(settings, given, way), server_environment(settings, gpus), work / f"{way}.log"
+        )
+        for way in WAYS
+    ]
+    with running(servers):
         write_adapter(resolve_model(given.model, None), work / "adapter")
-        wait_until_well([server], timeout=given.start, say=lambda line: print(line, flush=True))
+        wait_until_well(servers, timeout=given.start, say=lambda line: print(line, flush=True))
         print(f"ready after {time.monotonic() - begun:.0f} s; work in {work}", flush=True)
-        fleet().run(lambda client: Replica(url).load(client, "adapter", str(work / "adapter")))
-        check(url, given)
-        rows = list(measured(url, given, begun, work / "bench_server.jsonl"))
+        for server in servers:
+            load(server.url, work / "adapter")
+        check(given)
+        rows = list(measured(given, begun, work / "bench_server.jsonl"))
     print(f"all done after {time.monotonic() - begun:.0f} s\n")
     table(rows)
 
@@ -106,9 +90,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=["0.6B", "4B", "14B"], help="random weights; needs --tokenizer")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template")
     parser.add_argument("--folder", type=Path, help="where the shape's weights are, or are written")
-    parser.add_argument("--rows", type=int, nargs="+", default=[48, 96, 192, 384], help="completions at once")
+    parser.add_argument("--rows", type=int, nargs="+", default=[96, 192, 384, 48], help="completions at once")
     parser.add_argument("--tokens", type=int, default=256, help="per completion")
-    parser.add_argument("--ways", choices=WAYS, nargs="+", default=["now", "before"])
+    parser.add_argument("--kv-gib", type=float, default=32, help="GiB of keys and values per server")
     parser.add_argument("--gpu", default="0")
     parser.add_argument("--port", type=int, default=8417)
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else None)
@@ -125,14 +109,17 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def command(settings: Settings, given: argparse.Namespace, gpus: list[str]) -> list[str]:
-    """The server's command, with both ways of asking."""
-    words = server_command(settings, host="127.0.0.1", port=given.port, on_gpu=bool(gpus))
-    words.remove("--tokens-only")
-    vllm = find_spec("vllm")
-    assert vllm is not None and vllm.origin is not None
-    routes = Path(vllm.origin).parent / "entrypoints/scale_out/factories.py"
-    return words + (["--enable-scale-out"] if "enable_scale_out" in routes.read_text() else [])  # not in 0.26
+def url_of(given: argparse.Namespace, way: str) -> str:
+    """A server's address."""
+    return f"http://127.0.0.1:{given.port + WAYS.index(way)}"
+
+
+def command(settings: Settings, given: argparse.Namespace, way: str) -> list[str]:
+    """A server's command."""
+    port = given.port + WAYS.index(way)
+    words = server_command(settings, host="127.0.0.1", port=port, on_gpu=bool(given.gpu))
+    dropped = () if way == "now" else ("--skip-tokenizer-init", "--disable-log-stats")
+    return [word for word in words if word not in dropped]
 
 
 def write_adapter(base: str, folder: Path) -> None:
@@ -158,10 +145,15 @@ def fleet(*replicas: Replica) -> Fleet:
     return Fleet([*replicas], NO_PROBE, "", 600.0, 0.0)
 
 
-def sample(url: str, way: str, requests: list[Request]) -> list[Completion]:
+def load(url: str, adapter: Path) -> None:
+    """Load the adapter into a server."""
+    fleet().run(lambda client: Replica(url).load(client, "adapter", str(adapter)))
+
+
+def sample(given: argparse.Namespace, way: str, requests: list[Request]) -> list[Completion]:
     """All completions, through emailrl's own client."""
     vllm_fleet.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
-    replica = (Replica if way == "now" else CompletionsReplica)(url, most=len(requests), alive=True)
+    replica = Replica(url_of(given, way), most=len(requests), alive=True)
     play = Play(fleet(replica), Version("adapter", UNKNOWN, "adapter"), Limits([], 2048, len(requests), 0))
     completions = play.run(requests, None)
     assert not any(completion.error for completion in completions), completions[0].error
@@ -175,9 +167,9 @@ def requests_of(rows: int, tokens: int, seed: int, prompt: int = PROMPT) -> list
     return [Request(f"t{n}", SamplingParams(tokens), prompts[n // PER_PROMPT], seed=n) for n in range(rows)]
 
 
-def check(url: str, given: argparse.Namespace) -> None:
-    """One completion alone, either way; the prompt is too short for the prefix cache, which would change rounding."""
-    one, other = (sample(url, way, requests_of(1, 64, 1, prompt=12))[0] for way in ("now", "before"))
+def check(given: argparse.Namespace) -> None:
+    """One completion alone, either way."""
+    one, other = (sample(given, way, requests_of(1, 64, 1, prompt=12))[0] for way in WAYS)
     equal = next((n for n, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), 64)
     gap = max((abs(a - b) for a, b in zip(one.logprobs[:equal], other.logprobs[:equal], strict=True)), default=0.0)
     print(f"check: {equal} of 64 tokens equal, log-probabilities within {gap:.2g}", flush=True)
@@ -185,17 +177,18 @@ def check(url: str, given: argparse.Namespace) -> None:
     assert equal > (63 if given.smoke else 8) and gap < (1e-6 if given.smoke else 0.05), "the ways sample differently"
 
 
-def measured(url: str, given: argparse.Namespace, begun: float, out: Path) -> Iterator[dict[str, Any]]:
+def measured(given: argparse.Namespace, begun: float, out: Path) -> Iterator[dict[str, Any]]:
     """A row for each number of completions and way."""
-    api, engine = processes()
+    found = {way: processes(given.port + WAYS.index(way)) for way in WAYS}
     for number, count in enumerate(given.rows):
-        sample(url, "now", requests_of(count, 4, number + 2))  # kernels for so many rows
-        for way in given.ways:
+        for way in WAYS:
+            api, engine = found[way]
+            sample(given, way, requests_of(count, 4, number + 2))  # kernels for so many rows
             if time.monotonic() - begun > given.seconds:
                 print("time is up", flush=True)
                 return
             before, start = [cpu(api), cpu(engine), time.process_time()], time.monotonic()
-            done = sample(url, way, requests_of(count, given.tokens, 10 * number + WAYS.index(way) + 100))
+            done = sample(given, way, requests_of(count, given.tokens, number + 100))
             wall = time.monotonic() - start
             used = [b - a for a, b in zip(before, [cpu(api), cpu(engine), time.process_time()], strict=True)]
             tokens = sum(len(completion.token_ids) for completion in done)
@@ -208,12 +201,15 @@ def measured(url: str, given: argparse.Namespace, begun: float, out: Path) -> It
             yield row
 
 
-def processes() -> tuple[list[int], list[int]]:
-    """The API server, and the engine with its workers."""
+def processes(port: int) -> tuple[list[int], list[int]]:
+    """The API server of a port, and its engine with workers."""
     parents = {int(folder.name): int(fields(folder.name)[1]) for folder in Path("/proc").glob("[0-9]*")}
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below(os.getpid(), parents)}
-    (engine,) = (pid for pid, name in names.items() if b"EngineCore" in name)
-    return [parents[engine]], [engine, *below(engine, parents)]
+    for pid in below(os.getpid(), parents):
+        api = parents[pid]
+        words = Path(f"/proc/{api}/cmdline").read_bytes().split(b"\0")
+        if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes() and str(port).encode() in words:
+            return [api], [pid, *below(pid, parents)]
+    raise AssertionError(f"no engine of the server at port {port}")
 
 
 def below(top: int, parents: dict[int, int]) -> list[int]:
