@@ -33,9 +33,9 @@ TEXT = (
 LONGEST = 128
 """Length of the probe in tokens."""
 SAMPLED = 8
-"""Tokens sampled after the probe, to check that log-probabilities are taken after temperature."""
-SAMPLED_ALONE = 32
-"""The same when only sampled tokens are compared."""
+"""Tokens sampled after the probe, to check decoding, and that log-probabilities are taken after temperature."""
+PREFIXES = 32
+"""Prefixes of the probe after which one token each is sampled, if the probe's own tokens cannot be compared."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUNDING = 0.1
 """Mean gap allowed in 16 bits, as different kernels round differently."""
@@ -47,15 +47,14 @@ class ProbeError(EmailRLError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """What the trainer's model says of the probe's text under one adapter; an engine's answers are compared with it in
-    any thread."""
+    """What engines must answer under one adapter, by the trainer's model; needs no model, so any thread can use it."""
 
     adapter_sha256: str | None
     """None is the bare base model."""
     prompt: list[float]
     """Log-probabilities of ``ids[1:]``."""
     logits: Tensor
-    """``(SAMPLED_ALONE, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
+    """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
 
 
 class Probe:
@@ -69,9 +68,9 @@ class Probe:
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
-        first = max(len(self.ids) - SAMPLED_ALONE, 0)
+        first = max(len(self.ids) - PREFIXES, 0)
         self.prefixes = [self.ids[:end] for end in range(first + 1, len(self.ids) + 1)]
-        """The longest beginnings of the text, itself included."""
+        """The longest prefixes of the text, itself included."""
         self._answers: dict[str, tuple[Expected, list[float]]] = {}
         """The last log-probabilities of the text from every engine, and those expected."""
 
@@ -83,9 +82,9 @@ class Probe:
         return rows
 
     def load(self, path: Path | None) -> Expected:
-        """What engines must answer under the adapter in ``path`` (None: the bare base model), checked before use.
+        """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
 
-        ``score`` uses it from now on.
+        ``score`` and ``check_sampled`` use that adapter from now on.
         """
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
             sha256 = None if path is None else pool.submit(adapter_sha256, path)

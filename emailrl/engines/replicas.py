@@ -149,13 +149,18 @@ class Replica:
         """Compare its log-probabilities with the expected ones, ProbeError if they differ; returns what it then sampled
         after the text.
 
-        While other requests run, only tokens sampled after the text's beginnings are compared: prompt
-        log-probabilities may crash vLLM's engine then (vllm #16668).
+        While other requests run, only tokens sampled after prefixes of the text are compared: prompt log-probabilities
+        may crash vLLM's engine then (vllm #16668).
         """
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
 
         async def sample(count: int = 1, **changes: Any) -> list[Choice]:
-            response = await self._call(client, "POST", COMPLETIONS, body | changes)
+            try:
+                response = await self._call(client, "POST", COMPLETIONS, body | changes)
+            except EmailRLError:
+                if name not in await self.models(client):
+                    raise ReplicaDown("it restarted and lost its adapters") from None
+                raise
             return read_choices(str(self), response, name, probe.vocabulary, count)
 
         if self.in_flight.total():
@@ -191,8 +196,7 @@ class Replica:
             response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
-        restarted = response.status_code == 404 and path == COMPLETIONS  # it had listed the adapter before
-        if restarted or response.status_code >= 500:
+        if response.status_code >= 500:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
             raise EmailRLError(

@@ -57,7 +57,7 @@ class Policy:
     sharded: bool = False
     """Whether the base is spread over several ranks: every forward pass then involves all of them."""
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context for forward passes in threads other than the trainer's, or on this rank alone."""
+    """Context for a forward pass that only this rank needs."""
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""

@@ -47,13 +47,13 @@ def test_equal_answers_after_the_same_adapter_are_right(make: Callable[..., Prob
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_tokens_drawn_after_the_beginnings_are_compared_without_the_model(
+def test_tokens_drawn_after_prefixes_are_compared_without_the_model(
     make: Callable[..., Probe], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each beginning's next token has the log-probability that a pass over that beginning alone gives it."""
+    """Each prefix's next token has the log-probability that a pass over that prefix alone gives it."""
     probe = make(temperature, 0.001)
-    expected, drawn = probe.load(None), [3, 7] * (module.SAMPLED_ALONE // 2)
-    assert probe.prefixes[-1] == probe.ids and len(probe.prefixes) == module.SAMPLED_ALONE
+    expected, drawn = probe.load(None), [3, 7] * (module.PREFIXES // 2)
+    assert probe.prefixes[-1] == probe.ids and len(probe.prefixes) == module.PREFIXES
     own = [
         probe.score([*prefix, token], len(prefix), temperature)[0]
         for prefix, token in zip(probe.prefixes, drawn, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines.test_vllm_server import adapters, ask, connect, model, policy, serve  # noqa: F401
@@ -167,3 +168,44 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
             call.result(60)
         pinned.close()
     assert stub.mixed == 0 and len(turns) > 3
+
+
+def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stub = serve()
+    answer, restarts = stub.http.reply, [1]
+
+    def restarting(body: dict[str, Any]) -> Any:
+        if "prompt" in body and body["model"] != BASE and restarts:
+            restarts.pop()
+            stub.adapters = {BASE: None}
+        return answer(body)
+
+    with closing(connect(stub, vllm_return_timeout=60)) as engine:
+        engine.load_adapter(None, "v-0")
+        stub.http.reply = restarting
+        pinned = engine.hand_over(adapters[0], "v-1")
+        pinned.load()
+        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
+        assert completion.policy_version == "v-1" and completion.error is None
+    assert "is excluded: it restarted and lost its adapters." in capsys.readouterr().err
+
+
+def test_what_was_decoded_while_a_version_was_loaded_is_scored_when_it_is_settled(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub, temperature=0.5)) as engine:
+        engine.hand_over(adapters[0], "v-1").load()
+        engine.settle()
+        stub.untempered = True
+        pinned = engine.hand_over(adapters[1], "v-2")
+        engine.settle()  # nothing yet
+        pinned.load()
+        for _ in range(2):
+            with pytest.raises(ProbeError, match="taken before temperature"):
+                engine.settle()

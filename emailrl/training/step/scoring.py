@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -30,8 +29,6 @@ class LogprobScorer:
 
     def __init__(self, policy: Policy, settings: Settings, ranks: Ranks = ALONE) -> None:
         self.policy, self.settings, self.ranks = policy, settings, ranks
-        self.lock = Lock()
-        """Held during training passes: another thread may use the policy to verify vLLM servers that return."""
         hidden = policy.model.config.get_text_config().hidden_size
         self.max_tokens = micro_batch_cap(settings.training, on_gpu=policy.device.type == "cuda", hidden=hidden)
 
@@ -99,14 +96,13 @@ class LogprobScorer:
 
     @contextmanager
     def accompanied(self) -> Iterator[None]:
-        """Isolate the block's one forward pass from training; with a sharded base the other ranks run it too."""
-        with self.lock:
-            if not self.policy.sharded:
-                yield
-                return
-            with self.ranks.at_work():
-                self.ranks.scatter([None] * self.ranks.world)
-                yield
+        """Run the block's one forward pass; with a sharded base the other ranks run it too."""
+        if not self.policy.sharded:
+            yield
+            return
+        with self.ranks.at_work():
+            self.ranks.scatter([None] * self.ranks.world)
+            yield
 
     def size(self, batch: MicroBatch) -> int:
         """Tokens of a micro-batch that take memory: including padding unless it is packed."""

@@ -106,7 +106,7 @@ class Updater:
             step=step,
             share_prefixes=self.scorer.shares_prefixes,
         )
-        with self.scorer.lock, self.ranks.at_work():
+        with self.ranks.at_work():
             metrics, tokens = self._train(self.ranks.scatter(shares))
         metrics |= {
             "trainable_tokens": sum(sample.num_trainable for sample in samples),
