@@ -96,6 +96,8 @@ class VllmStub:
         name = body["model"]
         if name not in self.adapters:
             return 404, {"error": {"message": f"The model `{name}` does not exist."}}
+        if not body.get("return_tokens_as_token_ids"):
+            return 400, {"error": {"message": "Unable to get tokenizer because `skip_tokenizer_init=True`"}}
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
         self.engine.load_adapter(path, name)
         self._weights.load(path)
