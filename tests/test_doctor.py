@@ -44,7 +44,7 @@ def test_an_empty_directory_is_no_emergency(quick: Path) -> None:
     assert found(name="sqlite fts5").status == "ok"
     assert found(name="gpu").status == "note"
     database = found(name="database")
-    assert database.status == "missing" and "emailrl gen-db --source demo" in database.remedy
+    assert database.status == "missing" and "emailrl gen-db --source demo --db data/demo.db" in database.remedy
 
 
 def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,8 @@ def test_the_command_exits_by_what_is_essential(
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
     command(deep=False, json=False)
-    assert "→ Build it: emailrl gen-db --source demo" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "→ Index mail: emailrl gen-db --source PATH; or " in out and "--source demo --db data/demo.db" in out
 
 
 def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,18 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert "No evaluation was recorded" in packaged
 
 
+def test_the_card_of_step_0_says_that_nothing_was_trained(checkpoint: Checkpoint) -> None:
+    new = replace(checkpoint.metadata, base_model="nano", step=0)
+    card = model_card(new, "x", merged=False)
+    assert "nano. **This checkpoint is untrained (step 0)**: no later evaluation of its grpo run in mode masked" in card
+    assert "trained with emailrl" not in card
+    from_sft = model_card(replace(new, parent="grpo_sft:40"), "x", merged=False)
+    assert "**This checkpoint has the weights of grpo_sft:40, unchanged (step 0)**" in from_sft
+    assert "nano, trained with emailrl using grpo in mode masked. " in model_card(
+        replace(new, step=1), "x", merged=False
+    )
+
+
 def test_the_card_leads_with_the_accuracy_on_questions_that_selected_nothing(
     tmp_path: Path, checkpoint: Checkpoint
 ) -> None:

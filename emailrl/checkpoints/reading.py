@@ -55,6 +55,13 @@ class Metadata:
     """SHA-256 by relative name."""
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def untrained(self) -> str | None:
+        """What the weights of step 0 are, as the end of a sentence about the checkpoint; None for later steps."""
+        if self.step:
+            return None
+        return f"has the weights of {self.parent}, unchanged (step 0)" if self.parent else "is untrained (step 0)"
+
 
 _METADATA: Final = TypeAdapter(Metadata)
 

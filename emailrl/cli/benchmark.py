@@ -122,15 +122,14 @@ def _root(settings: Settings) -> Path:
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
-    """The policies to measure; notes if the default, the newest run's best model, is untrained."""
+    """The policies to measure; prints a note on each that is untrained."""
     from emailrl.benchmark import choose_subjects, with_attacked
-    from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
 
     subjects = choose_subjects(checkpoints, models, settings)
-    unnamed = not checkpoints and not models and not is_chat(settings)
-    if unnamed and (note := untrained_note(settings.output.output_dir)):
-        progress_console().print(note, style="yellow", soft_wrap=True)
+    for adapter in filter(None, (subject.adapter for subject in subjects)):
+        if note := untrained_note(adapter.path, settings.output.output_dir):
+            progress_console().print(note, style="yellow", soft_wrap=True)
     return with_attacked(subjects) if attack else subjects
 
 

@@ -49,7 +49,7 @@ def export(
 
     output_dir = load_settings(trust=trust).output.output_dir
     found = find_checkpoint(checkpoint or "best", output_dir)
-    if checkpoint is None and (note := untrained_note(output_dir)):
+    if note := untrained_note(found.path, output_dir):
         progress_console().print(note, style="yellow", soft_wrap=True)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"

@@ -8,7 +8,7 @@ written next to it.
 Examples:
 
 \b
-  emailrl gen-db --source demo
+  emailrl gen-db --source demo --db data/demo.db
   emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
   emailrl gen-db --source takeout.mbox.gz --db data/mine.db --verbose
   emailrl gen-db --source more_mail/ --append --json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from emailrl.scenarios.inbox.owners import Owner
-    from emailrl.settings import Settings
+    from emailrl.settings import Settings, StoreSettings
     from emailrl.store.build import BuildReport
     from emailrl.store.sieve import Listing
     from emailrl.store.sources import Source
@@ -82,6 +82,8 @@ def gen_db(
     everything = load_settings(overrides, trust=trust, builds_db=True)
     settings = everything.store
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
+        if overrides["db"] is None:
+            _check_contents(settings)
         report = existing_database(settings.db)
         say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
@@ -111,6 +113,20 @@ def gen_db(
     _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+def _check_contents(settings: StoreSettings) -> None:
+    """Raise UsageError if the existing database does not hold the email of the configured source, hf or demo."""
+    from emailrl.scenarios.beside import has_enron_email
+    from emailrl.scenarios.demo import has_only_demo_email
+
+    is_of_source = {"hf": has_enron_email, "demo": has_only_demo_email}.get(str(settings.source), lambda _: True)
+    if not is_of_source(settings.db):
+        named = "the Enron emails of the Hub" if settings.source == "hf" else "the demo mailbox"
+        raise UsageError(
+            f"{settings.db} exists and holds other email than {named} (source = {settings.source}).",
+            "Name another file with --db, or replace this one with --overwrite.",
+        )
 
 
 @contextmanager

@@ -46,10 +46,15 @@ def _front_matter(metadata: Metadata, merged: bool) -> str:
 def _introduction(metadata: Metadata, merged: bool) -> str:
     what = "The LoRA adapter is merged into the weights." if merged else "This is the LoRA adapter only."
     began = f", starting from the weights of {metadata.parent}" if metadata.parent else ""
+    trained = f"{metadata.base_model}, trained with emailrl using {metadata.algorithm} in mode {metadata.mode}{began}"
+    if metadata.untrained:
+        trained = (
+            f"{metadata.base_model}. **This checkpoint {metadata.untrained}**: no later evaluation of its "
+            f"{metadata.algorithm} run in mode {metadata.mode} was more accurate"
+        )
     return (
         f"# Mail-search agent, {metadata.run_id}, step {metadata.step}\n\n"
-        f"A language model that answers questions by searching a mailbox with tools: {metadata.base_model}, "
-        f"trained with emailrl using {metadata.algorithm} in mode {metadata.mode}{began}. {what}\n"
+        f"A language model that answers questions by searching a mailbox with tools: {trained}. {what}\n"
     )
 
 

@@ -24,6 +24,8 @@ ESTIMATORS: Final = {
 }
 WHITENED: Final = ("gae", "reinforce", "reinforce_baseline")
 SIZES: Final = ("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size")
+COUNTS: Final = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_tensor_parallel_size")
+"""Numbers that others are divided by."""
 JOINT: Final = frozenset(
     ("train_batch_size", "rollout_batch_size", "micro_train_batch_size", "advantage_estimator", "policy_loss_type",
      "use_kl_loss", "kl_estimator", "async_queue_size", "enable_vllm_is_correction", "use_icepop", "is_correction_type")
@@ -51,8 +53,10 @@ NEEDED_BY: Final = {
 
 
 def take_all(given: Given) -> Conversion:
-    """Convert all given flags; raises UsageError for a value of the wrong type."""
+    """Convert all given flags; raises UsageError for a value of the wrong type, and for a count below 1."""
     taken = Conversion()
+    for name in set(COUNTS) & set(given):
+        _size(name, given[name][0])
     for flag in FLAGS:
         if flag.name in given:
             _take(flag, given[flag.name], given, taken)

@@ -14,7 +14,7 @@ from emailrl.errors import UsageError
 from emailrl.plan.cluster import Cluster, Fabric, Split
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
-from emailrl.plan.obstacles import Obstacle, find_obstacles, shared_obstacles
+from emailrl.plan.obstacles import Obstacle, find_obstacles, sharding_obstacles, shared_obstacles
 from emailrl.plan.questions import limit_to_questions
 from emailrl.plan.time import Seconds, plan_seconds
 from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
@@ -191,7 +191,8 @@ def make_plan(
     estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
     split, alternative = estimate.splits(device, fabric, shared=shares)
     memory, seconds = estimate(settings, device, cards=num_gpus)
-    refused = shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
+    refused = sharding_obstacles(settings, num_gpus)
+    refused += shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
     memory, tokens = (split.memory, split.tokens) if split else (memory, estimate.tokens(1))
     return Plan(
         settings=settings, shape=shape, device=device, fabric=fabric, tokens=tokens, memory=memory, seconds=seconds,

@@ -186,6 +186,8 @@ class Cluster:
         memory, seconds = self.estimate(share, cards)
         if not memory.fits or (memory.cards > 1 and trainers % cards):
             return None
+        if self.settings.model.shard == "host" and cards == 1 < self.fabric.per_host:
+            return None  # train refuses it; with one GPU per host, find_obstacles says so
         balance, overlaps = BALANCE if trainers > 1 else 1.0, self.settings.vllm.staleness(servers=True) > 0
         score, train = seconds.score / balance, seconds.train / balance
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()

@@ -42,6 +42,13 @@ def shared_obstacles(settings: Settings, per_host: int, *, sharded: bool) -> lis
     return found
 
 
+def sharding_obstacles(settings: Settings, per_host: int) -> list[Obstacle]:
+    """What else it would reject about SHARD with ``per_host`` GPUs on each host."""
+    if settings.model.shard != "host" or per_host > 1:
+        return []
+    return [Obstacle("SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD")]
+
+
 def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[Obstacle]:
     model = settings.model
     if settings.agent.engine == "openai":

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from emailrl.checkpoints import METADATA, SFT, Checkpoint, checkpoint_of, find_checkpoint, find_runs, list_checkpoints
+from emailrl.checkpoints import (
+    METADATA,
+    SFT,
+    Checkpoint,
+    Metadata,
+    checkpoint_of,
+    find_checkpoint,
+    find_runs,
+    list_checkpoints,
+    read_checkpoint,
+)
 from emailrl.errors import EmailRLError, UsageError
 
 CONFIG = "adapter_config.json"
@@ -81,23 +91,18 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def untrained_note(output_dir: Path) -> str | None:
-    """Return a note if the newest run's ``best_model`` is untrained and an older run has a more accurate one."""
-    bests = {
-        run: checkpoint
-        for run in find_runs(output_dir)
-        for checkpoint in list_checkpoints(run)
-        if checkpoint.metadata.kind == "best"
-    }
-    if not bests:
+def untrained_note(path: Path, output_dir: Path) -> str | None:
+    """Return a note if the checkpoint in ``path`` is a run's step 0, with a more accurate ``best_model`` if any."""
+    if not (path / METADATA).is_file() or not (said := (used := read_checkpoint(path).metadata).untrained):
         return None
-    *older, newest = bests
-    accuracy = {run: bests[run].metadata.metrics.get("accuracy") or 0.0 for run in bests}
-    trained = [run for run in older if bests[run].metadata.step and accuracy[run] > accuracy[newest]]
-    if bests[newest].metadata.step or not trained:
-        return None
-    better = max(trained, key=lambda run: accuracy[run])
-    return (
-        f"best_model of {newest.name} is the untrained step 0; {better.name} reached {accuracy[better]:.1%}: "
-        f"--checkpoint {bests[better].path}"
-    )
+
+    def accuracy(metadata: Metadata) -> float:
+        return metadata.metrics.get("accuracy") or 0.0
+
+    bests = [one for run in find_runs(output_dir) for one in list_checkpoints(run) if one.metadata.kind == "best"]
+    better = [one for one in bests if one.metadata.step and accuracy(one.metadata) > accuracy(used)]
+    most = max(better, key=lambda one: accuracy(one.metadata), default=None)
+    if most is None:
+        return f"{path} {said}."
+    reached = f"{most.path.parent.name} reached {accuracy(most.metadata):.1%}"
+    return f"{path} {said}; {reached}: --checkpoint {most.path}"

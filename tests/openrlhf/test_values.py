@@ -67,6 +67,12 @@ def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
         ("--max_steps 2.5", "--max_steps: max_steps should be a valid integer"),
         ("--save_steps soon", "--save_steps takes a whole number"),
         ("--rollout_batch_size many", "--rollout_batch_size takes a whole number of at least 1"),
+        ("--actor_num_gpus_per_node 0 --rollout_batch_size 8", "--actor_num_gpus_per_node takes a whole number of at"),
+        ("--actor_num_nodes 0 --train_batch_size 8", "--actor_num_nodes takes a whole number of at least 1"),
+        (
+            "--vllm_tensor_parallel_size 0 --vllm_num_engines 2 --colocate_all_models",
+            "--vllm_tensor_parallel_size takes a whole number of at least 1",
+        ),
         ("--train_batch_size 0", "--train_batch_size takes a whole number of at least 1"),
         ("--kl_estimator k4", "kl_estimator should be 'k1', 'k2' or 'k3'"),
         ("--temperature -1", "--temperature: temperature should be greater than or equal to 0"),

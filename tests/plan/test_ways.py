@@ -87,6 +87,17 @@ def test_what_no_cpu_takes(tmp_path: Path, values: dict[str, Any], reason: str) 
     assert asked.obstacles == []
 
 
+def test_a_sharded_base_needs_two_ranks_on_a_host(tmp_path: Path) -> None:
+    settings = load_settings({"model_name": "Qwen/Qwen3-14B", "shard": "host"}, cwd=tmp_path, environ={})
+    for nodes in (1, 4):
+        made = make_plan(settings, find_device("H200"), num_gpus=1, nodes=nodes)
+        assert [one.reason for one in made.obstacles] == ["SHARD=host needs at least two ranks per host"]
+        assert not made.runs and "--num-gpus 2 or more" in made.verdict
+    made = make_plan(settings, find_device("H200"), num_gpus=4)
+    assert made.runs and made.split is not None
+    assert made.split.trainers == made.split.memory.cards > 1  # one trainer has no other to share the base with
+
+
 def test_the_command_says_that_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 

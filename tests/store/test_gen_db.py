@@ -285,6 +285,19 @@ def test_the_demo_ends_with_a_benchmark_of_its_questions(tmp_path: Path) -> None
     assert last.endswith("emailrl benchmark --model nano --db demo.db")
 
 
+def test_a_file_of_other_mail_does_not_pass_for_the_enron_emails(tmp_path: Path) -> None:
+    demo = ("--source", "demo", "--limit", 40)
+    assert gen_db(*demo, cwd=tmp_path).returncode == 0  # in the default file
+    done = gen_db(cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "data/enron_emails.db exists and holds other email than the Enron emails of the Hub" in done.stderr
+    assert gen_db("--db", "data/enron_emails.db", cwd=tmp_path).returncode == 0  # asked for by name: what it holds
+    (tmp_path / "emailrl.toml").write_text('source = "demo"\n')
+    assert "already holds" in gen_db(cwd=tmp_path).stdout
+    gen_db("--source", own_mbox(tmp_path / "mail.mbox"), "--overwrite", cwd=tmp_path)
+    assert "holds other email than the demo mailbox (source = demo)" in gen_db(cwd=tmp_path).stderr
+
+
 def test_a_part_of_the_demo_has_questions_of_every_split(tmp_path: Path) -> None:
     done = gen_db("--source", "demo", "--db", "demo.db", "--limit", 300, cwd=tmp_path)
     splits = {scenario.split for scenario in read_jsonl(tmp_path / "demo_questions.jsonl")}

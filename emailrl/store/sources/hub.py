@@ -13,7 +13,7 @@ from emailrl.store.sources.rows import COLUMNS, row_to_email
 
 DATASET = "corbt/enron-emails"
 _ALTERNATIVES = (
-    "Use --source demo, or --source PATH with a local copy "
+    "Use --source demo --db data/demo.db, or --source PATH with a local copy "
     "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
 )
 
