@@ -82,17 +82,24 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | speculation(settings) | further_arguments(settings)
+    return arguments | speculation(settings, on_gpu=can_sleep) | further_arguments(settings)
 
 
-def speculation(settings: Settings) -> dict[str, Any]:
+def speculation(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
     """``speculative_config`` for VLLM_SPECULATIVE_TOKENS; nothing at 0.
 
-    Drafts are looked up by the last four to two tokens: keywords, ids and quotes recur in a search.
+    Drafts are looked up by the last four to two tokens: keywords, ids and quotes recur in a search. UsageError without
+    a GPU, except for greedy sampling.
     """
     drafted = settings.vllm.vllm_speculative_tokens
     if not drafted:
         return {}
+    if not on_gpu and settings.agent.temperature > 0:
+        # The rejection sampler of vLLM's CPU build (0.31) draws improbable tokens in place of rejected ones.
+        raise UsageError(
+            "Without a GPU, vLLM does not sample from the policy with VLLM_SPECULATIVE_TOKENS.",
+            "Set VLLM_SPECULATIVE_TOKENS=0, or TEMPERATURE=0.",
+        )
     lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     return {"speculative_config": lookup | {"num_speculative_tokens": drafted}}
 

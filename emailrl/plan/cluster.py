@@ -14,7 +14,7 @@ from typing import Final
 from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.memory import USABLE, VLLM_WORK, Memory, engine_gpus
-from emailrl.plan.time import Sampling, Seconds, scoring_passes
+from emailrl.plan.time import Sampling, Seconds, has_one_turn, scoring_passes
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
@@ -44,8 +44,9 @@ RECORDING: Final = 0.16 / 48
 each rank's sampling time, which was measured with it."""
 NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
-SERVED: Final = 8900
-"""Tokens per second that one server samples at most, whatever its GPUs: 96 and 192 completions of 768 tokens on 4B."""
+SERVING: Final = 40e-6
+"""Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B,
+docs/performance.md."""
 MOST_SEQUENCES: Final = 256
 """Concurrent conversations per server."""
 
@@ -266,7 +267,8 @@ class Cluster:
         device = self.device.times(each)
         share = math.ceil(trajectories / servers)
         sampling = Sampling(self.shape, self.settings, device, tokens, memory)
-        return max(sampling.seconds(share, members=members), share * sampling.sampled / SERVED)
+        own = SERVING if has_one_turn(self.settings) else 0.0  # in conversations, the waits between turns hide it
+        return sampling.seconds(share, members=members) + share * sampling.sampled * own
 
     def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
         """Seconds of gathering that do not overlap with the previous layer's computation."""

@@ -63,7 +63,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
     if not on_gpu:
         switches.append("--no-enable-chunked-prefill")  # as in ``engine_arguments``
     given = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-    more = as_flags(speculation(settings) | further_arguments(settings))
+    more = as_flags(speculation(settings, on_gpu=on_gpu) | further_arguments(settings))
     # As a module: the script of the CPU builds is broken.
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *more, *extra]
 

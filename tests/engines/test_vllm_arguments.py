@@ -121,6 +121,17 @@ def test_drafts_are_configured_in_one_place(tmp_path: Path) -> None:
     assert error.value.hint == "Set VLLM_SPECULATIVE_TOKENS instead."
 
 
+def test_drafts_need_a_gpu_unless_greedy(tmp_path: Path) -> None:
+    def made(**changes: Any) -> dict[str, Any]:
+        settings = settings_for(tmp_path, vllm_speculative_tokens=4, **changes)
+        return engine_arguments(settings, model="x", dtype="float32", lora_rank=8, can_sleep=False)
+
+    with pytest.raises(UsageError, match="Without a GPU") as error:
+        made(temperature=0.7)
+    assert "TEMPERATURE=0" in error.value.hint
+    assert made(temperature=0)["speculative_config"] == SPECULATION
+
+
 def test_arguments_as_flags() -> None:
     given = {"async_scheduling": False, "enable_dbo": True, "block_size": 32, "compilation_config": {"mode": 3}}
     assert as_flags(given | {"quantization": "fp8", "tokenizer": None}) == [

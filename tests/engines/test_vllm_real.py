@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 START_SECONDS = 300
+GPU_SCRIPTS = Path(__file__).parents[1] / "gpu"
 CUDA = torch.cuda.is_available()
 DTYPE = "bfloat16" if CUDA else "float32"
 LARGEST_GAP, MEAN_GAP = (0.6, 0.05) if CUDA else (1e-3, 1e-4)
@@ -349,3 +350,33 @@ def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: 
         alike = sum(one == other for one, other in zip(calls(record), calls(own), strict=True))
         # Merged weights are rounded to the base's 16 bits: a near tie may fall the other way.
         assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" and not CUDA else 6)
+
+
+def test_drafts_leave_the_policy_as_it_is(policy: Policy, tmp_path: Path) -> None:
+    """Greedily with the same tokens as without drafts; at temperature 0.7, which needs a GPU, with its own
+    log-probabilities."""
+    temperature = 0.7 if CUDA else 0.0
+    said = {}
+    for drafted in (0, 4):
+        settings = settings_for(tmp_path, vllm_speculative_tokens=drafted, temperature=temperature)
+        with closing(build_engine(settings, policy)) as engine:
+            engine.load_adapter(None, "base")
+            said[drafted] = [one.token_ids for one in ask(engine, policy, temperature=0.0)]
+            agree(policy, None, ask(engine, policy, temperature=temperature), temperature)
+            steps = engine.steps
+            ask(engine, policy, temperature=0.0)
+            said[f"{drafted} steps"] = engine.steps - steps
+    assert said[0] == said[4] and said["4 steps"] < said["0 steps"]
+
+
+@pytest.mark.parametrize("script", ["bench_grpo_step.py", "bench_speculation.py"])
+def test_a_benchmark_that_looks_into_the_engine_rehearses(script: str, tmp_path: Path) -> None:
+    arguments = {
+        "bench_grpo_step.py": ["--steps", "2", "--out", "steps.jsonl"],
+        "bench_speculation.py": ["--model", "nano", "--questions-asked", "2", "--variants", "off", "4"],
+    }
+    command = [sys.executable, str(GPU_SCRIPTS / script), "--smoke", *arguments[script]]
+    command += ["--work", "work"] if script == "bench_speculation.py" else []
+    environ = os.environ | ENVIRONMENT | {"PYTHONPATH": str(GPU_SCRIPTS.parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

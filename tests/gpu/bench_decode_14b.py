@@ -76,7 +76,8 @@ def main() -> None:
     if given.variant:
         print(json.dumps(measure(given, VARIANTS[given.variant][0])), flush=True)
         os._exit(0)  # vLLM's own end may hang
-    given.work.mkdir(parents=True, exist_ok=True)
+    for folder in (given.work, given.out):
+        folder.mkdir(parents=True, exist_ok=True)
     prepare(given)
     deadline = time.monotonic() + given.seconds
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -110,12 +110,25 @@ def prepare(bench: Bench, run: Any) -> None:
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
         attach_vllm(timeline, engine, bench.vllm, bench.batches)
-        keep(engine._probe, "check", bench.proofs.append)
+        watch_proofs(bench, engine._probe)
     collector.engine = Told(Timed(engine, *lengths), timeline)
     keep(collector, "collect", bench.collected.extend)
     take_prepared(bench, run.updater)
     watch_memory(bench, run)
     run.end_step = ending_step(bench, run)
+
+
+def watch_proofs(bench: Bench, probe: Any) -> None:
+    """Note by how much the engine's log-probabilities of the probe's text are off."""
+    from emailrl.engines.probe import mean_gap
+
+    inner = probe.check_prompt
+
+    def check_prompt(who: str, prompt: Sequence[float], expected: Any) -> None:
+        bench.proofs.append(mean_gap(prompt, expected.prompt))
+        inner(who, prompt, expected)
+
+    probe.check_prompt = check_prompt
 
 
 def keep(owner: Any, method: str, kept: Any) -> None:
