@@ -34,7 +34,7 @@ HANDOVER: Final = 1.7
 """Seconds to write an adapter, load it into vLLM and verify it: docs/performance.md, 14B."""
 HANDED_OVER: Final = 0.5
 """The trainer's part of it, if servers do the rest during the next update: 0.36 to save the adapter, 14B, and 0.14 to
-copy it into the trainer's model, 4B on a CPU."""
+copy it into the trainer's model, 4B on a CPU. 1.4 were measured on 4B before it was shortened."""
 SLEEPING: Final = 1.5
 """Seconds in which vLLM on a trainer's GPU wakes and goes to sleep: the same step."""
 PLAYING: Final = 0.69 / 48

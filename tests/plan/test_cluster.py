@@ -102,6 +102,15 @@ def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
     assert served(tmp_path, per_device_train_batch_size=24).sampling == pytest.approx(16.5, rel=0.15)
 
 
+@pytest.mark.parametrize(("gpus", "seconds"), [(2, 13.30), (4, 13.88)])
+def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> None:
+    """4B on H200s, 48 completions of 768 tokens on each."""
+    given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", **given)
+    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
+    assert made.split is not None and made.split.shared and made.split.step == pytest.approx(seconds, rel=0.15)
+
+
 @pytest.mark.parametrize(("completions", "seconds"), [(48, 1.99), (96, 3.17), (192, 4.90), (384, 7.97)])
 def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds: float) -> None:
     """One H200, 4B, prompts and completions of 256 tokens: 6,185, 7,753, 10,022 and 12,342 tokens per second."""
