@@ -77,9 +77,7 @@ class Probe:
     @property
     def vocabulary(self) -> int:
         """Vocabulary size of the trainer's model."""
-        rows = self._weights.model.get_input_embeddings().num_embeddings
-        assert isinstance(rows, int)
-        return rows
+        return self._policy.vocabulary
 
     def load(self, path: Path | None) -> Expected:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.

@@ -59,6 +59,13 @@ class Policy:
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context for a forward pass that only this rank needs."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model can embed."""
+        rows = self.model.get_input_embeddings().num_embeddings
+        assert isinstance(rows, int)
+        return rows
+
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]

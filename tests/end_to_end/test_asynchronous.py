@@ -271,6 +271,46 @@ def test_an_interrupted_run_goes_on_as_if_uninterrupted_and_asks_no_question_twi
     assert seeds_asked(stub) == asked
 
 
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_run_killed_between_two_checkpoints_goes_on_as_if_uninterrupted(
+    start: Start, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in step 9 after the checkpoint of step 5: step 6 is played by the policy after step 5 - S again."""
+    how = {"save_steps": 5, "max_steps": 9, "eval_steps": 99, "max_staleness": staleness}
+    whole, original = start("whole", **how).run_dir, Updater.train
+
+    def die(self: Updater, *given: Any, step: int) -> Any:
+        if step == 9:
+            raise RuntimeError("killed")
+        return original(self, *given, step=step)
+
+    monkeypatch.setattr(Updater, "train", die)
+    with pytest.raises(RuntimeError, match="killed"):
+        start("parts", **how)
+    kept = sorted(path.name for path in (whole.parents[1] / "parts/grpo_masked/policy").iterdir())
+    assert len(kept) <= 2 * staleness + 2
+    monkeypatch.setattr(Updater, "train", original)
+    assert_same_run(whole, start("parts", resume="latest", **how).run_dir)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_lower_bound_on_resume_holds_for_rollouts_in_flight(start: Start, tmp_path: Path, staleness: int) -> None:
+    directory, said = tmp_path / "run/grpo_masked", list[str]()
+
+    def stop(line: str) -> None:
+        if line.startswith("Step 2/"):
+            for step in (3, 4, 5):
+                wait_for((directory / f"trajectories/step-{step:06d}.jsonl").exists)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start("run", max_staleness=3, say=stop)
+    start("run", max_staleness=staleness, resume="latest", say=said.append)
+    assert [step["policy_age_max"] <= staleness for step in metrics(directory)[2:]] == [True] * 3
+    file = directory / "checkpoint-2/in_flight.jsonl"
+    assert f"Note: 18 rollouts in {file} exceed MAX_STALENESS={staleness} and are sampled again" in said
+
+
 @pytest.mark.parametrize("name", ["dapo", "resting"])
 def test_questions_that_depend_on_outcomes_are_asked_once_an_epoch(start: Start, name: str) -> None:
     changes = {"dapo": {"dynamic_filtering": True, "filter_on": "reward", "max_refill_rounds": 2},

@@ -20,18 +20,17 @@ from types import MappingProxyType
 from emailrl.engines.base import PinnedEngine, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.ranks import Activity
-from emailrl.recording import read_trajectories, write_trajectories
+from emailrl.recording import write_trajectories
 from emailrl.rollout.collect import Collector
 from emailrl.rollout.noted import Noted
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.filtering import Collected
+from emailrl.training.run.in_flight import IN_FLIGHT
 from emailrl.training.run.metrics import Clock
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.trajectory import Trajectory
 
-IN_FLIGHT = "in_flight.jsonl"
-"""In a checkpoint: finished rollouts of steps not yet trained, without rewards."""
 LOOK_AGAIN = 1.0
 """Seconds between checks of whether the rollouts that the trainer waits for make progress."""
 STOP_SECONDS = 5.0
@@ -217,11 +216,3 @@ class Ahead:
             self._place.note_pass_rates(questions.asked, collected.groups)
             self._place.cursor = questions.cursor
         return collected, questions
-
-
-def rollouts_in_flight(checkpoint: Path) -> dict[str, Trajectory]:
-    """A checkpoint's rollouts of steps not yet trained, by id; those that raised are played again."""
-    path = checkpoint / IN_FLIGHT
-    if not path.is_file():
-        return {}
-    return {each.id: each for each in read_trajectories(path) if each.exception is None}

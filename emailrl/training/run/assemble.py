@@ -23,12 +23,13 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice, resolve, staleness
 from emailrl.training.run.agreement import check_agrees
-from emailrl.training.run.ahead import Ahead, rollouts_in_flight
+from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, mesh_of
+from emailrl.training.run.in_flight import reusable
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
@@ -97,7 +98,7 @@ def open_run(
                     policy=policy, collector=collector, evaluator=evaluator, updater=updater,
                     engine=_sampler(settings, ranks, engine, interrupts, collector, evaluator),
                     tracker=tracker, interrupts=interrupts, filter=wanted, total_steps=total,
-                    epochs=_epochs(settings, mode), writer=writer, ranks=ranks, kept_versions=2 + staleness(settings),
+                    epochs=_epochs(settings, mode), writer=writer, ranks=ranks, staleness=staleness(settings),
                 )  # fmt: skip
                 with _overlapping(run, checkpoint):
                     yield run
@@ -133,14 +134,16 @@ def _sampler(
 @contextmanager
 def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
-    if not (lag := staleness(run.settings)):
+    played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
+    for note in notes:
+        run.tracker.say(f"Note: {note}")
+    if not run.staleness:
         yield
         return
     assert isinstance(run.engine, VersionedEngine)
     ahead = Ahead(
-        run.rollouts, run.collector, run.engine, run.state, staleness=lag, last_step=run.total_steps,
-        hand_over=run.hand_over, limit=run.settings.training.rank_timeout,
-        played=rollouts_in_flight(checkpoint.path) if checkpoint else {},
+        run.rollouts, run.collector, run.engine, run.state, staleness=run.staleness, last_step=run.total_steps,
+        hand_over=run.hand_over, limit=run.settings.training.rank_timeout, played=played,
     )  # fmt: skip
     run.ahead, run.writer.keep_ahead = ahead, ahead.save
     with closing(ahead):

@@ -63,8 +63,8 @@ class Run:
     """Passes over the questions that end the run; None if only ``total_steps`` does."""
     writer: CheckpointWriter
     ranks: Ranks = ALONE
-    kept_versions: int = 2
-    """Number of sampling adapters to keep: the one in use, the previous one, and those of rollouts ahead."""
+    staleness: int = 0
+    """Number of steps by which the sampling policy may lag behind."""
     ahead: Ahead | None = field(default=None, init=False)
     """Runs rollouts while steps train; None alternates the two."""
     rollouts: Rollouts = field(init=False)
@@ -123,8 +123,18 @@ class Run:
             beside.rename(directory)
             # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks
             # complete.
-            remove_checkpoints(sorted(versions.glob("v-*"))[: -self.kept_versions])
+            remove_checkpoints(path for path in self._older(versions) if path.name not in self._needed_to_resume)
         return directory
+
+    def _older(self, versions: Path) -> list[Path]:
+        """All versions but the one in use, the previous one, and those of rollouts ahead."""
+        return sorted(versions.glob("v-*"))[: -2 - self.staleness]
+
+    @property
+    def _needed_to_resume(self) -> set[str]:
+        """The versions that sample the first steps after the newest checkpoint."""
+        saved = self.writer.saved_step or 0
+        return {f"v-{step:06d}" for step in range(saved - self.staleness, saved)}
 
     def collect(self) -> tuple[Collected, StepQuestions]:
         """The rollouts of the next step, run now or ahead, with the questions asked.

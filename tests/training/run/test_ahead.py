@@ -12,8 +12,9 @@ import pytest
 
 from emailrl.errors import EmailRLError
 from emailrl.rollout.noted import Noted
-from emailrl.training.run.ahead import Ahead, rollouts_in_flight
+from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.filtering import Collected
+from emailrl.training.run.in_flight import rollouts_in_flight
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
