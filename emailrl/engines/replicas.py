@@ -155,13 +155,15 @@ class Replica:
         body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
 
         async def sample(count: int = 1, **changes: Any) -> list[Choice]:
+            request = body | changes
             try:
-                response = await self._call(client, "POST", COMPLETIONS, body | changes)
+                response = await self._call(client, "POST", COMPLETIONS, request)
             except EmailRLError:
                 if name not in await self.models(client):
                     raise ReplicaDown("it restarted and lost its adapters") from None
                 raise
-            return read_choices(str(self), response, name, probe.vocabulary, count)
+            most = request["max_tokens"]
+            return read_choices(str(self), response, name, vocabulary=probe.vocabulary, most=most, count=count)
 
         if self.in_flight.total():
             while not self.begin(name, above_cap=True):
@@ -248,10 +250,10 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
 
 
 def read_completion(
-    replica: Replica, request: Request, response: httpx.Response, name: str, vocabulary: int
+    replica: Replica, request: Request, body: dict[str, Any], response: httpx.Response, vocabulary: int
 ) -> Completion:
-    """Parse the completion; EmailRLError if its prompt ids differ or its format is wrong."""
-    [choice] = read_choices(str(replica), response, name, vocabulary)
+    """Parse the completion of ``body``; EmailRLError if its prompt ids differ, or as ``read_choices``."""
+    [choice] = read_choices(str(replica), response, body["model"], vocabulary=vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
     reason = choice.finish_reason

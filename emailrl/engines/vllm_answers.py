@@ -17,6 +17,11 @@ from emailrl.plain import counted
 
 LONGEST = 200
 """Maximum characters quoted from a server's error message."""
+HIGHEST_LOGPROB = 0.1
+"""Log-probabilities are at most 0, to which float32 rounding adds less than 1e-4."""
+LOWEST_LOGPROB = -110.0
+"""The smallest positive float32 is 2^-149, or -103.3 nats: a token of lower probability has probability 0 and cannot be
+sampled. The rest leaves room for rounding."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -95,9 +100,14 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
     )
 
 
-def read_choices(who: str, response: httpx.Response, name: str, vocabulary: int, count: int = 1) -> list[Choice]:
-    """The completions of ``count`` prompts, checked for model ``name`` and ids below ``vocabulary``; raises as
-    ``read_answer``."""
+def read_choices(
+    who: str, response: httpx.Response, name: str, *, vocabulary: int, most: int, count: int = 1
+) -> list[Choice]:
+    """The completions of ``count`` prompts by model ``name``.
+
+    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens,
+    ids outside ``vocabulary``, implausible log-probabilities.
+    """
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
@@ -107,17 +117,28 @@ def read_choices(who: str, response: httpx.Response, name: str, vocabulary: int,
             "vLLM 0.26 or newer is required.",
         )
     for choice in answer.choices:
-        _check_choice(who, choice, vocabulary)
+        _check_choice(who, choice, vocabulary, most)
     return answer.choices
 
 
-def _check_choice(who: str, choice: Choice, vocabulary: int) -> None:
-    if len(choice.token_ids) != len(choice.logprobs.token_logprobs):
+def _check_choice(who: str, choice: Choice, vocabulary: int, most: int) -> None:
+    logprobs = choice.logprobs.token_logprobs
+    if len(choice.token_ids) != len(logprobs):
         raise EmailRLError(
-            f"{who} returns {len(choice.token_ids)} token ids with {len(choice.logprobs.token_logprobs)} "
-            "log-probabilities.",
+            f"{who} returns {len(choice.token_ids)} token ids with {len(logprobs)} log-probabilities.",
             "vLLM 0.26 or newer is required.",
         )
+    if len(choice.token_ids) > most:
+        raise EmailRLError(
+            f"{who} returns {len(choice.token_ids)} tokens when asked for at most {most}.",
+            "Check that it is a vLLM server.",
+        )
+    for value in (max(logprobs, default=0.0), min(logprobs, default=0.0)):
+        if not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB:
+            raise EmailRLError(
+                f"{who} returns {value:.6g} as the log-probability of a token that it sampled.",
+                "Check that it is a vLLM server, with --logprobs-mode processed_logprobs.",
+            )
     if max(choice.token_ids, default=0) >= vocabulary:  # the trainer's embedding has no row for it
         raise EmailRLError(
             f"{who} returns token {max(choice.token_ids)}, outside the vocabulary of {vocabulary}.",

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
 
 from emailrl.engines.budget import GIB
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_adapter_config
 from emailrl.ranks.place import Place
-from emailrl.settings import Settings, without_credentials
+from emailrl.settings import Settings, check_key, without_credentials
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""
@@ -165,14 +168,15 @@ def is_filtered(settings: Settings) -> bool:
 def check_vllm(settings: Settings, *, trainable: bool) -> None:
     """Raise for every problem that can be detected before a model is loaded.
 
-    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, paths and sampling settings,
-    for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that
-    cannot be divided into engines.
+    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, keys, paths and sampling
+    settings, for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a
+    host that cannot be divided into engines.
     """
     check_sampling(settings, trainable=trainable)
     read_path_map(settings.vllm.vllm_adapter_path_map)
     further_arguments(settings)
     if read_urls(settings.vllm.vllm_urls):
+        check_key("VLLM_API_KEY", api_key(settings))
         return
     if settings.model.backend == "unsloth":
         raise UsageError(
@@ -211,16 +215,44 @@ def check_sampling(settings: Settings, *, trainable: bool) -> None:
         )
 
 
+def api_key(settings: Settings) -> str:
+    """VLLM_API_KEY, empty if unset."""
+    return settings.vllm.vllm_api_key.get_secret_value() if settings.vllm.vllm_api_key else ""
+
+
 def read_urls(text: str) -> list[str]:
-    """The servers' unique addresses, without ``/v1``; UsageError for an invalid one."""
-    urls = [url.strip().rstrip("/").removesuffix("/v1") for url in text.split(",") if url.strip()]
-    for url in urls:
-        if not re.match(r"https?://[^/]", url):
-            raise UsageError(
-                f"VLLM_URLS contains {without_credentials(url)!r}, which is not an http URL.",
-                "Expected http://host:8000.",
-            )
+    """The servers' unique addresses, without ``/v1``, default ports and capitals; UsageError for an invalid one."""
+    addresses = [address.strip() for address in text.split(",") if address.strip()]
+    urls = []
+    for number, address in enumerate(addresses, start=1):
+        try:
+            urls.append(_read_url(address))
+        except (ValueError, httpx.InvalidURL) as error:
+            if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
+                what, hint = f"address {number} is not valid", "Percent-encode user name and password."
+            else:
+                what = f"{without_credentials(address)!r} is not a server's address ({error})"
+                hint = "Expected http://host:8000."
+            raise UsageError(f"VLLM_URLS: {what}.", hint) from None
     return list(dict.fromkeys(urls))
+
+
+def _read_url(address: str) -> str:
+    """A server's address in its shortest form; ValueError or httpx.InvalidURL if no request can be sent to it."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("it does not start with http:// or https://")
+    if not address.isprintable() or " " in address:
+        raise ValueError("it has a space or a control character")
+    if "?" in address or "#" in address:
+        raise ValueError("it has a query or a fragment")
+    if not parts.hostname:
+        raise ValueError("it has no host name")
+    if parts.port == 0:  # the attribute raises for all other invalid ports
+        raise ValueError("port 0 cannot be used")
+    userinfo, at, host = parts.netloc.rpartition("@")
+    host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
+    return f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def read_path_map(text: str) -> tuple[Path, Path] | None:

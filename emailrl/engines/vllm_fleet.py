@@ -18,7 +18,7 @@ from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import Replica, sampling_body
 from emailrl.engines.report import report
 from emailrl.engines.vllm_answers import Choice, ReplicaDown
-from emailrl.engines.vllm_arguments import read_urls
+from emailrl.engines.vllm_arguments import api_key, read_urls
 from emailrl.errors import EmailRLError
 from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client
@@ -64,7 +64,7 @@ class Fleet:
     def of(cls, settings: Settings, probe: Probe) -> Fleet:
         """The servers in the settings, not contacted yet."""
         vllm, agent = settings.vllm, settings.agent
-        key = vllm.vllm_api_key.get_secret_value() if vllm.vllm_api_key else ""
+        key = api_key(settings)
         replicas = [Replica(url, key, most=agent.max_batch_trajectories) for url in read_urls(vllm.vllm_urls)]
         for replica in replicas:
             tell(replica.url, "policy", with_key=bool(key))

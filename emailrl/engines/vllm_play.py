@@ -106,7 +106,7 @@ class Play:
             try:
                 response = await replica.complete(client, body)
                 if response.status_code == 200:
-                    return read_completion(replica, request, response, name, self.fleet.probe.vocabulary)
+                    return read_completion(replica, request, body, response, self.fleet.probe.vocabulary)
             except (httpx.RequestError, ReplicaDown) as error:
                 failure, shunned = replica.redact(cause(error)), replica
                 pause = 0.0 if len(self.fleet.alive) > 1 else 2.0 ** (attempt - 1)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from emailrl.engines.vllm_arguments import (
+    api_key,
     as_flags,
     cache_bytes,
     further_arguments,
@@ -20,7 +21,7 @@ from emailrl.engines.vllm_arguments import (
 )
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import base_name, resolve_model
-from emailrl.settings import Settings
+from emailrl.settings import Settings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 MEMORY_SHARE = 0.9
@@ -69,11 +70,15 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
 
 
 def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags."""
+    """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags.
+
+    Raises UsageError for a key that no request can carry.
+    """
     environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if settings.vllm.vllm_api_key:
-        environment["VLLM_API_KEY"] = settings.vllm.vllm_api_key.get_secret_value()
+    if key := api_key(settings):
+        check_key("VLLM_API_KEY", key)
+        environment["VLLM_API_KEY"] = key
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

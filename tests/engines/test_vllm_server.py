@@ -17,7 +17,7 @@ import torch
 from engines.vllm_stub import BASE, VllmStub
 from tiny import cut_matrices, make_database, make_model, make_questions
 
-from emailrl.engines import build_engine
+from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
@@ -383,10 +383,44 @@ def test_rollouts_pass_the_token_audit(
         assert trajectory.exception is None and audit(trajectory) > 0
 
 
+def test_addresses_have_one_form() -> None:
+    assert read_urls("HTTP://A:80, http://a/v1,https://B:443/llm/v1/") == ["http://a", "https://b/llm"]
+    assert read_urls("http://[::1]:8000/v1,http://Ann:P%40ss@h:1") == ["http://[::1]:8000", "http://Ann:P%40ss@h:1"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["a:8000", "ftp://a", "http://", "http://:8000", "http://[::1", "http://127.0.0.1:abc", "http://h:99999", "http://h:0",
+     "http://h:1?token=x", "http://h:1#frag", "http://a b", "http://a\nb", "http://☃:1"],
+)  # fmt: skip
+def test_an_address_that_no_request_can_be_sent_to_is_refused_before_a_model_is_loaded(
+    model: Path, address: str
+) -> None:
+    settings = load_settings({"engine": "vllm", "vllm_urls": f"http://a,{address}"}, environ={}, cwd=model)
+    with pytest.raises(UsageError, match=r"VLLM_URLS: '.*' is not a server's address") as raised:
+        check_engine(settings, trainable=True)
+    assert "\n" not in raised.value.message and "=x" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "address", ["http://ann:hunter,two@h:1", "http://ann:hunter#two@h:1", "http://ann:hunter/two@h:1"]
+)
+def test_a_refused_address_does_not_show_its_password(address: str) -> None:
+    with pytest.raises(UsageError, match="VLLM_URLS: address 1 is not valid") as raised:
+        read_urls(address)
+    assert "hunter" not in raised.value.message and "Percent-encode" in raised.value.hint
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "a line\n"])
+def test_a_key_that_no_header_can_hold_is_refused_before_a_model_is_loaded(model: Path, key: str) -> None:
+    given = {"engine": "vllm", "vllm_urls": "http://a", "vllm_api_key": key}
+    with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key") as raised:
+        check_engine(load_settings(given, environ={}, cwd=model), trainable=True)
+    assert key not in raised.value.message
+
+
 def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
     assert read_urls("http://a:8000/v1/, https://b ,http://a:8000") == ["http://a:8000", "https://b"]
-    with pytest.raises(UsageError, match="not an http URL"):
-        read_urls("a:8000")
     assert read_path_map("") is None
     assert read_path_map("/x/outputs=/mnt") == (Path("/x/outputs"), Path("/mnt"))
     with pytest.raises(UsageError, match="HERE=/THERE"):

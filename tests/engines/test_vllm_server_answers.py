@@ -150,6 +150,9 @@ COMPLETIONS = [
     (choice(token_ids=[10**9]), "token 1000000000, outside the vocabulary of"),
     (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
     (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
+    (choice(token_ids=[5] * 9, logprobs={"token_logprobs": [-1.0] * 9}), "returns 9 tokens when asked for at most"),
+    (choice(logprobs={"token_logprobs": [3.0]}), "returns 3 as the log-probability of a token that it sampled"),
+    (choice(logprobs={"token_logprobs": [-1e300]}), "returns -1e+300 as the log-probability of a token that it"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
 ]
 PROOFS = [
@@ -196,6 +199,33 @@ def test_a_completion_of_another_shape(
     with pytest.raises(EmailRLError) as raised:
         ask(engine)
     assert server.name in raised.value.message and place in raised.value.message
+
+
+def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(
+    policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extremes = [1e-4, -103.28]  # ln 2^-149 = -149 · 0.693147
+    server = serve(answer("/v1/completions", choice(token_ids=[5, 6], logprobs={"token_logprobs": extremes})))
+    prove_nothing(monkeypatch)
+    assert ask(connect(policy, server.name)).logprobs == extremes
+
+
+def test_a_completion_past_the_window_is_refused(
+    policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for four tokens, but after a prompt of three only two fit in five."""
+
+    def answers(path: str, body: dict[str, Any]) -> bytes:
+        reply = good(path, body)
+        if path == "/v1/completions":
+            reply = choice(token_ids=[5] * 3, logprobs={"token_logprobs": [-1.0] * 3})(reply)
+        elif path == "/v1/models":
+            reply["data"][0]["max_model_len"] = 5
+        return json.dumps(reply).encode()
+
+    prove_nothing(monkeypatch)
+    with pytest.raises(EmailRLError, match="returns 3 tokens when asked for at most 2"):
+        ask(connect(policy, serve(answers).name))
 
 
 def prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

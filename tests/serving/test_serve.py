@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
-from emailrl.serving.command import deal_gpus, find_gpus
+from emailrl.serving.command import deal_gpus, find_gpus, server_environment
 from emailrl.serving.server import Server
+from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -201,6 +202,12 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
         assert f"Port {taken.getsockname()[1]} on 127.0.0.1 cannot be used: Address already in use." in command.said()
     command = serving(PYTHONPATH=str(PACKAGE))
     assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
+
+
+def test_a_key_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:
+    settings = load_settings({"vllm_api_key": "two words"}, environ={}, cwd=tmp_path)
+    with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key"):
+        server_environment(settings, [])
 
 
 def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:
