@@ -47,8 +47,9 @@ def first_line(error: BaseException) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 step``, ``1,589 emails``."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    """Return a number with its noun: ``1 step``, ``1,589 emails``, ``2 inboxes``."""
+    ending = "" if number == 1 else "es" if noun.endswith("x") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def _visible(match: re.Match[str]) -> str:

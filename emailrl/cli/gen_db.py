@@ -197,7 +197,7 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
 def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
     """Suggest a benchmark with existing questions; note if they are unreadable, or if a limit emptied a split."""
     from emailrl.scenarios import read_jsonl
-    from emailrl.scenarios.splits import split_note
+    from emailrl.scenarios.splits import split_notes
     from emailrl.store.demo import NUM_WORLDS
 
     try:
@@ -206,7 +206,7 @@ def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool)
         say(f"Note: {error}")
         return
     is_cut_demo = is_limited and settings.store.source == "demo"
-    if is_cut_demo and (note := split_note(scenarios, sum(NUM_WORLDS.values()), is_limited=True)):
+    for note in split_notes(scenarios, sum(NUM_WORLDS.values()), is_limited=True) if is_cut_demo else ():
         say(f"Note: {note}")
     suggest_benchmark(settings, questions, scenarios)
 

@@ -281,9 +281,9 @@ def _print_next(
     scenarios: list[Scenario], target: Path, settings: Settings, num_inboxes: int, *, is_limited: bool
 ) -> None:
     """Print notes on the questions' splits, and the next command."""
-    from emailrl.scenarios.splits import split_note
+    from emailrl.scenarios.splits import split_notes
 
     shares = settings.data.allow_shared_inbox
-    if note := split_note(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
-        progress_console().print(note, style="yellow", soft_wrap=True)
+    for note in split_notes(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
+        progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
     suggest_benchmark(settings, target, scenarios)

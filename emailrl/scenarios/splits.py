@@ -24,6 +24,8 @@ MANY = 10
 """Number of inboxes from which their sizes do not matter."""
 TEST_SHARE, VAL_SHARE = 0.25, 0.15
 """Shares of the inboxes that are asked about."""
+FEWEST = 10
+"""Number of questions per split below which a note says so."""
 CUT_SHARE = 0.2
 """Maximum share of a training set used for val."""
 
@@ -107,57 +109,70 @@ def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
     return dict(zip(order, splits, strict=True))
 
 
-def split_of_mail(sizes: Mapping[str, int], *, allow_shared: bool) -> Callable[[str, str], str]:
+def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool) -> Callable[[str, str], str]:
     """Return a function from the inbox and subject of a question's email to its split, which is the inbox's.
 
-    With ``allow_shared`` and too few inboxes for every split to have one, the subject determines the split instead, so
-    that a thread stays in one split.
+    ``sizes`` is the number of questions per inbox and subject. With ``allow_shared`` and too few inboxes for every
+    split to have one, the subject determines the split instead, so that a thread stays in one split.
     """
     if allow_shared and len(sizes) < len(FEW):
-        return lambda inbox, subject: split_of_subject(subject)
-    splits = assign_inboxes(sizes)
+        subjects: Counter[str] = Counter()
+        for counts in sizes.values():
+            subjects.update(counts)
+        by_subject = assign_subjects(subjects)
+        return lambda inbox, subject: by_subject[subject]
+    splits = assign_inboxes({inbox: sum(counts.values()) for inbox, counts in sizes.items()})
     return lambda inbox, subject: splits[inbox]
 
 
-def split_of_subject(subject: str) -> str:
-    """Return the split of a subject in a shared inbox by its hash, in about the same shares as inboxes."""
-    place = int(_hash(subject)[:8], 16) / 16**8
-    return "test" if place < TEST_SHARE else "val" if place < TEST_SHARE + VAL_SHARE else "train"
+def assign_subjects(sizes: Mapping[str, int]) -> dict[str, str]:
+    """Assign a split to every subject of a shared inbox; the shares are those of inboxes, but of the questions.
+
+    ``sizes`` is the number of questions per subject. Subjects fill test, val and train in the order of their hash, one
+    with over a third of the questions last.
+    """
+    total = max(sum(sizes.values()), 1)
+    splits, before = {}, 0
+    for subject in sorted(sizes, key=lambda subject: (sizes[subject] * 3 > total, _hash(subject))):
+        middle = (before + sizes[subject] / 2) / total
+        splits[subject] = "test" if middle < TEST_SHARE else "val" if middle < TEST_SHARE + VAL_SHARE else "train"
+        before += sizes[subject]
+    return splits
 
 
-def split_note(
+def split_notes(
     scenarios: Sequence[Scenario], num_inboxes: int, *, is_limited: bool = False, allow_shared: bool = False
-) -> str | None:
-    """Return a note if generated questions share inboxes or leave a split empty, with the reason; else None.
+) -> list[str]:
+    """Return notes, with reasons, if generated questions share inboxes, or leave a split empty or with few questions.
 
     ``num_inboxes`` were asked about; ``is_limited``: more questions could have been generated.
     """
     by_subject = allow_shared and num_inboxes < len(FEW)
-    empty = set(SPLITS) - {scenario.split for scenario in scenarios}
-    notes = []
+    counts, expected, notes = Counter(scenario.split for scenario in scenarios), set(SPLITS), []
     if by_subject:
-        notes.append("split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)")
+        notes.append("Split by subject: train and benchmark need --allow-shared-inbox (noted in their tables).")
     elif num_inboxes == 1:
-        empty -= {"train", "val"}
+        expected = {"test"}
         notes.append(
-            "one mailbox: all questions are for testing. To train as well, name three mailboxes or more, or split "
+            "One mailbox: all questions are for testing. To train as well, name three mailboxes or more, or split "
             "this one by subject (--allow-shared-inbox)."
         )
-    elif num_inboxes == 2:
-        empty -= {"val"}
+    elif num_inboxes == 2 and counts["train"] and counts["test"]:
+        expected = {"train", "test"}
         notes.append(
-            "two mailboxes: one for training, one for testing, none for choosing the best model. Name a third, or "
+            "Two mailboxes: one for training, one for testing, none for choosing the best model. Name a third, or "
             "split them by subject (--allow-shared-inbox)."
         )
-    if empty:
-        names = " and ".join(_PURPOSES[split] for split in SPLITS if split in empty)
-        if is_limited:
-            reason = f"{counted(len(scenarios), 'question')} did not reach every split. Raise --limit"
-        else:
-            part = "subjects" if by_subject else "mailboxes"
-            reason = f"no question was found in the {part} of that split. Add mailboxes with --inbox"
-        notes.append(f"no questions for {names}: {reason}.")
-    return " ".join(notes) or None
+    more = "Index more mail of the mailbox, or try other --kinds." if by_subject else "Add mailboxes with --inbox."
+    more = "Raise --limit." if is_limited else more
+    if empty := [_PURPOSES[split] for split in SPLITS if split in expected and not counts[split]]:
+        part = "subjects" if by_subject else "mailboxes"
+        reason = f"no question was found in the {part} of that split"
+        reason = f"{counted(len(scenarios), 'question')} did not reach every split" if is_limited else reason
+        notes.append(f"No questions for {' and '.join(empty)}: {reason}. {more}")
+    if few := [f"{counts[split]} for {_PURPOSES[split]}" for split in SPLITS if 0 < counts[split] < FEWEST]:
+        notes.append(f"Few questions: {' and '.join(few)}. An accuracy on fewer than {FEWEST} says little. {more}")
+    return notes
 
 
 def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:

@@ -168,15 +168,13 @@ def _header(settings: Settings, policy: Policy, data: Data, place: Place, state:
     total = settings.sft.sft_steps
     begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
     what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
-    inboxes = len({example.inbox for example in data.val})
     size = counted(settings.sft.sft_batch_size, "conversation")
-    held_out = f"{counted(len(data.val), 'conversation')} from {inboxes} other inbox{'es' * (inboxes != 1)}"
     return "\n".join(
         (
             RULE,
             f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
-            f"Training data: {data.told}",
-            f"Validation data: {held_out}",
+            f"Training data: {data.described}",
+            f"Validation data: {data.val_described}",
             f"Output: {place.directory}",
             RULE,
         )

@@ -7,12 +7,13 @@ import math
 import random
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.errors import UsageError
+from emailrl.plain import counted
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, fingerprint
@@ -44,10 +45,11 @@ class Data:
     batches: Callable[[int], Iterator[list[Example]]]
     """The batches from a step on (0: all); every call gives the same ones."""
     val: list[Example]
-    """Validation examples, from inboxes not trained on; empty if there is only one inbox."""
+    """Validation examples, from inboxes not trained on unless shared inboxes are allowed; may be empty."""
     fingerprint: str
-    told: str
-    """A one-line description."""
+    described: str
+    """The training data in a line."""
+    val_described: str
     notes: list[str]
 
 
@@ -64,6 +66,8 @@ def gather(settings: Settings) -> Conversations:
     elif sft.best_of is not None or sft.min_reward is not None:
         raise UsageError("--best-of and --min-reward select trajectories.", "Name their files with --trajectories.")
     if source_of(settings) == "questions":
+        if found:
+            notes.append("scripted experts answer the training questions as well (--experts none: trajectories only)")
         (shown, num_train), (held_out, num_val) = played(settings, "train"), played(settings, "val")
         if not shown:
             raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
@@ -136,12 +140,12 @@ def examples(
     train, num_train = tokenized(found.train, renderer, longest)
     val, num_val = tokenized(found.val, renderer, longest)
     if too_long := num_train + num_val:
-        notes.append(f"{too_long} conversations dropped: longer than the context window of {longest} tokens")
+        notes.append(f"{counted(too_long, 'conversation')} dropped: longer than the context window of {longest} tokens")
     if not train:
         raise UsageError("No conversation is left to train on.", "Add questions, trajectories or inboxes.")
     flat = [example for group in train for example in group]
     tokens, spoken = sum(len(e.token_ids) for e in flat), sum(int(e.spoken.sum()) for e in flat)
-    inboxes, share = len({example.inbox for example in flat}), spoken / tokens
+    inboxes, share = {example.inbox for example in flat}, spoken / tokens
     size, seed = settings.sft.sft_batch_size, settings.training.seed
     held_out = [example for group in val for example in group]
 
@@ -157,9 +161,25 @@ def examples(
         batches=batches,
         val=held_out,
         fingerprint=fingerprint(flat + held_out),
-        told=f"{len(train)} conversations from {inboxes} inboxes, {tokens:,} tokens, {share:.0%} of them trained",
+        described=f"{_counts(len(train), inboxes)}, {tokens:,} tokens, {share:.0%} of them trained",
+        val_described=_held_out(held_out, inboxes),
         notes=notes,
     )
+
+
+def _counts(conversations: int, inboxes: Collection[str]) -> str:
+    return f"{counted(conversations, 'conversation')} from {counted(len(inboxes), 'inbox')}"
+
+
+def _held_out(val: Sequence[Example], trained: Collection[str] = ()) -> str:
+    """The validation data in a line, which says if inboxes are also ``trained`` on."""
+    inboxes = {example.inbox for example in val}
+    if not inboxes:
+        return "none"
+    shared = len(inboxes.intersection(trained))
+    also = "" if not shared else f", {shared if shared < len(inboxes) else 'all'} of them also in the training data"
+    also = ", which is also in the training data" if shared == len(inboxes) == 1 else also
+    return f"{_counts(len(val), inboxes)}{also or ' not in the training data'}"
 
 
 def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes: list[str]) -> Data:
@@ -179,4 +199,4 @@ def _demo(settings: Settings, renderer: ChatRenderer, workers: int | None, notes
             )
 
     val = demo.held_out(settings.data.eval_dataset_size, seed, renderer)
-    return Data(batches, val, fingerprint(val), "scripted experts on demo worlds", notes)
+    return Data(batches, val, fingerprint(val), "scripted experts on demo worlds", _held_out(val), notes)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from emailrl.errors import UsageError
+from emailrl.plain import counted
 from emailrl.recording import read_trajectories
 from emailrl.sft.examples import Conversation
 from emailrl.trajectory import Message, StopReason, Trajectory
@@ -30,7 +31,7 @@ def read_conversations(
     best = _best_by_question((each for file in files for each in read_trajectories(file)), best_of, min_reward, counts)
     if not best:
         raise UsageError(f"No trajectory is left to train on ({_told(counts)}).", "Lower --min-reward, or add files.")
-    notes = [f"{len(best)} conversations from trajectories ({_told(counts)})"]
+    notes = [f"{counted(len(best), 'conversation')} from trajectories ({_told(counts)})"]
     if held_out := sum(trajectory.scenario.split == "test" for trajectory in best):
         notes.append(f"{held_out} of them are on test questions: a benchmark on those is no longer held out")
     return [_conversation(trajectory) for trajectory in best], notes

@@ -12,12 +12,12 @@ from emailrl.errors import UsageError
 from emailrl.scenarios.splits import (
     SPLITS,
     assign_inboxes,
+    assign_subjects,
     check_disjoint,
     cut_val,
     mixed_order,
     shared_inboxes,
-    split_note,
-    split_of_subject,
+    split_notes,
 )
 from emailrl.trajectory import Scenario
 
@@ -91,47 +91,58 @@ def test_the_largest_of_few_inboxes_is_trained_on() -> None:
     assert all(assign_inboxes(dict.fromkeys(many, 1) | {p: 99}) == assign_inboxes(dict.fromkeys(many, 1)) for p in many)
 
 
-def test_the_subjects_of_a_shared_inbox_are_split_in_the_shares_of_inboxes() -> None:
-    counts = Counter(split_of_subject(f"thread {n}") for n in range(2000))
-    assert counts == {"train": 1202, "test": 500, "val": 298}  # of 1200, 500 and 300 expected
-    assert [split_of_subject(f"thread {n}") for n in range(3)] == ["test", "train", "test"]
+def test_the_subjects_of_a_shared_inbox_are_split_by_the_shares_of_their_questions() -> None:
+    many = assign_subjects({f"thread {n}": 1 for n in range(100)})
+    assert Counter(many.values()) == {"train": 60, "test": 25, "val": 15}
+    sizes = {f"thread {n}": 1 + n % 7 for n in range(70)}  # 280 questions, the groups in the order of their hash
+    splits = assign_subjects(sizes)
+    counts = Counter({split: sum(n for subject, n in sizes.items() if splits[subject] == split) for split in SPLITS})
+    assert abs(counts["test"] - 70) <= 3 and abs(counts["val"] - 42) <= 6 and counts.total() == 280
+    assert assign_subjects(dict(reversed(sizes.items()))) == splits
+    for large in "abcdef":  # over a third, whatever its hash
+        assert assign_subjects(dict.fromkeys("abcdef", 20) | {large: 51})[large] == "train"
+    assert assign_subjects({"never asked about": 0}) == {"never asked about": "test"}
+
+
+def some(**counts: int) -> list[Scenario]:
+    """This many questions for each split, each split in an inbox of its own."""
+    splits = [split for split, count in counts.items() for _ in range(count)]
+    return [scenario(n, f"{split}@x", split) for n, split in enumerate(splits)]
 
 
 def test_too_few_inboxes_to_train_on_are_told_of() -> None:
-    one, two, three = (
-        [scenario(n, f"{n}@x", split) for n, split in enumerate(splits)]
-        for splits in (("test",), ("train", "test"), SPLITS)
-    )
-    assert "one mailbox: all questions are for testing" in str(split_note(one, 1))
-    assert "two mailboxes: one for training" in str(split_note(two, 2))
-    assert split_note(three, 3) is None
-    shared = [scenario(n, "a@x", split) for n, split in enumerate(SPLITS)]
-    assert split_note(shared, 1, allow_shared=True) == (
-        "split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)"
-    )
+    [one] = split_notes(some(test=10), 1)
+    assert one.startswith("One mailbox: all questions are for testing. To train as well, ")
+    [two] = split_notes(some(train=10, test=10), 2)
+    assert two.startswith("Two mailboxes: one for training, one for testing, ")
+    everything = some(train=10, val=10, test=10)
+    assert split_notes(everything, 3) == []
+    shared = "Split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)."
+    assert split_notes(everything, 1, allow_shared=True) == [shared]
 
 
-FEW_QUESTIONS = "no questions for {}: {} did not reach every split. Raise --limit."
-NONE_FOUND = "no questions for {}: no question was found in the {} of that split. Add mailboxes with --inbox."
+FEW_QUESTIONS = "No questions for {}: {} questions did not reach every split. Raise --limit."
+NONE_FOUND = "No questions for {}: no question was found in the {} of that split. {}"
+MORE_BOXES, MORE_MAIL = "Add mailboxes with --inbox.", "Index more mail of the mailbox, or try other --kinds."
 
 
 @pytest.mark.parametrize(
-    ("splits", "num_inboxes", "is_limited", "note"),
+    ("counts", "num_inboxes", "is_limited", "note"),
     [
-        (["train"] * 3, 40, True, FEW_QUESTIONS.format("validation and testing", "3 questions")),
-        (["train", "test"], 3, False, NONE_FOUND.format("validation", "mailboxes")),
-        (["test"], 2, True, FEW_QUESTIONS.format("training", "1 question")),
+        ({"train": 30}, 40, True, FEW_QUESTIONS.format("validation and testing", 30)),
+        ({"train": 10, "test": 10}, 3, False, NONE_FOUND.format("validation", "mailboxes", MORE_BOXES)),
+        ({"train": 49}, 2, False, NONE_FOUND.format("validation and testing", "mailboxes", MORE_BOXES)),
     ],
 )
-def test_an_empty_split_is_explained(splits: list[str], num_inboxes: int, is_limited: bool, note: str) -> None:
-    scenarios = [scenario(n, f"{split}@x", split) for n, split in enumerate(splits)]
-    said = str(split_note(scenarios, num_inboxes, is_limited=is_limited))
-    assert said.endswith(note) and said.startswith("two mailboxes: " if num_inboxes == 2 else note)
+def test_an_empty_split_is_explained(counts: dict[str, int], num_inboxes: int, is_limited: bool, note: str) -> None:
+    assert split_notes(some(**counts), num_inboxes, is_limited=is_limited) == [note]
 
 
-def test_an_empty_split_of_subjects_is_explained() -> None:
-    scenarios = [scenario(1, "a@x", "train"), scenario(2, "a@x", "test")]
-    assert str(split_note(scenarios, 1, allow_shared=True)).endswith(NONE_FOUND.format("validation", "subjects"))
+def test_empty_and_small_splits_of_one_mailbox_are_explained_with_advice_for_one_mailbox() -> None:
+    notes = split_notes(some(train=46, val=9), 1, allow_shared=True)[1:]
+    few = "Few questions: 9 for validation. An accuracy on fewer than 10 says little. "
+    assert notes == [NONE_FOUND.format("testing", "subjects", MORE_MAIL), few + MORE_MAIL]
+    assert split_notes(some(train=46, val=2, test=1), 9)[0].startswith("Few questions: 2 for validation and 1 for test")
 
 
 def test_every_prefix_of_a_mixed_order_keeps_the_mix() -> None:

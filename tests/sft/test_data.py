@@ -94,7 +94,7 @@ def test_what_is_longer_than_the_window_is_left_out(tmp_path: Path) -> None:
     long = trajectory("long", inbox="i0@x", says="word " * 300)
     found.train.append(Conversation("long", "i0@x", None, long.messages))
     data = examples(found, settings, renderer, longest=400, workers=1)
-    assert any("1 conversations dropped: longer than the context window of 400 tokens" in note for note in data.notes)
+    assert any("1 conversation dropped: longer than the context window of 400 tokens" in note for note in data.notes)
     batch = next(data.batches(0))
     assert len(batch) == 4 and all(not example.spoken[0] and example.spoken.any() for example in batch)
     with pytest.raises(UsageError, match="No conversation is left"):
@@ -123,3 +123,33 @@ def test_choosing_among_no_trajectories_is_wrong_usage(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x"), trajectory("b", inbox="i@x")])
     found = gather(load_settings({"trajectories": [one]}, environ={}, cwd=tmp_path))
     assert any("there is no validation loss" in note for note in found.notes)
+
+
+def test_validation_on_the_trained_inbox_is_not_told_as_another(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, make_model(tmp_path / "model"))
+    renderer = ChatRenderer(load_policy(settings).tokenizer)
+    said = [Conversation(str(n), f"i{n % 2}@x", None, trajectory(str(n), inbox="i0@x").messages) for n in range(4)]
+
+    def described(train: list[Conversation], val: list[Conversation]) -> str:
+        return examples(Conversations(train, val, []), settings, renderer, longest=400, workers=1).val_described
+
+    even, odd = said[::2], said[1::2]
+    assert described(even, odd) == "2 conversations from 1 inbox not in the training data"
+    assert described(even[:1], even[1:]) == "1 conversation from 1 inbox, which is also in the training data"
+    assert described(even[:1], even[1:] + odd) == (
+        "3 conversations from 2 inboxes, 1 of them also in the training data"
+    )
+    assert described(said[:2], said[2:]) == "2 conversations from 2 inboxes, all of them also in the training data"
+    assert described(even, []) == "none"
+    data = examples(Conversations(even, [], []), settings, renderer, longest=400, workers=1)
+    assert data.described.startswith("2 conversations from 1 inbox, ")
+
+
+def test_experts_that_join_trajectories_are_named(tmp_path: Path) -> None:
+    lease, val = make_questions(2)
+    write_scenarios(tmp_path / "q.jsonl", [replace(lease, split="train"), replace(val, split="val")])
+    given = {"db": make_database(tmp_path / "mail.db"), "questions": tmp_path / "q.jsonl", "allow_shared_inbox": True}
+    joined = "scripted experts answer the training questions as well (--experts none: trajectories only)"
+    assert joined not in gather(load_settings(given, environ={}, cwd=tmp_path)).notes
+    one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x")])
+    assert joined in gather(load_settings(given | {"trajectories": [one]}, environ={}, cwd=tmp_path)).notes

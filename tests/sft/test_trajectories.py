@@ -57,7 +57,7 @@ def test_what_is_no_conversation_is_left_out_and_counted(tmp_path: Path, message
     file = write(tmp_path / "t.jsonl", [played, trajectory("a", inbox="i@x", reward=0.1)])
     [conversation], notes = read_conversations([file])
     assert conversation.id == "a-i@x-0.1"
-    assert notes == ["1 conversations from trajectories (2 read, 1 no conversation)"]
+    assert notes == ["1 conversation from trajectories (2 read, 1 no conversation)"]
 
 
 def test_an_empty_file_says_that_nothing_was_read(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_follows_the_last_assistant_turn_is_left_out(tmp_path: Path) -> Non
     played.messages.append(Message("tool", "an error"))
     [conversation], notes = read_conversations([write(tmp_path / "t.jsonl", [played])])
     assert conversation.messages[-1].role == "assistant" and len(conversation.messages) == 5
-    assert notes == ["1 conversations from trajectories (1 read)"]
+    assert notes == ["1 conversation from trajectories (1 read)"]
 
 
 def test_answers_to_test_questions_are_told_of(tmp_path: Path) -> None:

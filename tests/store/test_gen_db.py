@@ -303,7 +303,7 @@ def test_a_part_of_the_demo_has_questions_of_every_split(tmp_path: Path) -> None
     splits = {scenario.split for scenario in read_jsonl(tmp_path / "demo_questions.jsonl")}
     assert splits == {"train", "val", "test"} and "Note: " not in done.stderr
     few = gen_db("--source", "demo", "--db", "demo.db", "--limit", 40, "--overwrite", cwd=tmp_path)
-    assert "Note: no questions for validation and testing: " in few.stderr and "Raise --limit" in few.stderr
+    assert "Note: No questions for validation and testing: " in few.stderr and "Raise --limit" in few.stderr
     assert "Next: " not in few.stderr
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -77,12 +77,12 @@ def read_batches(
     """
     chosen = choose_inboxes(reader, inboxes)
     fitting = {inbox: list(filter(_fits, open_inbox(reader, inbox).mails)) for inbox in chosen}
-    sizes = {inbox: len(mails) for inbox, mails in fitting.items()}
+    sizes = {inbox: Counter(map(_subject, mails)) for inbox, mails in fitting.items()}
     split_of = split_of_mail(sizes, allow_shared=allow_shared)
     shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
     for inbox, mails in fitting.items():
         for mail in mails:
-            shown[inbox, split_of(inbox, mail.topic.key or mail.message_id)].append(mail)
+            shown[inbox, split_of(inbox, _subject(mail))].append(mail)
     owners: dict[str, str] = {}
     turns = []
     for inbox, split in _in_proportion(shown):
@@ -93,6 +93,11 @@ def read_batches(
         picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
         turns.append([Batch(inbox, split, run) for run in picked])
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
+
+
+def _subject(mail: Mail) -> str:
+    """Identifies the thread of an email."""
+    return mail.topic.key or mail.message_id
 
 
 def _fits(mail: Mail) -> bool:

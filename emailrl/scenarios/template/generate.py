@@ -91,9 +91,13 @@ def _generate(
             found[kind].append(candidates)
         if progress is not None:
             progress(done, len(chosen))
-    sizes = Counter(scenario.inbox_address for scenario in _balanced(found, wanted))  # as if everything were one split
-    split_of = split_of_mail({inbox: sizes[inbox] for inbox in chosen}, allow_shared=allow_shared)
-    for candidate in chain.from_iterable(chain.from_iterable(found.values())):
+    candidates = list(chain.from_iterable(chain.from_iterable(found.values())))
+    asked = {scenario.id for scenario in _balanced(found, wanted)}  # as if everything were one split
+    sizes: dict[str, Counter[str]] = {inbox: Counter() for inbox in chosen}
+    for candidate in candidates:
+        sizes[candidate.scenario.inbox_address][candidate.subject] += candidate.scenario.id in asked
+    split_of = split_of_mail(sizes, allow_shared=allow_shared)
+    for candidate in candidates:
         candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
     scenarios = _balanced(found, limit)
     if not scenarios:
