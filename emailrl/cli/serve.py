@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from emailrl.serving.server import Server
     from emailrl.settings import Settings
 
-EVERYWHERE = "0.0.0.0"
-"""Listens on all of the machine's addresses; other machines reach it by host name."""
+EVERYWHERE = ("0.0.0.0", "::")
+"""Listen on all of the machine's addresses; other machines reach it by host name."""
 
 
 @setting_options(
@@ -54,6 +54,7 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.remote.destination import is_this_machine
     from emailrl.serving.supervise import running, supervise, wait_until_well
     from emailrl.settings import load_settings
 
@@ -61,7 +62,7 @@ def serve(
     folder = log_dir or settings.output.output_dir.parent / "servers"
     servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
     folder.mkdir(parents=True, exist_ok=True)
-    if not host.startswith("127.") and host != "localhost" and settings.vllm.vllm_api_key is None:
+    if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
     say(f"Starting {replicas} vLLM server{'s' * (replicas > 1)} of {settings.model.name}; logs in {folder} ...")
     with running(servers):
@@ -93,6 +94,6 @@ def _servers(
         check_port(host, number)
         command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
         environment = server_environment(settings, share)
-        name = socket.gethostname() if host == EVERYWHERE else host
+        name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
         servers.append(Server(f"http://{name}:{number}", command, environment, log_file(folder, number)))
     return servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ HEALTH_TIMEOUT = 10.0
 """Timeout of a health check, in seconds."""
 MISSED = 3
 """Consecutive failed health checks after which a server counts as hung."""
+LAST_PORT = 65535
 TOLD = 300
 """Characters of the log's end quoted when a server dies."""
 
@@ -63,16 +65,20 @@ class Server:
             self._missed += 1
         return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
 
+    @property
+    def keeper(self) -> int | None:
+        """The process id of its keeper; None before the first start."""
+        return None if self._process is None else self._process.pid
+
     def release(self) -> None:
         """Tell its keeper to stop it, without waiting."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
-    def end(self) -> None:
-        """Stop it and wait until all its processes have ended."""
+    def end(self) -> bool:
+        """Stop it and wait for its keeper; False if the keeper was killed, so that processes of it may be left."""
         self.release()
-        if self._process is not None:
-            self._process.wait()
+        return self._process is None or self._process.wait() >= 0
 
     def _answers(self) -> bool:
         try:
@@ -91,17 +97,32 @@ class Server:
 
 
 def _ending(code: int) -> str:
+    if code < 0:
+        return f"its keeper was killed by {signal.Signals(-code).name}"
     signals = {128 + number: number.name for number in signal.Signals}
     return f"killed by {signals[code]}" if code in signals else f"exit code {code}"
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UsageError if another process listens there."""
-    with socket.socket() as probe:
+    """Raise UsageError for an address that is not this machine's, or a port that does not exist or is in use."""
+    if port > LAST_PORT:
+        raise UsageError(f"The servers' ports would go up to {port}; the last one is {LAST_PORT}.", "Lower --port.")
+    try:
+        if not host:
+            raise ValueError("it is empty")
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # ValueError: the name has a part of more than 63 characters
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--host {host!r} is not an address: {reason}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
+        ) from None
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
         except OSError as error:
+            other = error.errno == errno.EADDRNOTAVAIL
             raise UsageError(
-                f"Port {port} on {host} cannot be used: {error.strerror}.", "Choose another --port."
+                f"Port {port} on {host} cannot be used: {error.strerror}.",
+                "Choose an address of this machine as --host." if other else "Choose another --port.",
             ) from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from emailrl.errors import EmailRLError
+from emailrl.serving.orphans import adopt_orphans, end_children
 from emailrl.serving.server import Server
 
 PAUSE = 1.0
@@ -19,6 +20,7 @@ Say = Callable[[str], None]
 @contextmanager
 def running(servers: Sequence[Server]) -> Iterator[None]:
     """Start the servers, and stop them when the block ends."""
+    adopt_orphans()
     try:
         for server in servers:
             server.start()
@@ -27,7 +29,14 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
         for server in servers:
             server.release()
         for server in servers:
-            server.end()
+            _end(server, servers)
+
+
+def _end(server: Server, servers: Sequence[Server]) -> None:
+    """End one of the servers, and what its keeper leaves if it was killed: that is adopted by this process, whose other
+    children are keepers."""
+    if not server.end():
+        end_children(besides={one.keeper for one in servers if one.keeper is not None} - {server.keeper})
 
 
 def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
@@ -73,7 +82,7 @@ def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: 
                 if server.was_well and not was_well:
                     say(f"{server.url} is back.")
                 continue
-            server.end()
+            _end(server, servers)
             if server.starts > restarts:
                 say(f"{server.url} died ({why}); it will not be restarted again (--max-restarts {restarts}).")
                 alive.remove(server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from emailrl.errors import UsageError
 from emailrl.serving.command import deal_gpus, find_gpus, server_environment
-from emailrl.serving.server import Server
+from emailrl.serving.server import Server, check_port
 from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -94,6 +95,10 @@ def lives(pid: int) -> bool:
         return False
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def all_gone(starts: list[dict[str, Any]]) -> bool:
     return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
 
@@ -165,6 +170,23 @@ def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
     assert all_gone(command.starts())
 
 
+def test_a_killed_keeper_leaves_nothing_behind(serving: Callable[..., Serving]) -> None:
+    """The server ignores SIGTERM and holds the port, and its child has a session of its own."""
+    flags = ("--gpus", "", "--max-restarts", "1", "--", "--stubborn", "--leaves-group")
+    command = serving("--replicas", "2", *flags)
+    command.ready()
+    first, other = command.starts()
+    os.kill(parent(first["pid"]), signal.SIGKILL)
+    until(lambda: "is back" in command.said())
+    assert "died (its keeper was killed by SIGKILL: " in command.said() and "died (exit code" not in command.said()
+    assert all_gone([first]) and lives(other["pid"]) and lives(other["child"])
+    for one in filter(lambda one: lives(one["pid"]), command.starts()):
+        os.kill(parent(one["pid"]), signal.SIGKILL)
+    command.process.send_signal(signal.SIGTERM)
+    command.process.wait(30)
+    assert all_gone(command.starts())
+
+
 def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(serving: Callable[..., Serving]) -> None:
     command = serving("--replicas", "2", "--gpus", "", "--", "--broken")
     assert command.process.wait(60) == 1
@@ -202,6 +224,32 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
         assert f"Port {taken.getsockname()[1]} on 127.0.0.1 cannot be used: Address already in use." in command.said()
     command = serving(PYTHONPATH=str(PACKAGE))
     assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
+
+
+def test_ipv6(serving: Callable[..., Serving]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    command = serving("--host", "::1", "--gpus", "", "--json")
+    assert json.loads(command.ready())["vllm_urls"] == f"http://[::1]:{command.port}"
+    assert "Note:" not in command.said()  # nobody else reaches it
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message", "hint"),
+    [
+        ("127.0.0.1", 65536, "would go up to 65536; the last one is 65535", "--port"),
+        ("", 8000, "--host '' is not an address: it is empty", "127.0.0.1"),
+        ("[::1]", 8000, "--host '[::1]' is not an address: ", "::1"),
+        ("a" * 64 + ".b", 8000, "is not an address: ", "127.0.0.1"),
+        ("192.0.2.1", 8000, "Port 8000 on 192.0.2.1 cannot be used: ", "--host"),  # kept for documents, so never here
+    ],
+)
+def test_an_address_to_listen_on_that_does_not_exist(host: str, port: int, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as raised:
+        check_port(host, port)
+    assert hint in raised.value.hint
 
 
 def test_a_key_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -47,4 +48,5 @@ if "--stubborn" in sys.argv:
 if "--broken" in sys.argv:
     print("ValueError: there is no such model", flush=True)
     sys.exit(1)
+HTTPServer.address_family = socket.AF_INET6 if ":" in flag("--host") else socket.AF_INET
 HTTPServer((flag("--host"), int(flag("--port"))), Handler).serve_forever()
