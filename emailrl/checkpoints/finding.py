@@ -35,12 +35,12 @@ def number_of(run: Path) -> int:
     return int(found[1]) if found else 1
 
 
-def find_runs(output_dir: Path, mode: str | None = None) -> list[Path]:
-    """Return the runs of OUTPUT_DIR with a checkpoint, of one mode or all, the most recently written last."""
+def find_runs(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> list[Path]:
+    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``."""
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
-        if (checkpoints := list_checkpoints(run))
+        if (checkpoints := list_checkpoints(run)) and checkpoints[-1].metadata.mode != but
     }
     return sorted(written, key=written.__getitem__)  # those of one time stay in the order they were begun
 
@@ -66,7 +66,7 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
 
 def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> Path:
     """Return the most recently written run of OUTPUT_DIR, of any mode except ``but``; EmailRLError if there is none."""
-    runs = [run for run in find_runs(output_dir, mode) if list_checkpoints(run)[-1].metadata.mode != but]
+    runs = find_runs(output_dir, mode, but=but)
     if not runs:
         where = run_root(output_dir, mode) if mode else output_dir
         hint = "Train first (emailrl train), or pass a checkpoint's path."

@@ -81,8 +81,11 @@ def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) ->
     import psutil  # type: ignore[import-untyped]
 
     from emailrl.checkpoints import list_checkpoints
-    from emailrl.training.run.directory import run_to_resume
+    from emailrl.training.run.chosen import run_to_resume
 
+    if resume is None:  # the new run has the mode of the settings, even if no one named it
+        named = settings.training.model_copy(update={"mode": settings.training.mode})
+        settings = settings.model_copy(update={"training": named})
     run = run_to_resume(settings, resume or "auto")
     log = run / "training.log" if run else None
     if run is None or log is None or not log.exists():

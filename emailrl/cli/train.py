@@ -128,12 +128,8 @@ def _with_own_options(
     ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
     """
     from emailrl.settings import load_settings
-    from emailrl.training.run.directory import (
-        checkpoint_to_resume,
-        give_back_replaced,
-        loss_of_going_back,
-        run_to_resume,
-    )
+    from emailrl.training.run.chosen import checkpoint_to_resume, loss_of_going_back, run_to_resume
+    from emailrl.training.run.directory import give_back_replaced
 
     for line in give_back_replaced(settings):
         say(f"Note: {line}")

@@ -16,8 +16,8 @@ class OutputSettings(Section):
     save_total_limit: Positive = 3
     """Checkpoints to keep, besides best and final."""
     resume: Annotated[str | None, Written()] = None
-    """Resume a run: auto (the latest, if any), latest, best, or the folder of a run or checkpoint; default: start a new
-    run."""
+    """Resume a run: latest, best, auto (latest, or a new run if there is none), or the folder of a run or checkpoint;
+    default: start a new run."""
     export_dir: Annotated[Path | None, Written()] = None
     """Folder to export the best model to after training (the last if none is best); default: no export."""
     export_format: Literal["adapter", "merged"] = "adapter"

@@ -20,21 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from emailrl.checkpoints import (
-    SFT,
-    Checkpoint,
-    checkpoint_of,
-    find_runs,
-    incomplete_checkpoints,
     list_checkpoints,
-    newest_run,
-    number_of,
-    read_checkpoint,
     remove_checkpoints,
-    run_folders,
 )
 from emailrl.disk import LOCK
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import read_records
 from emailrl.settings import Settings, run_root
 
 REPLACED = ".replaced"
@@ -89,60 +79,11 @@ def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
             _settle(directory)
 
 
-def begun_in_vain(settings: Settings) -> Path | None:
-    """The newest run under this name if it has no checkpoint, damaged or intact: it died before its first."""
-    base = run_root(settings.output.output_dir, settings.training.mode)
-    last = next((run for run in reversed(run_folders(base, settings.training.mode)) if (run / LOCK).exists()), None)
-    if last is None or list_checkpoints(last):
-        return None
-    damaged = any(path.exists() for path in incomplete_checkpoints(last))  # a first one, half-written, has no name yet
-    return None if damaged else last
-
-
-def run_to_resume(settings: Settings, resume: str) -> Path | None:
-    """The directory of the run that ``resume`` means (`resume.resumed`); None if ``auto`` finds none.
-
-    If no mode was named, ``latest`` and ``best`` refer to the newest run of any mode.
-    """
-    output_dir, mode = settings.output.output_dir, settings.training.mode
-    if resume == "auto":
-        runs, vain = find_runs(output_dir, mode), begun_in_vain(settings)
-        if vain is not None and all(number_of(run) < number_of(vain) for run in runs):
-            return vain
-        return runs[-1] if runs else None
-    if resume in ("latest", "best"):
-        return newest_run(output_dir, mode if "mode" in settings.training.model_fields_set else None, but=SFT)
-    path = Path(resume)
-    return path if list_checkpoints(path) else read_checkpoint(path).path.parent
-
-
-def checkpoint_to_resume(directory: Path, settings: Settings, resume: str) -> Checkpoint | None:
-    """The run's checkpoint that ``resume`` means, hashes unchecked; None if the run died before its first."""
-    if resume == "auto" and directory == begun_in_vain(settings):
-        return None
-    path = Path(resume)
-    if resume in ("auto", "latest", "best") or path == directory:
-        return checkpoint_of(directory, "best" if resume == "best" else "latest")
-    return read_checkpoint(path)
-
-
-def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
-    """What resuming from this checkpoint removes; None if ``latest`` would resume from the same step."""
-    step, checkpoints = checkpoint.metadata.step, list_checkpoints(directory)
-    later = [item for item in checkpoints if item.metadata.step > step]
-    if not later:
-        return None
-    metrics = directory / "metrics.jsonl"
-    recorded = [record["step"] for record in read_records(metrics)] if metrics.exists() else []
-    last = max([*recorded, later[-1].metadata.step])
-    names = ", ".join(item.path.name for item in later)
-    return f"Resuming from step {step} removes later work in {directory}: steps {step + 1} to {last}, {names}."
-
-
 def clear_run(directory: Path) -> None:
     """Remove what a run wrote to its directory, and nothing else."""
     for path in list(_own(directory)):
         _remove(path)
+    _remove_empty_folders(directory)
 
 
 def remove_records(directory: Path, *, after: int) -> None:
@@ -242,7 +183,11 @@ def _move(source: Path, target: Path) -> None:
         goal = target / path.relative_to(source)
         goal.parent.mkdir(exist_ok=True)
         path.rename(goal)
-    for folder in (source / name for name in RECORD_FOLDERS):
+    _remove_empty_folders(source)
+
+
+def _remove_empty_folders(directory: Path) -> None:
+    for folder in (directory / name for name in RECORD_FOLDERS):
         with suppress(OSError):  # missing, or it holds a user's files
             folder.rmdir()
 

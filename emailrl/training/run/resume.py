@@ -32,13 +32,8 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import first_line
 from emailrl.policy.tensors import writing_tensors
 from emailrl.settings import Settings
-from emailrl.training.run.directory import (
-    checkpoint_to_resume,
-    held,
-    loss_of_going_back,
-    remove_records,
-    run_to_resume,
-)
+from emailrl.training.run.chosen import checkpoint_to_resume, damaged_after, loss_of_going_back, run_to_resume
+from emailrl.training.run.directory import held, remove_records
 from emailrl.training.run.state import RunState
 
 STATE_FILE = "trainer_state.pt"
@@ -156,8 +151,10 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     remove_records(run_dir, after=state.step)
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]
-    remove_checkpoints(numbered)
+    damaged = damaged_after(run_dir, state.step)
+    remove_checkpoints([*numbered, *damaged])
     said += [f"removed {path.name}, which is after step {state.step}" for path in numbered]
+    said += [f"removed {path.name}, which is damaged: {why}" for path, why in damaged.items()]
     for best in (item for item in beyond if item.metadata.kind == "best"):
         earlier = [item for item in list_checkpoints(run_dir) if item.metadata.step == state.best_step]
         if earlier:

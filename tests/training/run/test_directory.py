@@ -11,8 +11,8 @@ from training.run_files import settings, write
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.training.run.chosen import begun_in_vain
 from emailrl.training.run.directory import (
-    begun_in_vain,
     clear_run,
     discard_replaced,
     give_back_replaced,
@@ -91,6 +91,16 @@ def test_a_run_without_a_checkpoint_gives_the_overwritten_one_back(tmp_path: Pat
         (base / "metrics.jsonl").write_text("new")
         raise OSError("no W&B")
     assert files(base) == before | {".lock": b""}
+
+
+def test_an_overwriting_that_failed_early_can_be_repeated(tmp_path: Path) -> None:
+    base, wanted = tmp_path / "grpo_masked", settings(tmp_path / "grpo")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no server"), new_directory(wanted, overwrite=True):
+            for name in ("policy/v-000000", "trajectories"):
+                (base / name).mkdir(parents=True)
+            raise OSError("no server")
+        assert {path.name for path in base.iterdir()} == {".lock"}
 
 
 def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from training.run_files import settings, write
 
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import OutputSettings, Settings, load_settings
 from emailrl.training.run.directory import held
 from emailrl.training.run.resume import (
     load_state,
@@ -68,6 +68,40 @@ def test_auto_takes_up_the_run_begun_last_also_before_its_first_checkpoint(tmp_p
     assert chosen(wanted, "auto") == ("grpo_masked-2", None) and chosen(wanted, "latest") == ("grpo_masked", 2)
     write(tmp_path / "grpo_masked-3" / "checkpoint-1", step=1)
     assert chosen(wanted, "auto") == ("grpo_masked-3", 1)
+
+
+def test_auto_is_latest_or_a_new_run(tmp_path: Path) -> None:
+    """Whether a mode was named or not: of that mode, or of any; never a run of sft."""
+    any_mode = Settings(output=OutputSettings(output_dir=tmp_path / "grpo"))
+    with held(tmp_path / "grpo_masked"):
+        pass
+    assert chosen(any_mode, "auto") == ("grpo_masked", None)  # it died before its first checkpoint
+    write(tmp_path / "grpo_masked/final", "final", step=2)
+    write(tmp_path / "grpo_simple/final", "final", step=3, mode="simple")
+    for resume in ("auto", "latest"):
+        assert chosen(any_mode, resume) == ("grpo_simple", 3)
+        assert chosen(settings(tmp_path / "grpo"), resume) == ("grpo_masked", 2)
+    with held(tmp_path / "grpo_masked-2"):
+        pass
+    assert chosen(any_mode, "auto") == ("grpo_masked-2", None)  # begun after the simple run was written
+    write(tmp_path / "grpo_simple/final", "final", step=4, mode="simple")
+    assert chosen(any_mode, "auto") == ("grpo_simple", 4)
+
+
+def test_a_damaged_later_checkpoint_is_named_and_removed_only_on_request(tmp_path: Path) -> None:
+    wanted, run = settings(tmp_path / "grpo"), tmp_path / "grpo_masked"
+    for step in (1, 2):
+        write(run / f"checkpoint-{step}", step=step)
+    damaged = run / "checkpoint-2"
+    (damaged / "trainer_state.pt").unlink()
+    why = f"{damaged} is missing trainer_state.pt."
+    with pytest.raises(UsageError) as raised:
+        chosen(wanted, "latest", overwrite=False)
+    assert raised.value.message == f"{why} Resuming from step 1 removes later work in {run}: step 2, checkpoint-2."
+    assert "--overwrite" in raised.value.hint and damaged.is_dir()
+    assert chosen(wanted, "latest") == ("grpo_masked", 1)
+    assert rewind(run, RunState(step=1)) == [f"removed checkpoint-2, which is damaged: {why}"]
+    assert chosen(wanted, "latest", overwrite=False) == ("grpo_masked", 1)  # asked once
 
 
 @pytest.mark.parametrize("resume", ["auto", "latest", "run", "path"])
