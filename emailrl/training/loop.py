@@ -14,6 +14,7 @@ from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import SILENT, Display
+from emailrl.training.run.ending import finish, is_complete
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
 from emailrl.training.run.printing import step_line
 from emailrl.training.run.run import Run
@@ -80,13 +81,17 @@ def train(
 
 def loop(run: Run) -> None:
     """Repeat: refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint."""
-    settings, state, droppable = run.settings, run.state, run.interrupts.droppable
+    state, droppable = run.state, run.interrupts.droppable
+    if is_complete(run):
+        ended = f"it ended after step {state.step}, {run.stop_reason()}"
+        run.tracker.conclude(f"Nothing left to do in {run.directory}: {ended}.")
+        return
     with droppable():
         evaluated = run.evaluate_if_due()
     if evaluated:
         run.end_step()
     pace = Pace(state.step)
-    while (reason := state.stop_reason(settings.evaluation, run.total_steps, run.epochs)) is None:
+    while (reason := run.stop_reason()) is None:
         clock = Clock()
         with droppable(), clock.phase("rollout"):
             collected, questions = run.collect()
@@ -112,4 +117,4 @@ def loop(run: Run) -> None:
         seconds_left = pace.seconds_left(state.step, run.total_steps)
         run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
         run.end_step(metrics)
-    run.finish(reason)
+    finish(run, reason)

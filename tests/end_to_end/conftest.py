@@ -17,7 +17,7 @@ from emailrl.sft.small_model import train_tokenizer
 from emailrl.store.build import build_database
 from emailrl.store.demo import ask, make_world
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import run as run_module
+from emailrl.training.run import ending
 
 REWARD = '''
 def share_of_even_ids(trajectory):
@@ -112,7 +112,7 @@ def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures, a third of a short run; ``training/test_loop_endings.py`` checks that a run draws them."""
-    monkeypatch.setattr(run_module, "draw_curves", lambda run_dir, settings: [run_dir / "curve.png"])
+    monkeypatch.setattr(ending, "draw_curves", lambda run_dir, settings: [run_dir / "curve.png"])
 
 
 @pytest.fixture(scope="session")

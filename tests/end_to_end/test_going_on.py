@@ -46,8 +46,14 @@ def test_resuming_from_an_older_checkpoint_drops_what_came_after(
 
 
 def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_settings: MakeSettings) -> None:
-    first = train(make_settings(max_steps=2))
-    assert train(make_settings(max_steps=2), resume="latest") == first
+    first, said = train(make_settings(max_steps=2)), list[str]()
+    before = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+    assert train(make_settings(max_steps=2), resume="latest", progress=said.append) == first
+    assert said == [f"Nothing left to do in {first.run_dir}: it ended after step 2, all steps done."]
+    assert train(make_settings(max_steps=1), resume="auto", progress=said.append) == first and len(said) == 2
+    log = first.run_dir / "training.log"
+    after = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+    assert {path for path in after if after[path] != before.get(path)} == {log} and after.keys() == before.keys()
     more = train(make_settings(max_steps=4), resume="latest")
     assert (more.run_dir, more.steps) == (first.run_dir, 4)
     uninterrupted = train(make_settings(max_steps=4))

@@ -27,6 +27,7 @@ from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import SILENT, Display
+from emailrl.training.run.ending import is_complete
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, mesh_of
 from emailrl.training.run.in_flight import reusable
@@ -86,7 +87,6 @@ def open_run(
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
                 tracker.display = display
-                _announce(tracker, settings, directory, data, start=state.step, total=total, num_ranks=ranks.world)
                 interrupts = Interrupts(tracker.say)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
@@ -100,6 +100,7 @@ def open_run(
                     tracker=tracker, interrupts=interrupts, filter=wanted, total_steps=total,
                     epochs=_epochs(settings, mode), writer=writer, ranks=ranks, staleness=staleness(settings),
                 )  # fmt: skip
+                _announce(run)
                 with _overlapping(run, checkpoint):
                     yield run
 
@@ -218,11 +219,15 @@ def _check(settings: Settings, mode: Mode) -> None:
     _check_environment(settings, mode)
 
 
-def _announce(tracker: Tracker, settings: Settings, directory: Path, data: RunData, **numbers: int) -> None:
-    sizes = {"num_train": len(data.train), "num_eval": len(data.val)} | numbers
-    tracker.say(header(settings, run_dir=directory, **sizes))
-    tracker.say("\n".join(f"Note: {note}" for note in data.notes))
-    tracker.display.start(directory, numbers["start"], numbers["total"])
+def _announce(run: Run) -> None:
+    """Print the header and the notes, and start the display, unless nothing is left to do."""
+    if is_complete(run):
+        return
+    sizes = {"num_train": len(run.data.train), "num_eval": len(run.data.val), "num_ranks": run.ranks.world}
+    start, total, tracker = run.state.step, run.total_steps, run.tracker
+    tracker.say(header(run.settings, run_dir=run.directory, start=start, total=total, **sizes))
+    tracker.say("\n".join(f"Note: {note}" for note in run.data.notes))
+    tracker.display.start(run.directory, start, total)
 
 
 def _check_environment(settings: Settings, mode: Mode) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.checkpoints import CONFIRMED, remove_checkpoints
-from emailrl.disk import replace_bytes
+from emailrl.checkpoints import remove_checkpoints
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
@@ -23,13 +21,12 @@ from emailrl.training.algorithms import Algorithm
 from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.collapse import Alarm, watch, way_back
-from emailrl.training.run.curve import draw_curves
-from emailrl.training.run.directory import REPLACED, remove_records
+from emailrl.training.run.directory import REPLACED
 from emailrl.training.run.filtering import Collected, Filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import training_records
 from emailrl.training.run.modes import Mode
-from emailrl.training.run.printing import evaluation_block, percent
+from emailrl.training.run.printing import evaluation_block
 from emailrl.training.run.questions import RunData
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
@@ -123,18 +120,17 @@ class Run:
             beside.rename(directory)
             # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks
             # complete.
-            remove_checkpoints(path for path in self._older(versions) if path.name not in self._needed_to_resume)
+            remove_checkpoints(self._outdated(versions))
         return directory
 
-    def _older(self, versions: Path) -> list[Path]:
-        """All versions but the one in use, the previous one, and those of rollouts ahead."""
-        return sorted(versions.glob("v-*"))[: -2 - self.staleness]
+    def _outdated(self, versions: Path) -> list[Path]:
+        """All but the version in use, the previous one, those of rollouts ahead, and those that a resume needs.
 
-    @property
-    def _needed_to_resume(self) -> set[str]:
-        """The versions that sample the first steps after the newest checkpoint."""
+        A run resumed from the newest checkpoint samples its first steps from the ``staleness`` versions before it.
+        """
         saved = self.writer.saved_step or 0
-        return {f"v-{step:06d}" for step in range(saved - self.staleness, saved)}
+        needed = {versions / f"v-{step:06d}" for step in range(saved - self.staleness, saved)}
+        return [path for path in sorted(versions.glob("v-*"))[: -2 - self.staleness] if path not in needed]
 
     def collect(self) -> tuple[Collected, StepQuestions]:
         """The rollouts of the next step, run now or ahead, with the questions asked.
@@ -164,7 +160,7 @@ class Run:
             return None  # the step is completed and saved without it, and then the reason is raised
         self.refresh_engine()
         self.tracker.say(f"--- Evaluating at step {state.step} ---")
-        evaluation = self._evaluate(self.data.val, state.step, "val")
+        evaluation = self.measure(self.data.val, state.step, "val")
         self.rollouts.record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, self.tracker.display)
         is_best = False
         if evaluation.is_void:  # an outage is not an accuracy: it must not select a model or end a run
@@ -176,7 +172,7 @@ class Run:
         self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
         return evaluation
 
-    def _evaluate(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
+    def measure(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
         """Play the questions with the engine's current weights, then put the engine to sleep."""
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
         self.tracker.say(f"Evaluating on {len(questions)} queries...")
@@ -195,6 +191,10 @@ class Run:
         return evaluation
 
     # -- state
+
+    def stop_reason(self) -> str | None:
+        """Why the run ends here, or None if it continues."""
+        return self.state.stop_reason(self.settings.evaluation, self.total_steps, self.epochs)
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
         """Make the updates of the current step (``Updater.train``).
@@ -233,23 +233,23 @@ class Run:
         self.writer.take(self.state)
         self._half_done = False
         if self.state.best_step == self.state.step:
-            self._save("best")
+            self.save("best")
         if self.state.step and self.state.step % self.settings.output.save_steps == 0:
-            self._save("checkpoint")
+            self.save("checkpoint")
         if alarms:
             self._warn(alarms)
 
-    def _save(self, kind: str) -> None:
+    def save(self, kind: str) -> None:
+        """Write ``best_model``, ``final`` or ``checkpoint-N``, and say so."""
         self.tracker.say(f"Model saved to: {self.writer.write(kind).path}")
 
     def _warn(self, alarms: Sequence[Alarm]) -> None:
-        wanted, step = self.settings.evaluation, self.state.step
-        ends = self.state.stop_reason(wanted, self.total_steps, self.epochs) is not None
+        step, ends = self.state.step, self.stop_reason() is not None
         for alarm in alarms:
             self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
-        if wanted.on_collapse == "stop" and not ends:
+        if self.settings.evaluation.on_collapse == "stop" and not ends:
             # Another checkpoint-N would evict the oldest, which may be the one to return to.
-            self._save("final")
+            self.save("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             raise EmailRLError(
                 f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
@@ -268,39 +268,3 @@ class Run:
         else:
             path = self.writer.write("checkpoint").path
             self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest continues.")
-
-    def finish(self, reason: str) -> None:
-        """Write ``final`` and the curves, report why the run ended, and measure the best model on other questions."""
-        if self.ahead is not None:
-            self.ahead.close()
-            remove_records(self.directory, after=self.state.step)
-        self._save("final")
-        self.tracker.say(f"Curves saved to: {draw_curves(self.directory, self.settings)[0]}")
-        best, interval, step = self.state.best_accuracy, self.state.best_interval, self.state.best_step
-        if best is None or interval is None:
-            said = "No evaluation was complete, so there is no best_model"
-        elif best == 0:
-            said = f"No evaluation had a correct answer; best_model is from step {step}"
-        else:
-            said = (
-                f"Best accuracy {percent(best, interval)} at step {step}, on the"
-                f" {counted(len(self.data.val), 'validation question')} that selected best_model"
-            )
-        self.tracker.conclude(f"Done after step {self.state.step}: {reason}. {said}.")
-        if best and self.data.confirm:
-            self._confirm()
-
-    def _confirm(self) -> None:
-        """Measure the best model on other questions: the best of many evaluations is partly luck."""
-        step = self.state.best_step
-        with self.interrupts.droppable():
-            self.engine.resume()
-            self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
-            confirmed = self._evaluate(self.data.confirm, step or 0, "confirm")
-        self.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, self.tracker.display)
-        record = {"step": step} | confirmed.metrics()
-        replace_bytes(self.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
-        self.tracker.conclude(
-            f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
-            f" {percent(confirmed.accuracy, confirmed.interval)}, free of the bias of selection"
-        )

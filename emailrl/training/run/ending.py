@@ -1,0 +1,63 @@
+"""The end of a run: ``final``, the curves, and the best model measured on other questions."""
+
+from __future__ import annotations
+
+import json
+
+from emailrl.checkpoints import CONFIRMED, confirmed_of, list_checkpoints
+from emailrl.disk import replace_bytes
+from emailrl.plain import counted
+from emailrl.training.run.curve import draw_curves
+from emailrl.training.run.directory import remove_records
+from emailrl.training.run.printing import percent
+from emailrl.training.run.run import Run
+
+
+def is_complete(run: Run) -> bool:
+    """Whether everything a run leaves at its end is there already, so that a resume has nothing to do."""
+    saved = {item.metadata.kind: item for item in list_checkpoints(run.directory)}
+    if run.stop_reason() is None or "final" not in saved or saved["final"].metadata.step != run.state.step:
+        return False
+    return not _confirms(run) or ("best" in saved and confirmed_of(saved["best"]) is not None)
+
+
+def finish(run: Run, reason: str) -> None:
+    """Write ``final`` and the curves, report why the run ended, and measure the best model on other questions."""
+    if run.ahead is not None:
+        run.ahead.close()
+        remove_records(run.directory, after=run.state.step)
+    run.save("final")
+    run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
+    best, interval, step = run.state.best_accuracy, run.state.best_interval, run.state.best_step
+    if best is None or interval is None:
+        said = "No evaluation was complete, so there is no best_model"
+    elif best == 0:
+        said = f"No evaluation had a correct answer; best_model is from step {step}"
+    else:
+        said = (
+            f"Best accuracy {percent(best, interval)} at step {step}, on the"
+            f" {counted(len(run.data.val), 'validation question')} that selected best_model"
+        )
+    run.tracker.conclude(f"Done after step {run.state.step}: {reason}. {said}.")
+    if _confirms(run):
+        _confirm(run)
+
+
+def _confirms(run: Run) -> bool:
+    return bool(run.state.best_accuracy and run.data.confirm)
+
+
+def _confirm(run: Run) -> None:
+    """Measure the best model on other questions: the best of many evaluations is partly luck."""
+    step = run.state.best_step
+    with run.interrupts.droppable():
+        run.engine.resume()
+        run.engine.load_adapter(run.directory / "best_model", f"best-{step}")
+        confirmed = run.measure(run.data.confirm, step or 0, "confirm")
+    run.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, run.tracker.display)
+    record = {"step": step} | confirmed.metrics()
+    replace_bytes(run.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
+    run.tracker.conclude(
+        f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
+        f" {percent(confirmed.accuracy, confirmed.interval)}, free of the bias of selection"
+    )
