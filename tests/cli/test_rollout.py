@@ -87,6 +87,18 @@ def test_a_checkpoint_plays_on_its_own_base_also_when_exported(emailrl, here: Pa
     assert (code, out) == (2, "") and "was trained from" in err
 
 
+def test_bare_it_takes_the_newest_runs_best_checkpoint_as_benchmark_does(emailrl, here: Path) -> None:
+    code, _, err = emailrl("rollout", "--num-scenarios", 1)
+    first = here / "outputs" / "rollouts" / "rollout-001.jsonl"
+    assert code == 0 and next(iter(read_trajectories(first))).adapter_sha256 is None
+    assert err.splitlines()[-1].endswith("emailrl inspect-trajectory outputs/rollouts/rollout-001.jsonl")
+    best = make_checkpoint(here / "outputs" / "grpo_masked" / "best_model", here / "model")
+    for options, adapter in (((), best.metadata.files["adapter_model.safetensors"]), (("--model", "model"), None)):
+        code, out, _ = emailrl("rollout", "--num-scenarios", 1, "--json", *options)
+        assert code == 0
+        assert {t.adapter_sha256 for t in read_trajectories(Path(json.loads(out)["out"]))} == {adapter}
+
+
 def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Path) -> None:
     assert emailrl("rollout", "--questions", "none.jsonl")[0] == 2
     assert emailrl("rollout", "--model", "nanno", "--out", "deep/er/mine.jsonl")[0] == 2
