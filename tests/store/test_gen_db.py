@@ -259,8 +259,6 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     options = "--db 'my data/mine.db' --allow-shared-inbox"
     suggested = f"emailrl benchmark --model smol {options} # "
     assert suggested in last and last.endswith("on a GPU: --model Qwen/Qwen3-0.6B")  # nano knows the demo only
-        "on a GPU: --model Qwen/Qwen3-0.6B"
-    )  # nano answers questions about the demo only
     assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
     (tmp_path / "emailrl.toml").write_text('model_name = "my-model"\n')
     last = gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1]
