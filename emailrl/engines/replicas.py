@@ -57,7 +57,7 @@ class Replica:
     def __post_init__(self) -> None:
         self._counting, self._claimed = Lock(), False
         self._secrets = [self.key, *secrets_in(self.url)]
-        self._shown = without_credentials(self.url)
+        self.shown = without_credentials(self.url)
         self.url, self._credentials = split_credentials(self.url)  # httpx logs request URLs
 
     def begin(self, name: str, *, above_cap: bool = False) -> bool:
@@ -93,7 +93,7 @@ class Replica:
             return True
 
     def __str__(self) -> str:
-        return f"The vLLM server {self._shown}"
+        return f"The vLLM server {self.shown}"
 
     def redact(self, text: str) -> str:
         """The server's text on one line, without the secrets sent to it."""

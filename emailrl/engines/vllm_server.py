@@ -25,7 +25,7 @@ from emailrl.engines.vllm_answers import Choice
 from emailrl.engines.vllm_arguments import read_path_map
 from emailrl.engines.vllm_fleet import Fleet, Version
 from emailrl.engines.vllm_play import Limits, Play
-from emailrl.engines.vllm_sharing import PREFIX, check_unshared
+from emailrl.engines.vllm_sharing import PREFIX, check_distinct, check_unshared
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
 
@@ -48,6 +48,8 @@ class VllmServers:
         self._run = uuid.uuid4().hex[:8]
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
+        self._distinct = False
+        """Whether no two addresses have been found to be the same server."""
         self._held: Counter[str | None] = Counter()
         self._unchecked: list[tuple[str, Choice]] = []
         """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
@@ -96,6 +98,9 @@ class VllmServers:
 
     async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
         """Load and verify a version, and unload old ones."""
+        if version.served is not None and version.path is not None and not self._distinct:
+            await check_distinct(client, self.fleet.replicas, version.served, version.path)
+            self._distinct = True
         again = self._version is not None
         await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)
         self._version = version
