@@ -228,11 +228,13 @@ def read_urls(text: str) -> list[str]:
         try:
             urls.append(_read_url(address))
         except (ValueError, httpx.InvalidURL) as error:
+            what = f"{without_credentials(address)!r} is not a server's address ({error})"
+            hint = "Expected http://host:8000."
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
-                what, hint = f"address {number} is not valid", "Percent-encode user name and password."
-            else:
-                what = f"{without_credentials(address)!r} is not a server's address ({error})"
-                hint = "Expected http://host:8000."
+                what, hint = (
+                    f"address {number} is not valid",
+                    "Expected http://user:password@host:8000, percent-encoded.",
+                )
             raise UsageError(f"VLLM_URLS: {what}.", hint) from None
     return list(dict.fromkeys(urls))
 

@@ -436,7 +436,7 @@ def test_an_address_that_no_request_can_be_sent_to_is_refused_before_a_model_is_
 def test_a_refused_address_does_not_show_its_password(address: str) -> None:
     with pytest.raises(UsageError, match="VLLM_URLS: address 1 is not valid") as raised:
         read_urls(address)
-    assert "hunter" not in raised.value.message and "Percent-encode" in raised.value.hint
+    assert "hunter" not in raised.value.message and "percent-encoded" in raised.value.hint
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "two words", "a line\n"])
