@@ -95,7 +95,7 @@ Checkpoint = Annotated[
     typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run: do only the rest.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/security.md).")
 ]

@@ -114,7 +114,7 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
 
 def _begun(folder: Path, out: Path | None) -> Path:
     """What to resume: ``out``, or the newest rollout in the folder with recorded conditions."""
-    from emailrl.rollout.journal import nothing_to_resume
+    from emailrl.rollout.journal import is_complete, nothing_to_resume
 
     if out is not None:
         noted = out_file(out, may_exist=True).with_suffix(CONDITIONS)
@@ -124,7 +124,12 @@ def _begun(folder: Path, out: Path | None) -> Path:
     newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
     if newest is None:
         raise UsageError(f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.")
-    return newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
+    out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
+    if is_complete(out, newest):
+        raise UsageError(
+            f"Nothing left to resume: {out} is complete.", "Name another file with --out, or drop --resume."
+        )
+    return out
 
 
 def _claim(

@@ -185,7 +185,7 @@ class Conditions:
             also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
             raise UsageError(
                 f"{self.path} was started under other conditions: {'; '.join(changed)}.",
-                f"Use the same, choose another --out, or start over with --overwrite.{also}",
+                f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}",
             )
 
 
@@ -259,6 +259,16 @@ class Journal:
             self._writer = None
         if self.trajectories:
             write_trajectories(self.path, self.trajectories.values())
+
+
+def is_complete(path: Path, conditions: Path) -> bool:
+    """Whether a file has all rollouts that its conditions file asks for, with their rewards."""
+    try:
+        then = json.loads(conditions.read_bytes())
+        count = then["num_questions"] * then["group_size"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # resuming it says what is wrong
+        return False
+    return Journal(path, None, resume=True).is_whole(count)
 
 
 def _is_over(trajectory: Trajectory) -> bool:

@@ -167,6 +167,18 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     assert code == 2 and "Nothing to resume: no rollout in outputs/rollouts." in err
 
 
+def test_resuming_without_the_options_says_what_is_left_and_what_to_repeat(emailrl, here: Path) -> None:
+    assert emailrl("rollout", "--num-scenarios", 2)[0] == 0
+    code, _, err = emailrl("rollout", "--resume")
+    assert code == 2 and "Nothing left to resume: outputs/rollouts/rollout-001.jsonl is complete." in err
+    file = here / "outputs/rollouts/rollout-001.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    code, _, err = emailrl("rollout", "--resume")
+    assert code == 2 and "num questions was 2, now 4. Repeat the original options with --resume, choose" in err
+    assert emailrl("rollout", "--num-scenarios", 2, "--resume")[0] == 0
+    assert len(list(read_trajectories(file))) == 2
+
+
 def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "true")
     monkeypatch.setenv("VERBOSE", "true")

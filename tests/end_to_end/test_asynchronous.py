@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -309,6 +310,18 @@ def test_a_lower_bound_on_resume_holds_for_rollouts_in_flight(start: Start, tmp_
     assert [step["policy_age_max"] <= staleness for step in metrics(directory)[2:]] == [True] * 3
     file = directory / "checkpoint-2/in_flight.jsonl"
     assert f"Note: 18 rollouts in {file} exceed MAX_STALENESS={staleness} and are sampled again" in said
+
+
+def test_a_damaged_adapter_is_named_with_a_remedy_that_works(start: Start, tmp_path: Path) -> None:
+    start("run", max_steps=2, eval_steps=9)
+    version = tmp_path / "run/grpo_masked/policy/v-000002"
+    os.truncate(version / "adapter_model.safetensors", 100)
+    for _ in range(2):
+        with pytest.raises(EmailRLError) as raised:
+            start("run", max_steps=3, eval_steps=9, resume="latest")
+        assert str(version) in raised.value.message and raised.value.hint.startswith(f"Remove {version}:")
+    shutil.rmtree(version)
+    assert start("run", max_steps=3, eval_steps=9, resume="latest").steps == 3
 
 
 @pytest.mark.parametrize("name", ["dapo", "resting"])
