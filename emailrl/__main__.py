@@ -1,11 +1,25 @@
-"""``python -m emailrl`` is the ``emailrl`` command."""
+"""The entry point of the ``emailrl`` command, also as ``python -m emailrl``."""
 
 import sys
+from typing import NoReturn
 
-if not sys.flags.safe_path:
+if __name__ == "__main__" and not sys.flags.safe_path:
     # `python -m` puts the working folder first: a torch.py in a stranger's folder is not for us to run.
     del sys.path[0]
 
-from emailrl.cli.app import main
+from emailrl import ctrl_c
 
-main()
+
+def main() -> NoReturn:
+    """Run the command line (``emailrl.cli.app.main``); Ctrl-C works while it is still being imported."""
+    try:
+        ctrl_c.install()
+        from emailrl.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:  # before or after ``run`` handles it
+        ctrl_c.leave()
+
+
+if __name__ == "__main__":
+    main()

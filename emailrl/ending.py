@@ -1,4 +1,4 @@
-"""Ends a process with foreign code in it (vLLM, CUDA) within seconds, whatever that code does.
+"""How a process ends: its last line, and an exit within seconds whatever foreign code (vLLM, CUDA) does.
 
 Normally, Python waits for threads and runs destructors. One that hangs in native code blocks the interpreter: no signal
 handler runs any more, not even for Ctrl-C, and only SIGKILL helps.
@@ -8,14 +8,33 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 SECONDS: Final = 15.0
 """Maximum time for closing an engine or exiting the process."""
+
+
+def speaks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process reports its outcome: of the ranks on a host, only the first."""
+    rank, world, local = (environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if not (rank.isdecimal() and world.isdecimal() and local.isdecimal()):
+        return True  # no rank
+    return not 0 < int(local) <= int(rank) < int(world)
+
+
+def report(line: str) -> None:
+    """Print the error that ends this process, if it ``speaks``, and record it for the launcher of its rank."""
+    if speaks():
+        print(line, file=sys.stderr, flush=True)
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
 
 
 @contextmanager

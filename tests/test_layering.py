@@ -30,7 +30,8 @@ LAYERS: list[set[str]] = [
     {"recording"},
     {"trajectory", "custom", "remote", "ranks"},
     {"settings", "drawing"},
-    {"errors", "disk", "plain", "ending"},
+    {"errors", "disk", "plain", "ctrl_c"},
+    {"ending"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "vllm", "unsloth"}
@@ -43,6 +44,7 @@ LIGHT_ROOMS = {
     "checkpoints",
     "disk",
     "plain",
+    "ctrl_c",
     "ending",
     "drawing",
 }

@@ -10,7 +10,6 @@ import errno
 import importlib
 import io
 import os
-import signal
 import sys
 from typing import Annotated, Any, Final, NoReturn
 
@@ -19,7 +18,8 @@ import typer.main
 from typer.core import TyperGroup
 
 import emailrl
-from emailrl.cli.output import fail, speaks
+from emailrl import ctrl_c
+from emailrl.cli.output import fail
 from emailrl.ending import ending_with
 from emailrl.errors import EmailRLError, UsageError
 
@@ -80,7 +80,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-INTERRUPTED: Final = 130
 # Newer Typer versions vendor click, older ones import it: in both, this is the base class of usage errors.
 _WrongUsage: Final[type[typer.BadParameter]] = typer.BadParameter.__mro__[1]
 
@@ -164,7 +163,7 @@ def main() -> NoReturn:
 
 def _run() -> NoReturn:
     _prepare_streams()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # treat SIGTERM like Ctrl-C
+    ctrl_c.install()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
@@ -175,7 +174,7 @@ def _run() -> NoReturn:
     except _WrongUsage as error:
         fail(_describe(error), _way_out(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        result = INTERRUPTED
+        result = ctrl_c.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) closed the pipe; flushing the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -190,9 +189,8 @@ def _run() -> NoReturn:
             fail(f"The output cannot be written: {error.strerror}.", "Free some space, or redirect stdout.", 1)
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
         fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
-    if result == INTERRUPTED:
-        # Remaining cleanup (threads, uploads) may take long: the next Ctrl-C kills the process.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-        if speaks():
+    if result == ctrl_c.INTERRUPTED:
+        ctrl_c.ending()
+        if ctrl_c.reports():
             print("interrupted", file=sys.stderr)
     sys.exit(result if isinstance(result, int) else 0)

@@ -159,7 +159,7 @@ def _play(
     from emailrl.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
-    say(f"Evaluating on {len(scenarios)} queries...")
+    say(f"Evaluating on {counted(len(scenarios), 'question')} ...")
     with Tally() as tally:
 
         def ended(subject: Subject, trajectory: Trajectory) -> None:

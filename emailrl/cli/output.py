@@ -9,11 +9,11 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from emailrl.ending import report
 from emailrl.errors import UsageError
 from emailrl.plain import cut, one_line
 
@@ -104,17 +104,8 @@ def out_file(out: Path, *, may_exist: bool) -> Path:
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
-    line = cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR)
-    if speaks():
-        print(line, file=sys.stderr)
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # for the launcher's report
-            Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
+    report(cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR))
     sys.exit(exit_code)
-
-
-def speaks() -> bool:
-    """Whether this process reports its outcome: under torchrun, only the first on each host."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _jsonable(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.output import say
+from emailrl.ctrl_c import INTERRUPTED
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.ranks.place import Place
 
@@ -60,8 +61,11 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
     ranks = launch_of(settings)
     if ranks.is_needed:
         own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # already trusted
-        if code := launch(ranks, own, say):
-            sys.exit(code)  # no further line: a rank has printed the reason
+        code = launch(ranks, own, say)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            sys.exit(code)  # no further line: the reason has been printed
         return True
     if Place.here().rank == 0:
         return False

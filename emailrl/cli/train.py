@@ -173,8 +173,13 @@ def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
     """Export the run's best model, or its last one if no evaluation selected one."""
     from emailrl.checkpoints import find_checkpoint
     from emailrl.export import export_checkpoint
+    from emailrl.training.run.printing import complete
 
     best = run / "best_model"
     found = find_checkpoint(best if best.is_dir() else run / "final", run)
-    written = export_checkpoint(found, out, format=format, overwrite=True)
+    try:
+        written = export_checkpoint(found, out, format=format, overwrite=True)
+    except KeyboardInterrupt:
+        say(complete(skipped=["the export"]))
+        raise
     say(f"Exported {written.checkpoint} to {written.out} ({format}).")

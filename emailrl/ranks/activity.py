@@ -6,9 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
+
+CONTINUE: Final = "If a checkpoint was saved, continue from it with --resume latest."
+"""What to do about a rank that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Activity:
             return None
         return Failure(
             f"{who} made no progress for {limit:g} s: {noted.what}.",
-            "If that may take longer, raise RANK_TIMEOUT. Continue from the last checkpoint with --resume latest.",
+            f"If that may take longer, raise RANK_TIMEOUT. {CONTINUE}",
             seconds,
         )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
-from emailrl.ranks.activity import Activity, said
+from emailrl.ranks.activity import CONTINUE, Activity, said
 from emailrl.ranks.alone import Ranks, T
 from emailrl.ranks.missing import missing_ranks
 from emailrl.ranks.place import Place
@@ -294,4 +294,4 @@ class RankGroup(Ranks):
             message = f"{ranks} ended or {hung}."
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
-        self.lost = LostRank(message, "Continue from the last checkpoint with --resume latest.")
+        self.lost = LostRank(message, CONTINUE)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from emailrl.ctrl_c import is_importing
 from emailrl.ending import bounded
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import first_line
@@ -25,7 +28,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
 
     Each rank takes the GPU of its local rank. Raises UsageError if a host has fewer GPUs than ranks, EmailRLError if
     the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts the block, which
-    then raises LostRank.
+    then raises LostRank, also at its end.
     """
     place = place or Place.here()
     if place.world == 1:
@@ -47,6 +50,8 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
         if ranks.lost is None and dist.is_initialized():  # closing vLLM ends it
             with bounded():
                 dist.destroy_process_group()
+    if ranks.lost is not None:  # in the end, after the last work of all
+        raise ranks.lost
 
 
 def _meet(settings: Settings, place: Place) -> RankGroup:
@@ -102,7 +107,9 @@ def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:
 
 
 def _interrupt() -> None:
-    """Interrupt the main thread, wherever it is."""
+    """Interrupt the main thread once it is not importing, which would swallow that."""
     main = threading.main_thread().ident
     assert main is not None
+    while is_importing(sys._current_frames().get(main)):
+        time.sleep(0.05)
     signal.pthread_kill(main, signal.SIGINT)

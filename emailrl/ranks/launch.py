@@ -1,28 +1,32 @@
 """``--nproc N``: run this command as N ranks, started and supervised by torchrun's agent.
 
-One rank per host prints errors (`emailrl.cli.output.fail`) and records that in a file. The launcher adds the signal
-that killed a rank, which the other ranks cannot know, and reports an error only if no rank could.
+Every rank that fails records its error in a file, and the first on each host prints it (`emailrl.ending.report`). The
+launcher adds the signal that killed a rank, which the other ranks cannot know, and what the first rank could not print.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+from emailrl.ctrl_c import INTERRUPTED, RUN_ID
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks.activity import CONTINUE
 
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
-INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Launch:
             raise UsageError(
                 f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
             )
+        port = (self.rdzv_endpoint or "").rpartition(":")[2]
+        if port.isdecimal() and not 0 < int(port) < 65536:
+            raise UsageError(f"--rdzv-endpoint {self.rdzv_endpoint} has no such port.", "Ports are 1 to 65535.")
 
     @property
     def is_needed(self) -> bool:
@@ -65,7 +72,7 @@ def restarts() -> int:
 def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None]) -> int:
     """Run ``emailrl`` with these arguments on all ranks of this host; returns the exit code once they have ended.
 
-    ``say`` hears which signal killed a rank. Raises EmailRLError if no other rank could report that it was lost.
+    ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -74,10 +81,9 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
     logging.disable(logging.ERROR)  # the agent reports a failed rank on many lines
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // wanted.nproc)))
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
-    known: dict[str, Any] = (
-        {"shutdown_timeout": SECONDS_TO_END} if "shutdown_timeout" in fields else {}
-    )  # since torch 2.12
-    with tempfile.TemporaryDirectory(prefix="emailrl-ranks-") as folder:
+    newer = {"shutdown_timeout": SECONDS_TO_END, "signals_to_handle": "SIGHUP,SIGQUIT"}  # since torch 2.12
+    known: dict[str, Any] = {name: value for name, value in newer.items() if name in fields}
+    with _signals_passed_on(), tempfile.TemporaryDirectory(prefix="emailrl-ranks-") as folder:
         config = LaunchConfig(
             min_nodes=wanted.nnodes,
             max_nodes=wanted.nnodes,
@@ -91,23 +97,76 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
-            if first.exitcode < 0:
-                ended = _ended(rank, -first.exitcode)
-                if not any(Path(folder).rglob("error.json")):
-                    raise EmailRLError(ended, "Continue from the last checkpoint: --resume latest.") from None
-                say(ended)
-            return int(first.exitcode) if first.exitcode > 0 else 1
+            return _report(rank, int(first.exitcode), Path(folder), say)
         except SignalException:
+            _end_ranks()
             return INTERRUPTED
     return 0
+
+
+def _report(rank: int, code: int, folder: Path, say: Callable[[str], None]) -> int:
+    """Report how ``rank`` ended, as far as no rank has; returns the launcher's exit code."""
+    attempts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    errors = sorted(attempts[-1].glob("*/error.json"), key=lambda path: path.stat().st_mtime) if attempts else []
+    printed = any(path.parent.name == "0" for path in errors)
+    if code < 0:
+        if not printed:
+            raise EmailRLError(_ended(rank, -code), CONTINUE)
+        say(_ended(rank, -code))
+        return 1
+    if not printed and code != INTERRUPTED:
+        first = (
+            json.loads(errors[0].read_text())["message"] if errors else f"error: Rank {rank} ended with code {code}."
+        )
+        say(first)
+    return code
+
+
+@contextmanager
+def _signals_passed_on() -> Iterator[None]:
+    """The first signal lets the ranks finish their step, the second lets them stop at once, the third kills them."""
+    import psutil  # type: ignore[import-untyped]
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            if number == signal.SIGINT:
+                os.write(2, b"Interrupted: stopping the ranks (press again to stop now without saving).\n")
+            # SIGTERM for both: a rank that does not handle signals yet ends without a traceback.
+            raise SignalException("The launcher was interrupted.", signal.SIGTERM)
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGTERM if len(came) == 2 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_ranks() -> None:
+    """End the ranks that the agent does not know yet, because the signal came while it started them."""
+    import psutil
+
+    ranks = psutil.Process().children()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.terminate()
+    for rank in psutil.wait_procs(ranks, SECONDS_TO_END)[1]:
+        rank.kill()
 
 
 def _meeting(wanted: Launch) -> dict[str, Any]:
     """Rendezvous settings for the hosts' agents; a single host needs none."""
     if wanted.nnodes == 1:
         here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
-        return {**here, "run_id": uuid.uuid4().hex}
-    meeting: dict[str, Any] = {"rdzv_endpoint": wanted.rdzv_endpoint, "run_id": "emailrl"}
+        return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
+    meeting: dict[str, Any] = {"rdzv_endpoint": wanted.rdzv_endpoint, "run_id": RUN_ID}
     if wanted.node_rank is None:
         return {**meeting, "rdzv_backend": "c10d"}
     return {**meeting, "rdzv_backend": "static", "rdzv_configs": {"rank": wanted.node_rank}}

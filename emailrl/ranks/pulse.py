@@ -8,14 +8,13 @@ or makes no progress; then rank 0 gathers the reasons. If a rank ends or hangs, 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
-from emailrl.ending import SECONDS, bounded
+from emailrl.ending import SECONDS, bounded, report
 from emailrl.ranks.activity import Activity, Failure
 
 LONGEST_INTERVAL: Final = 1.0
@@ -163,7 +162,7 @@ class Caller:
     def _check_left(self, failed_at: float) -> None:
         """Exit if native code keeps this rank in its work, where no signal interrupts it."""
         if time.monotonic() - failed_at > SECONDS and self._pulses.is_working and self.failure is not None:
-            print(f"error: {self.failure.as_error()}", file=sys.stderr, flush=True)
+            report(f"error: {self.failure.as_error()}")
             os._exit(1)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
 from emailrl.settings.fields import Env, Flag, Fraction, NonNegative, Positive, Section
+
+YEAR: Final = 365 * 24 * 3600
 
 
 def _on_or_off(value: object) -> object:
@@ -79,10 +81,10 @@ class TrainingSettings(Section):
     """Training processes (ranks) per host, one per GPU; torchrun sets its own number."""
     nnodes: Positive = 1
     """Number of hosts; run the same command on each."""
-    rank_timeout: Annotated[float, Field(gt=0)] = 600
+    rank_timeout: Annotated[float, Field(gt=0, le=YEAR)] = 600
     """Seconds that ranks wait for each other during training, and that rollouts on several ranks or ahead of the
     trainer may go without progress, before the run ends with an error."""
-    rank_start_timeout: Annotated[float, Field(gt=0)] = 1800
+    rank_start_timeout: Annotated[float, Field(gt=0, le=YEAR)] = 1800
     """Seconds that ranks wait for each other until the model is loaded on all of them."""
     gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"
     """Recompute activations in the backward pass: on uses the least memory, off the least time, selective keeps only

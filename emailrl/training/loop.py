@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.errors import EmailRLError
 from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import finish, is_complete
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
-from emailrl.training.run.printing import step_line
+from emailrl.training.run.printing import complete, step_line
 from emailrl.training.run.run import Run
 from emailrl.training.step.samples import make_samples
 from emailrl.training.step.shaping import terminal_rewards
@@ -55,28 +56,40 @@ def train(
     ``training.run.follower.follow``. Raises UsageError for what the user must change, EmailRLError for a run that
     cannot continue.
     """
-    with (
-        joined(settings) as ranks,
-        open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,
-        run.interrupts.installed(),
-    ):
-        run.tracker.results = results or progress
-        if not ranks.is_alone:
-            ranks.on_stop = run.interrupts.request
-        try:
-            loop(run)
-            run.interrupts.check()  # an interrupt during the last step also stops what follows the run
-        except (Exception, KeyboardInterrupt):
-            run.rescue()
-            raise
-        finally:
-            display.end()
-        return TrainResult(
-            run_dir=run.directory.absolute(),
-            best_accuracy=run.state.best_accuracy or 0.0,
-            best_step=run.state.best_step or 0,
-            steps=run.state.step,
-        )
+    result: TrainResult | None = None
+    try:
+        with (
+            joined(settings) as ranks,
+            open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,
+            run.interrupts.installed(),
+        ):
+            run.tracker.results = results or progress
+            if not ranks.is_alone:
+                ranks.on_stop = run.interrupts.request
+            _loop_or_rescue(run)
+            result = TrainResult(
+                run_dir=run.directory.absolute(),
+                best_accuracy=run.state.best_accuracy or 0.0,
+                best_step=run.state.best_step or 0,
+                steps=run.state.step,
+            )
+    except (EmailRLError, KeyboardInterrupt):
+        if result is not None:  # a rank was lost, or Ctrl-C pressed, while the others were released
+            progress(complete(skipped=["the export"] if settings.output.export_dir else []))
+        raise
+    return result
+
+
+def _loop_or_rescue(run: Run) -> None:
+    """``loop``, and what has to be saved or shown however it ends."""
+    try:
+        loop(run)
+        run.interrupts.check()  # an interrupt during the last step also stops what follows the run
+    except (Exception, KeyboardInterrupt):
+        run.rescue()
+        raise
+    finally:
+        run.tracker.display.end()
 
 
 def loop(run: Run) -> None:

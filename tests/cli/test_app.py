@@ -180,7 +180,7 @@ def test_a_wrong_setting_ends_every_command_that_reads_settings(tmp_path: Path) 
 
 def test_the_console_script_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"emailrl": "emailrl.cli.app:main"}
+    assert project["scripts"] == {"emailrl": "emailrl.__main__:main"}
 
 
 def test_another_ctrl_c_while_the_process_ends_is_the_end() -> None:

@@ -109,7 +109,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
 
 def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path) -> None:
     _, out, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--verbose", "--json")
-    assert error.startswith("Loading the model ...\nEvaluating on 2 queries...\n")
+    assert error.startswith("Loading the model ...\nEvaluating on 2 questions ...\n")
     assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and out.count("\n") == 1
     _, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--show-trajectory-details")
     assert error.count("Verdict") == 2 and "sampled (" not in error
@@ -288,7 +288,7 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
 )
 def test_bad_arguments_end_in_one_line(emailrl, here: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
     ended, out, error = emailrl("benchmark", *arguments)
-    error = error.removeprefix("Loading the model ...\n").removeprefix("Evaluating on 4 queries...\n")
+    error = error.removeprefix("Loading the model ...\n").removeprefix("Evaluating on 4 questions ...\n")
     assert (ended, out) == (code, "") and line in error and error.count("\n") == 1
 
 

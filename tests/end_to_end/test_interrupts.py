@@ -61,9 +61,10 @@ def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted
 
 
 def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    settings = make_settings(max_steps=1)
+    settings = make_settings(max_steps=1, export_dir=tmp_path / "export")
+    said: list[str] = []
     original = Updater.train
 
     def interrupted(*args: Any, **keywords: Any) -> Any:
@@ -72,7 +73,9 @@ def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
 
     monkeypatch.setattr(Updater, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train(settings)
+        train(settings, progress=said.append)
+    assert sum(line.startswith("Done after step 1: ") for line in said) == 1 and "Stopped" not in "\n".join(said)
+    assert said[-1].startswith("The run is complete and saved; skipped: ") and said[-1].endswith("the export.")
     latest = find_checkpoint("latest", settings.output.output_dir).metadata
     assert (latest.kind, latest.step) == ("final", 1)
 

@@ -149,18 +149,43 @@ def test_a_rank_that_is_killed_ends_all_with_one_line(which: int, start: Start) 
     assert steps_saved(running.run) >= recorded[-1] - 1  # at most the step under way is lost
 
 
-def test_a_rank_that_hangs_ends_all_within_the_limit(start: Start) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_hangs_ends_all_within_the_limit(which: int, start: Start) -> None:
     running = start("--nproc", "3")
     running.wait_for_steps(2)
     ranks = running.ranks()
-    ranks[1].suspend()
+    ranks[which].suspend()
     code, said, seconds = running.finish(150)
     (line,) = errors_in(said)
     hung = f"(did not answer within {LIMIT} s|stopped responding)"  # a connection that another rank closed
-    assert code == 1 and re.search(rf"Rank 1 of 3 ended or {hung}\.", line)
-    assert "Traceback" not in said
+    assert code == 1 and re.search(rf"Rank {which} of 3 ended or {hung}\.", line)
+    assert "Traceback" not in said and "press again" not in said
     assert_none_left(running.folder, ranks)
     assert seconds < 60
+
+
+def test_a_first_rank_that_ends_without_a_word_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(HANGING.replace('"1"', '"0"').replace("time.sleep(3600)", "os._exit(0)"))
+    (tmp_path / "hang").touch()
+    running = start("--nproc", "2", environment=f"{tmp_path / 'leaving.py'}:Hanging", eval_steps=9)
+    code, said, _ = running.finish(120)
+    (line,) = errors_in(said)
+    assert code == 1 and "Rank 0 of 2 ended or stopped responding." in line and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_several_quick_ctrl_c_leave_no_rank_and_no_traceback(loading: bool, start: Start) -> None:
+    running = start("--nproc", "2")
+    if not loading:
+        running.wait_for_steps(2)
+    while len(ranks := running.ranks()) < 2:
+        time.sleep(0.02)
+    for _ in range(5):
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    code, said, _ = running.finish(60)
+    assert code == 130 and "Traceback" not in said and said.splitlines().count("interrupted") == 1, said
+    assert not any(rank.is_running() for rank in ranks.values())
 
 
 def test_an_environment_that_hangs_on_one_rank_ends_all_and_the_run_resumes(start: Start, tmp_path: Path) -> None:

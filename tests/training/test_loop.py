@@ -119,7 +119,7 @@ def test_a_step_that_no_refill_can_fill_is_skipped_and_said(tmp_path: Path) -> N
     assert not [event for event in played.events if event.startswith("update")]
     assert played.metrics[0]["dropped"]["groups_below_range"] == 4 == len(QUESTIONS)
     assert any("Step 1: no groups left to train on, no update" in line for line in played.said)
-    assert any("Dropped: 4 groups_below_range" in line for line in played.said)
+    assert any("Dropped: 4 groups too hard" in line for line in played.said)
 
 
 def test_truncated_trajectories_stay_in_the_groups_statistics_but_train_nothing(tmp_path: Path) -> None:

@@ -114,3 +114,17 @@ def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -
     played = play(tmp_path, outages={2: 4})
     assert "First error: EmailRLError: the judge is away" in played.said[-1]
     assert [line["step"] for line in played.metrics] == [1] and played.saved == {"best_model": 0}
+
+
+def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:
+    played = play(tmp_path, rewards=lambda step: [1.0, 1.0], accuracies=(0.5, 0.5), steps=2)
+    assert played.said[-1] == (
+        "Nothing was learned: 2 steps without an update, so best_model and final have the weights of the start."
+        " The step lines say why; often all rewards of a group are equal."
+    )
+    assert "Dropped: 2 groups with nearly equal rewards" in "\n".join(played.said)
+
+
+def test_a_run_with_one_update_does_not(tmp_path: Path) -> None:
+    played = play(tmp_path, rewards=lambda step: [0.0, 1.5 * (step == 2)], accuracies=(0.5, 0.5), steps=2)
+    assert not any("Nothing was learned" in line for line in played.said)

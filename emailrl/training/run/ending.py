@@ -9,7 +9,7 @@ from emailrl.disk import replace_bytes
 from emailrl.plain import counted
 from emailrl.training.run.curve import draw_curves
 from emailrl.training.run.directory import remove_records
-from emailrl.training.run.printing import percent
+from emailrl.training.run.printing import outcome, percent
 from emailrl.training.run.run import Run
 
 
@@ -28,19 +28,12 @@ def finish(run: Run, reason: str) -> None:
         remove_records(run.directory, after=run.state.step)
     run.save("final")
     run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
-    best, interval, step = run.state.best_accuracy, run.state.best_interval, run.state.best_step
-    if best is None or interval is None:
-        said = "No evaluation was complete, so there is no best_model"
-    elif best == 0:
-        said = f"No evaluation had a correct answer; best_model is from step {step}"
-    else:
-        said = (
-            f"Best accuracy {percent(best, interval)} at step {step}, on the"
-            f" {counted(len(run.data.val), 'validation question')} that selected best_model"
-        )
-    run.tracker.conclude(f"Done after step {run.state.step}: {reason}. {said}.")
+    run.tracker.conclude(outcome(run.state, reason, len(run.data.val)))
+    run.remaining = ["the export"] if run.settings.output.export_dir is not None else []
     if _confirms(run):
+        run.remaining.insert(0, "measuring best_model again")
         _confirm(run)
+        del run.remaining[0]
 
 
 def _confirms(run: Run) -> bool:

@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from emailrl.ctrl_c import is_importing
+
 
 class Interrupts:
     """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt when nothing is lost by it.
 
-    Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere it waits for ``check()``.
-    The second signal raises immediately. Works only in the main thread; in others the signals are left alone.
+    Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere, and during an import, which
+    may swallow it, it waits for ``check()``. The second signal raises immediately. Works only in the main thread; in
+    others the signals are left alone.
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._requested = False
         self._droppable = False
+        self._from_rank = False
         self.impatient = False
         """Whether a second signal came: save nothing more."""
 
@@ -58,7 +62,11 @@ class Interrupts:
             self.check()
 
     def request(self) -> None:
-        """Request an interrupt from another thread, as a first signal would; no effect after one."""
+        """Request an interrupt from another thread, as a first signal would; no effect after one.
+
+        For a rank that was lost or asked to stop.
+        """
+        self._from_rank = True
         main = threading.main_thread().ident
         if not self._requested and main is not None:
             signal.pthread_kill(main, signal.SIGINT)
@@ -71,8 +79,10 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.impatient = self._requested
         self._requested = True
-        if self.impatient or self._droppable:
+        if self.impatient or (self._droppable and not is_importing(frame)):
             raise KeyboardInterrupt
         # In a thread: the main thread may be writing the same log, and its stream refuses to be entered twice.
-        notice = "Interrupted: stopping after this step (press again to stop now without saving)."
+        notice = "Stopping after this step."
+        if number == signal.SIGINT and not self._from_rank:
+            notice = "Interrupted: stopping after this step (press again to stop now without saving)."
         threading.Thread(target=self._notify, args=(notice,)).start()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from emailrl.evaluation import Evaluation
 from emailrl.plain import counted
@@ -13,6 +13,16 @@ from emailrl.training.run.modes import MODES
 from emailrl.training.run.state import RunState, num_epochs, questions_per_step
 
 RULE = "=" * 60
+DROPPED: Final = {
+    "trajectories_exception": ("trajectory", "trajectories", "failed"),
+    "groups_too_small": ("group", "groups", "too small"),
+    "groups_low_std": ("group", "groups", "with nearly equal rewards"),
+    "groups_below_range": ("group", "groups", "too hard"),
+    "groups_above_range": ("group", "groups", "too easy"),
+    "trajectories_truncated": ("trajectory", "trajectories", "cut off"),
+    "samples_nothing_trainable": ("sample", "samples", "without trainable tokens"),
+}
+"""Why something was dropped (``dropped`` in ``metrics.jsonl``), in words."""
 
 
 def header(
@@ -71,8 +81,40 @@ def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0)
     if seconds_left:
         parts.append(f"about {duration(seconds_left)} left")
     if dropped := {reason: count for reason, count in metrics["dropped"].items() if count}:
-        parts.append("Dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.items()))
+        parts.append("Dropped: " + ", ".join(_in_words(*item) for item in dropped.items()))
     return " | ".join(parts)
+
+
+def _in_words(reason: str, count: int) -> str:
+    one, many, why = DROPPED[reason]
+    return f"{count} {one if count == 1 else many} {why}"
+
+
+def outcome(state: RunState, reason: str, num_eval: int) -> str:
+    """The result of a run that ended for ``reason``."""
+    best, interval, step = state.best_accuracy, state.best_interval, state.best_step
+    if best is None or interval is None:
+        said = "No evaluation was complete, so there is no best_model"
+    elif best == 0:
+        said = f"No evaluation had a correct answer; best_model is from step {step}"
+    else:
+        said = (
+            f"Best accuracy {percent(best, interval)} at step {step}, on the"
+            f" {counted(num_eval, 'validation question')} that selected best_model"
+        )
+    lines = [f"Done after step {state.step}: {reason}. {said}."]
+    if 0 < state.step == state.steps_without_update:
+        kept = "final has" if best is None else "best_model and final have"
+        lines.append(
+            f"Nothing was learned: {counted(state.step, 'step')} without an update, so {kept} the weights of the start."
+            " The step lines say why; often all rewards of a group are equal."
+        )
+    return "\n".join(lines)
+
+
+def complete(*, skipped: Sequence[str]) -> str:
+    """The line of a run that was interrupted after its last step."""
+    return f"The run is complete and saved{'; skipped: ' * bool(skipped)}{' and '.join(skipped)}."
 
 
 def percent(accuracy: float, interval: tuple[float, float]) -> str:

@@ -26,7 +26,7 @@ from emailrl.training.run.filtering import Collected, Filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import training_records
 from emailrl.training.run.modes import Mode
-from emailrl.training.run.printing import evaluation_block
+from emailrl.training.run.printing import complete, evaluation_block
 from emailrl.training.run.questions import RunData
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
@@ -66,6 +66,8 @@ class Run:
     """Runs rollouts while steps train; None alternates the two."""
     rollouts: Rollouts = field(init=False)
     _loaded_version: str = field(default="", init=False)
+    remaining: list[str] | None = field(default=None, init=False)
+    """What is left to do once everything is saved; None before that."""
     _half_done: bool = field(default=False, init=False)
     """The weights have moved since the snapshot."""
 
@@ -175,7 +177,7 @@ class Run:
     def measure(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
         """Play the questions with the engine's current weights, then put the engine to sleep."""
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
-        self.tracker.say(f"Evaluating on {len(questions)} queries...")
+        self.tracker.say(f"Evaluating on {counted(len(questions), 'question')} ...")
         display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
         evaluation = evaluate(
             self.evaluator,
@@ -258,7 +260,9 @@ class Run:
     def rescue(self) -> None:
         """Save the last complete step of a run that ends early, if its weights are still available."""
         step, saved_step = self.writer.step, self.writer.saved_step
-        if saved_step == step:
+        if self.remaining is not None:
+            self.tracker.conclude(complete(skipped=self.remaining))
+        elif saved_step == step:
             self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest continues.")
         elif not step and (self.directory / REPLACED).exists():
             self.tracker.say("Stopped before the first step; the run being replaced is restored.")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import signal
 import threading
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from emailrl.training.run.interrupts import Interrupts
 
@@ -42,3 +46,29 @@ def test_the_notice_of_an_interrupt_may_come_while_the_log_is_being_written() ->
     lines = file.held.decode().splitlines()
     assert lines[0] == "Step 1/2"
     assert lines[1].startswith("Interrupted: stopping after this step") and len(lines) == 2
+
+
+def test_an_interrupt_during_an_import_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is imported may swallow a KeyboardInterrupt."""
+    (tmp_path / "interrupted_library.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    interrupts = Interrupts(lambda line: None)
+    with interrupts.installed(), interrupts.droppable():
+        importlib.import_module("interrupted_library")
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+@pytest.mark.parametrize("how", ["launcher", "rank"])
+def test_a_rank_that_nobody_interrupted_advises_no_ctrl_c(how: str) -> None:
+    said: list[str] = []
+    others = set(threading.enumerate())
+    interrupts = Interrupts(said.append)
+    with interrupts.installed():
+        if how == "launcher":
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            interrupts.request()
+        for thread in set(threading.enumerate()) - others:
+            thread.join(10)
+    assert said == ["Stopping after this step."]

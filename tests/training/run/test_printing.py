@@ -53,7 +53,7 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
     )
     assert step_line(metrics, 200, 2400.0).endswith("| 12.3 s | about 40 min left")
     some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
-    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectories_exception, 3 groups_below_range")
+    assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectory failed, 3 groups too hard")
     assert "Loss: 0.0000 | Policy: -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
     nothing = metrics | {"loss": None, "policy_loss": None, "kl_loss": None, "trainable_tokens": 0, "total_tokens": 0}
     line = step_line(nothing | {"trainable_share": None}, 200)
