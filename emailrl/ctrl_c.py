@@ -24,7 +24,6 @@ def install() -> None:
     """From now on the signals raise KeyboardInterrupt, but during an import they end the process at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    atexit.register(_stay_ended)  # the first to be registered is the last to be called
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -63,6 +62,9 @@ def _stay_ended() -> None:
     # What Python does last restores SIGINT's default, which would replace the exit code.
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+atexit.register(_stay_ended)  # before anything else is imported: the first to be registered is the last to be called
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
