@@ -47,9 +47,10 @@ def first_line(error: BaseException) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 step``, ``1,589 emails``, ``2 inboxes``."""
-    ending = "" if number == 1 else "es" if noun.endswith("x") else "s"
-    return f"{number:,} {noun}{ending}"
+    """Return a number with its noun: ``1 step``, ``1,589 emails``, ``2 inboxes``, ``2 trajectories``."""
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}es" if noun.endswith("x") else f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 def _visible(match: re.Match[str]) -> str:

@@ -45,3 +45,4 @@ def test_nothing_a_terminal_acts_on_survives(text: str) -> None:
 def test_one_has_no_s() -> None:
     assert [counted(number, "step") for number in (0, 1, 1589)] == ["0 steps", "1 step", "1,589 steps"]
     assert [counted(number, "inbox") for number in (1, 2)] == ["1 inbox", "2 inboxes"]
+    assert [counted(number, "trajectory") for number in (1, 2)] == ["1 trajectory", "2 trajectories"]

@@ -102,8 +102,8 @@ def show_command(
     shown = asdict(found.metadata)
     if not verbose:
         del shown["settings"]
-        shown["non-default settings"] = _differing(found.metadata.settings)
-    console.print(JSON.from_data(shown))
+        shown["non_default_settings"] = _differing(found.metadata.settings)
+    console.print(JSON.from_data(shown), soft_wrap=True)
 
 
 def _differing(recorded: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Build the searchable email database from a mailbox.
 
-A path may be a folder tree of messages (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox,
-JSONL or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these, or a saved dataset. Every message is
-stored, or counted as skipped with a reason. Without --source, an existing database is kept. The demo's questions are
-written next to it.
+A path may be a folder tree of messages (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
+or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these (Thunderbird's mail folder), or a saved dataset.
+Every message is stored, or counted as skipped with a reason. Without --source, an existing database is kept. The demo's
+questions are written next to it.
 
 Examples:
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 BASIS_SECONDS = 3
 """No estimate of the time left before this."""
+NO_MESSAGES = ("not_mail", "not_a_file")
+"""Reasons of files in a folder that are no messages, such as a mail program's indexes."""
 NUM_SHOWN = 5
 """Number of inboxes in the summary."""
 
@@ -112,7 +114,8 @@ def gen_db(
             )
     _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
-        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+        found = {name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")}
+        print_json(found | {"seconds": round(report.seconds, 3)})
 
 
 def _check_contents(settings: StoreSettings) -> None:
@@ -273,14 +276,17 @@ def _listing(console: Console) -> Listing:
 def _print_summary(report: BuildReport, console: Console) -> None:
     from emailrl.store.sieve import KEPT_BY
 
-    skipped = sum(report.skipped.values())
+    others = sum(report.skipped.get(reason, 0) for reason in NO_MESSAGES)
+    skipped = sum(report.skipped.values()) - others
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
+    not_mail = f"; {counted(others, 'other file')} without mail" if others else ""
     console.print(
-        f"{counted(report.emails, 'email')} stored in {report.db}, {skipped:,} skipped; "
+        f"{counted(report.emails, 'email')} stored in {report.db}, {skipped:,} skipped{not_mail}; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )  # fmt: skip
-    for title, counts in (("skipped", report.skipped), ("mended", report.defects)):
+    for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""
-            console.print(f"  {title} {number:>9,}  {kind}{kept_by}", soft_wrap=True)
+            name = "no mail" if kind in NO_MESSAGES else title
+            console.print(f"  {name} {number:>9,}  {kind}{kept_by}", soft_wrap=True)

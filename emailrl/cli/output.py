@@ -110,7 +110,7 @@ def fail(message: str, hint: str, exit_code: int) -> NoReturn:
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Path):
-        return str(value.absolute())
+        return str(value.parent.resolve() / value.name if ".." in value.parts else value.absolute())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -11,9 +11,9 @@ Examples:
 
 \b
   emailrl plan --gpu H200 --price 3.5
-  emailrl plan --gpu A100-40 --model Qwen/Qwen3-8B --engine vllm
+  emailrl plan --gpu A100-80 --model Qwen/Qwen3-8B --engine vllm
   emailrl plan --gpu H100 --num-gpus 8 --nodes 16 --network 400
-  MAX_TOKENS_PER_MICRO_BATCH=8192 emailrl plan --gpu 4090 --preset small
+  LORA_RANK=8 emailrl plan --gpu 4090 --model Qwen/Qwen3-0.6B --preset small
   emailrl plan --run outputs/grpo_masked --max-steps 400
   emailrl plan --model nano --gpu CPU --json
 """
@@ -177,7 +177,7 @@ _KEPT = ("only their input", "their input and the attention output", "all but th
 
 def _tokens(planned: Plan) -> list[Row]:
     tokens = planned.tokens
-    trained = f"{tokens.trajectories} trajectories, {tokens.trainable_share:.0%} of their tokens trained"
+    trained = f"{counted(tokens.trajectories, 'trajectory')}, {tokens.trainable_share:.0%} of their tokens trained"
     return [
         ("per trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
         ("per step", f"{tokens.per_step:,}", trained),
@@ -195,7 +195,7 @@ def _time(planned: Plan) -> list[Row]:
     seconds, tokens = planned.seconds, planned.tokens
     engine = planned.settings.agent.engine.replace("auto", "transformers")
     at_once = min(planned.memory.at_once, tokens.trajectories)
-    evaluations = f"{tokens.evaluations} evaluations on {tokens.eval_trajectories} questions"
+    evaluations = f"{counted(tokens.evaluations, 'evaluation')} on {counted(tokens.eval_trajectories, 'question')}"
     rows = [
         ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} concurrent trajectories"),
         ("scoring per step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),

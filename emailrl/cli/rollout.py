@@ -108,7 +108,7 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
         "unjudged": result.unjudged,
         "exceptions": result.exceptions,
         "cost": total_cost(result.trajectories),
-        "seconds": seconds,
+        "seconds": round(seconds, 3),
     }
 
 

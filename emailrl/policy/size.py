@@ -21,7 +21,7 @@ GPU_SIZED = 4e9
 """Parameter count above which a CPU is too slow to be useful, regardless of memory."""
 _BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_REMEDY = "Use --model nano on this machine, or a machine with a GPU."
+_REMEDY = "Use --model nano or smol on this machine, or a machine with a GPU."
 
 
 def check_fits(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.errors import UsageError
+from emailrl.plain import counted
 from emailrl.settings.consent import is_trusted, was_trusted
 from emailrl.settings.credentials import secret_argument, without_credentials
 from emailrl.settings.fields import PLAIN_WORD
@@ -95,7 +96,7 @@ def check(found: Sequence[Risk], folder: Path) -> None:
         return
     new = [risk for risk in found if not is_trusted(folder, [risk.digest])]
     first = replace(new[0], value=new[0].value if len(new[0].value) <= 100 else f"{new[0].value[:100]}…")
-    others = f", and {len(new) - 1} more" if len(new) > 1 else ""
+    others = f" (and {counted(len(new) - 1, 'more setting')})" if len(new) > 1 else ""
     state = "has changed since it was trusted" if was_trusted(folder) else "is not trusted"
     raise Untrusted(
         f"{first}{others}: this folder {state}.",
@@ -109,11 +110,11 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
         return None
     text = str(value)
     if leaf.secret:
-        return "lets the key's owner read what is sent with it"
+        return "belongs to someone who may read what is sent with it"
     if leaf.address and (not leaf.code or text.lower().startswith(("http://", "https://"))):
         key = by_name()[leaf.address.key].env_names[0]
         is_provider = _PROVIDER.fullmatch(str(leaf.default)) and _PROVIDER.fullmatch(text)
-        return None if is_provider else f"gets {leaf.address.gets}, and {key}"
+        return None if is_provider else f"gets {leaf.address.gets} and your {key}"
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:

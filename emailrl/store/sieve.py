@@ -174,7 +174,7 @@ class Sieve:
             for defect in mail.defects:
                 self.defects[defect] = self.defects.get(defect, 0) + 1
                 if self._listing:
-                    self._listing("mended", defect, mail.file_name)
+                    self._listing("repaired", defect, mail.file_name)
             return True
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         if self._listing:

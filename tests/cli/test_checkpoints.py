@@ -177,7 +177,7 @@ def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: 
     code, out, _ = emailrl("checkpoints", "show", run_dir / "checkpoint-40")
     assert code == 0
     shown = json.loads(out.partition("\n")[2])
-    assert "settings" not in shown and shown["non-default settings"] == {
+    assert "settings" not in shown and shown["non_default_settings"] == {
         "agent": {"max_turns": 6},
         "training": {"learning_rate": 2e-5, "from_another_version": 1},
     }

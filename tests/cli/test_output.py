@@ -37,6 +37,14 @@ def test_one_line_with_absolute_paths_and_no_nan(capsys: pytest.CaptureFixture[s
     }
 
 
+def test_a_path_has_no_way_up_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    print_json([tmp_path / "link" / ".." / "mail.db", tmp_path / "link"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == [str(tmp_path / "elsewhere" / "mail.db"), str(tmp_path / "link")]
+
+
 def test_the_name_of_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"out": Path("/a/b\udcff.db")})
     out = capsys.readouterr().out

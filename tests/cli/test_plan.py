@@ -108,3 +108,14 @@ def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
     script += "print(sorted({'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_examples_of_the_help_fit(emailrl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emailrl.cli import plan
+
+    monkeypatch.setenv("LORA_RANK", "8")
+    examples = [line.split("emailrl plan ")[1] for line in (plan.__doc__ or "").splitlines() if "plan --gpu" in line]
+    assert len(examples) == 4
+    for example in examples:
+        code, out, _ = emailrl("plan", *example.split())
+        assert code == 0 and out.splitlines()[-1].startswith("fits: "), example

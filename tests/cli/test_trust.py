@@ -25,7 +25,7 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
         f"{here}:",
         "  emailrl.toml sets reward = 'own.py:f', which runs that code",
         "  emailrl.toml sets judge_base_url = 'http://127.0.0.1:9/v1',"
-        " which gets questions and answers, and JUDGE_API_KEY",
+        " which gets questions and answers and your JUDGE_API_KEY",
         "error: Trusting a folder needs confirmation. Add --yes once you have read the list.",
     ]
     assert emailrl("plan")[0] == 2
@@ -54,7 +54,7 @@ def test_yes_list_and_revoke(emailrl, here: Path) -> None:
                 "file": "emailrl.toml",
                 "setting": "judge_base_url",
                 "value": "'http://127.0.0.1:9/v1'",
-                "effect": "gets questions and answers, and JUDGE_API_KEY",
+                "effect": "gets questions and answers and your JUDGE_API_KEY",
             },
         ],
     }

@@ -163,13 +163,13 @@ def test_flags_and_the_environment_are_the_users_own(tmp_path: Path) -> None:
 def test_the_line_names_what_would_happen_and_how_much_more(tmp_path: Path) -> None:
     toml(tmp_path, 'judge_base_url = "http://u:hush@127.0.0.1:9/v1"\nreward = "pwn.py:f"')
     assert refused(tmp_path, JUDGE_API_KEY="sk-mine") == (
-        "emailrl.toml sets reward = 'pwn.py:f', which runs that code, and 1 more: this folder is not trusted. "
+        "emailrl.toml sets reward = 'pwn.py:f', which runs that code (and 1 more setting): this folder is not trusted. "
         f"Read its settings, then: emailrl trust {min(os.path.relpath(tmp_path), str(tmp_path), key=len)}"
     )
     [judge] = [risk for risk in folder_risks(tmp_path) if risk.setting == "judge_base_url"]
     assert str(judge) == (
         "emailrl.toml sets judge_base_url = 'http://127.0.0.1:9/v1',"
-        " which gets questions and answers, and JUDGE_API_KEY"
+        " which gets questions and answers and your JUDGE_API_KEY"
     )
 
 

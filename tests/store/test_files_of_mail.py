@@ -98,13 +98,13 @@ def test_a_folder_does_not_stand_for_the_hub_s_dataset(tmp_path: Path, monkeypat
         list(open_source("hf"))
 
 
-def test_listing_names_every_message_skipped_or_mended(several: Path, tmp_path: Path) -> None:
+def test_listing_names_every_message_skipped_or_repaired(several: Path, tmp_path: Path) -> None:
     (several / "f").write_bytes(b"Subject: alone\n\nx\n")
     (several / "i").write_bytes(mail(1))
     heard: list[tuple[str, str, str]] = []
     report = build_database(open_source(several), tmp_path / "mail.db", listing=lambda *line: heard.append(line))
-    assert ("skipped", "duplicate_id", "i") in heard and ("mended", "no_sender", "f") in heard
-    for what, counts in (("skipped", report.skipped), ("mended", report.defects)):
+    assert ("skipped", "duplicate_id", "i") in heard and ("repaired", "no_sender", "f") in heard
+    for what, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         assert {kind: sum(line[:2] == (what, kind) for line in heard) for kind in counts} == counts
         assert sum(line[0] == what for line in heard) == sum(counts.values())
 

@@ -74,7 +74,9 @@ def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path) -
 def test_without_json_stdout_sums_up(maildir: Path, tmp_path: Path) -> None:
     done = gen_db("--source", maildir, "--db", "mail.db", cwd=tmp_path)
     assert done.returncode == 0 and "emails stored" not in done.stderr
-    assert "3 emails stored" in done.stdout and "not_mail" in done.stdout and "messages/s" in done.stdout
+    assert "3 emails stored" in done.stdout and "messages/s" in done.stdout
+    assert "mail.db, 0 skipped; 1 other file without mail; " in done.stdout  # README is no message
+    assert done.stdout.splitlines()[1].split() == ["no", "mail", "1", "not_mail"]
 
 
 def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def test_verbose_lists_messages_without_their_control_characters(maildir: Path, 
     done = gen_db("--source", maildir, "--db", "mail.db", "--verbose", "--json", cwd=tmp_path)
     assert object_of(done)["skipped"] == {"not_mail": 2}
     lines = done.stderr.splitlines()
-    for line in ("skipped not_mail: README", "skipped not_mail: od [31md", "mended no_date: mended"):
+    for line in ("skipped not_mail: README", "skipped not_mail: od [31md", "repaired no_date: mended"):
         assert line in lines, done.stderr
     assert "\x1b" not in done.stderr
 
