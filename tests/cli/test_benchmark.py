@@ -140,7 +140,7 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
     make_checkpoint(here / "outputs" / "grpo_masked-2" / "final", here / "model", step=9)  # now the newest run
     assert "untrained" not in emailrl("export", "--out", "newest")[2]
     _, _, error = emailrl("export", "--out", "named", "--checkpoint", "outputs/grpo_masked-3/best_model")
-    assert error.splitlines() == [line]
+    assert error.splitlines()[0] == line
 
 
 def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
