@@ -73,7 +73,8 @@ class SideBySide:
     """Per title, the cells by row name."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        fitting = max(1, (options.max_width - NAMES_WIDTH) // RESULT_WIDTH)
+        longest = max((len(line) + 2 for title in self.titles for line in _wrapped(title).splitlines()), default=0)
+        fitting = max(1, (options.max_width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
         for start in range(0, len(self.titles), fitting):
             yield self._table(slice(start, start + fitting))
 
@@ -85,13 +86,17 @@ class SideBySide:
         table = Table(box=SIMPLE, pad_edge=False)
         table.add_column("", no_wrap=True)
         for title in self.titles[part]:
-            # Wrapped at path separators, so that the last name, the most telling part, gets its own line.
-            table.add_column(Text("/\n".join(title.rsplit("/", 1))), justify="right", overflow="fold")
+            table.add_column(Text(_wrapped(title)), justify="right", overflow="fold")
         for row in dict.fromkeys(row for cells in self.columns for row in cells):
             if all(cells.get(row) == "none" for cells in self.columns):  # email rubric in an environment without email
                 continue
             table.add_row(Text(row), *(Text(cells.get(row, "")) for cells in self.columns[part]))
         return table
+
+
+def _wrapped(title: str) -> str:
+    """A title in two lines if it is a path, so that the last name, the most telling part, gets its own."""
+    return "/\n".join(title.rsplit("/", 1))
 
 
 def result_lines(report: Report) -> list[str]:
