@@ -173,6 +173,23 @@ def test_a_first_rank_that_ends_without_a_word_is_named(start: Start, tmp_path: 
     assert code == 1 and "Rank 0 of 2 ended or stopped responding." in line and "Traceback" not in said, said
 
 
+def test_a_rank_lost_after_the_last_step_leaves_a_complete_run_and_no_export(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = start("--nproc", "2", max_steps=2, eval_steps=9, export_dir="export")
+    running.wait_for_steps(2)
+    ranks = running.ranks()
+    while not (running.run / "curve.png").exists():
+        time.sleep(0.01)
+    ranks[1].kill()
+    code, said, _ = running.finish(60)
+    (line,) = errors_in(said)
+    assert code == 1 and re.search("Rank 1 (of 2 ended or stopped responding|was ended by SIGKILL)", line), said
+    told = said + capfd.readouterr().out
+    assert "The run is complete and saved; skipped: the export." in told and "Stopped after" not in told, told
+    assert (running.run / "final").is_dir() and not (running.folder / "export").exists()
+
+
 @pytest.mark.parametrize("loading", [True, False])
 def test_several_quick_ctrl_c_leave_no_rank_and_no_traceback(loading: bool, start: Start) -> None:
     running = start("--nproc", "2")
