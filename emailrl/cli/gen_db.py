@@ -105,17 +105,23 @@ def gen_db(
                 workers=workers, progress=progress, listing=_listing(above) if verbose else None,
             )  # fmt: skip
         _print_summary(report, console)
-        if overwrite and (questions := questions_file(report.db)).is_file():
-            say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
-        if append and report.emails:
-            say(
-                "The database has changed: runs started on it cannot resume, and answers to old questions about the "
-                "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
-            )
+        _say_what_is_outdated(report, overwrite=overwrite, append=append)
     _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
         found = {name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")}
         print_json(found | {"seconds": round(report.seconds, 3)})
+
+
+def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool) -> None:
+    from emailrl.scenarios.beside import questions_file
+
+    if overwrite and (questions := questions_file(report.db)).is_file():
+        say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
+    if append and report.emails:
+        say(
+            "The database has changed: runs started on it cannot resume, and answers to old questions about the "
+            "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
+        )
 
 
 def _check_contents(settings: StoreSettings) -> None:

@@ -86,10 +86,7 @@ def train(
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # before training, not after
-    if resume not in (None, "auto"):
-        check_inputs(settings)  # a resumed run keeps its questions
-    else:
-        settings = _with_checked_inputs(settings)
+    settings = _with_checked_inputs(settings, resume)
     say_loading(settings, settings.model.name)
     from emailrl.training.loop import train as run_training
 
@@ -114,10 +111,13 @@ def _check(settings: Settings) -> None:
     check_engine(settings, trainable=True)
 
 
-def _with_checked_inputs(settings: Settings) -> Settings:
+def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
     from emailrl.policy.resolve import resolve_model
     from emailrl.training.run.start import find_start
 
+    if resume not in (None, "auto"):
+        check_inputs(settings)  # a resumed run keeps its questions
+        return settings
     settings = with_inputs(settings)
     resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     return settings
