@@ -108,8 +108,7 @@ def gen_db(
         _say_what_is_outdated(report, overwrite=overwrite, append=append)
     _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
-        found = {name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")}
-        print_json(found | {"seconds": round(report.seconds, 3)})
+        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
 
 def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool) -> None:

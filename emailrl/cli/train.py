@@ -39,6 +39,7 @@ from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_o
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
+    from emailrl.training.loop import TrainResult
 
 
 @setting_options(
@@ -96,6 +97,13 @@ def train(
         )
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
+    _conclude(result, settings, trust=trust, json=json)
+
+
+def _conclude(result: TrainResult, settings: Settings, *, trust: bool, json: bool) -> None:
+    """Print the result as JSON, or the next command."""
+    from emailrl.settings import load_settings
+
     if json:
         print_json(result)
     else:

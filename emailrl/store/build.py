@@ -100,7 +100,7 @@ def build_database(
             target.publish()
         elif not old:
             raise _nothing_stored(sieve)
-    seconds = time.monotonic() - started
+    seconds = round(time.monotonic() - started, 3)
     return BuildReport(new.mails, new.recipients, sieve.skipped, seconds, target.db, sieve.defects)
 
 
