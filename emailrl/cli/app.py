@@ -105,8 +105,8 @@ def emailrl_command(
       emailrl quickstart                                the whole cycle on demo mail
       emailrl gen-db --source demo --db data/demo.db    index a mailbox
       emailrl train --model nano --db data/demo.db      train a policy on it
-      emailrl benchmark --db data/demo.db               measure the best checkpoint
-      emailrl inspect-trajectory --verbose              look inside one trajectory
+      emailrl benchmark --db data/demo.db               measure the checkpoint
+      emailrl inspect-trajectory --verbose              look inside a trajectory
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
