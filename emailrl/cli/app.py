@@ -102,7 +102,7 @@ def emailrl_command(
     Examples:
 
     \b
-      emailrl quickstart                                the whole cycle on demo mail
+      emailrl quickstart                                the cycle on demo mail
       emailrl gen-db --source demo --db data/demo.db    index a mailbox
       emailrl train --model nano --db data/demo.db      train a policy on it
       emailrl benchmark --db data/demo.db               measure the checkpoint
