@@ -52,6 +52,7 @@ def test_arguments_depend_on_what_is_possible(
 
 def test_among_ranks_it_is_started_by_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     made = engine_arguments(settings_for(tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
     assert made["distributed_executor_backend"] == "external_launcher"
 

@@ -202,6 +202,7 @@ def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(
     unsloth = load_settings(given, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):
         check_engine(unsloth, trainable=True)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(UsageError, match=r"3 ranks on a host .* VLLM_TENSOR_PARALLEL_SIZE=2\. Start a multiple of 2"):

@@ -63,7 +63,8 @@ def open_run(
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     _check(settings, mode)
-    restored = give_back_replaced(settings)
+    for note in give_back_replaced(settings):
+        say(f"Note: {note}")
     with resumed(settings, resume, overwrite=overwrite) as before:
         checkpoint = before.checkpoint if before else None
         if overwrite and resume is None:
@@ -72,7 +73,7 @@ def open_run(
         settings = start.settings
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
         scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
-        data = _noted_data(settings, algorithm, checkpoint, restored + start.notes)
+        data = _noted_data(settings, algorithm, checkpoint, start.notes)
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
