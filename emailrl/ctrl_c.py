@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -16,14 +17,26 @@ from emailrl.ending import speaks
 
 INTERRUPTED: Final = 130
 """The exit code."""
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 RUN_ID: Final = "emailrl"
 """How the run id of `emailrl train --nproc` starts; that launcher reports an interrupt for its ranks."""
 
 
 def install() -> None:
     """From now on the signals raise KeyboardInterrupt, but during an import they end the process at once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, _interrupt)
+
+
+@contextmanager
+def handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call ``handle`` for the signals inside the block, which must run in the main thread."""
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -50,7 +63,7 @@ def leave() -> NoReturn:
 
 def ending() -> None:
     """The interrupt is reported; cleanup (threads, uploads) may take long, so the next signal ends the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, _exit)
 
 

@@ -33,6 +33,7 @@ from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.completion import inboxes
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
+from emailrl.ctrl_c import INTERRUPTED
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from emailrl.agent import Answer, EmailAgent
     from emailrl.settings import Settings
 
-INTERRUPTED = 130
 PROMPT = "ask> "
 
 

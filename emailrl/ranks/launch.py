@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from emailrl.ctrl_c import INTERRUPTED, RUN_ID
+from emailrl.ctrl_c import INTERRUPTED, RUN_ID, handled_by
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks.activity import CONTINUE
 
@@ -141,12 +141,8 @@ def _signals_passed_on() -> Iterator[None]:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGTERM if len(came) == 2 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end_ranks() -> None:

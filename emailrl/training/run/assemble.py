@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -63,8 +63,7 @@ def open_run(
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
     _check(settings, mode)
-    for note in give_back_replaced(settings):
-        say(f"Note: {note}")
+    _say_notes(say, give_back_replaced(settings))
     with resumed(settings, resume, overwrite=overwrite) as before:
         checkpoint = before.checkpoint if before else None
         if overwrite and resume is None:
@@ -138,8 +137,7 @@ def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
     played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
     check_versions(run.directory)
-    for note in notes:
-        run.tracker.say(f"Note: {note}")
+    _say_notes(run.tracker.say, notes)
     if not run.staleness:
         yield
         return
@@ -219,6 +217,11 @@ def _check(settings: Settings, mode: Mode) -> None:
     check_engine(settings, trainable=True)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
+
+
+def _say_notes(say: Say, notes: Iterable[str]) -> None:
+    for note in notes:
+        say(f"Note: {note}")
 
 
 def _announce(run: Run) -> None:

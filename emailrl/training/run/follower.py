@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from emailrl.ctrl_c import handled_by
 from emailrl.engines.opened import open_policy
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
@@ -122,9 +122,5 @@ def _asking(ranks: RankGroup) -> Iterator[None]:
         asked.append(number)
         ranks.stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from emailrl.ctrl_c import is_importing
+from emailrl.ctrl_c import handled_by, is_importing
 
 
 class Interrupts:
@@ -33,12 +33,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled_by(self._handle):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def droppable(self) -> Iterator[None]:
