@@ -50,7 +50,9 @@ class StandIn:
             max_model_len=arguments.max_model_len or 2048, enable_sleep_mode=arguments.enable_sleep_mode
         )
         self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=arguments.max_lora_rank))
-        self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"))
+        self.scheduler = SimpleNamespace(update_from_output=lambda scheduled, output: {})
+        core = SimpleNamespace(scheduler=self.scheduler)
+        self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"), engine_core=core)
         self.log: list[Any] = []
         self.ignores = False
         self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
@@ -104,6 +106,11 @@ class StandIn:
         self._weights.load(path)
         sampling = SamplingParams(params.max_tokens, params.temperature)
         [said] = self._sampler.generate([Request("x", sampling, ids, seed=params.seed)])
+        scheduled = SimpleNamespace(
+            num_scheduled_tokens={name: len(ids)}, total_num_scheduled_tokens=len(ids),
+            scheduled_spec_decode_tokens={}, preempted_req_ids=None,
+        )  # fmt: skip
+        self.scheduler.update_from_output(scheduled, SimpleNamespace(sampled_token_ids=[said.token_ids]))
         logprobs = self._entries([*ids, *said.token_ids], len(ids), params.temperature)
         output = SimpleNamespace(token_ids=said.token_ids, logprobs=logprobs, finish_reason=said.finish_reason)
         prompt = [None, *self._entries(ids, 1, 1.0)]

@@ -21,17 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from decode_variant import CONTEXT, measure
+from measured import Row, markdown, note
+from processes import environment, hand_out, itself, row_of
 
 Extra = dict[str, Any]
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -80,16 +78,21 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     prepare(given)
     deadline = time.monotonic() + given.seconds
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in given.variants:
-        waiting.put(name)
-    rows: dict[str, dict[str, Any]] = {}
-    workers = [threading.Thread(target=work, args=(given, gpu, waiting, rows, deadline)) for gpu in given.gpus]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    print_table(given, [rows[name] for name in given.variants if name in rows])
+
+    def run(variant: str, gpu: str) -> Row:
+        row: Row = {"variant": variant}
+        if deadline - time.monotonic() < given.limit:
+            return row | {"error": "no time left"}
+        cache = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_CACHE_ROOT": str(given.work / "cache")}
+        row |= row_of(
+            itself("--variant", variant), log=given.work / f"{variant}.log",
+            limit=given.limit * (1.5 if variant == "today" else 1),  # it has more to measure
+            environ=environment(gpu, **VARIANTS[variant][1] | cache),
+        )  # fmt: skip
+        note(row, given.out / "decode_14b.jsonl", unseen=["fixed"])
+        return row
+
+    print_table(given, hand_out(given.variants, given.gpus, run))
 
 
 def arguments() -> argparse.Namespace:
@@ -147,80 +150,35 @@ def prepare(given: argparse.Namespace) -> None:
     (given.work / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
 
 
-def work(
-    given: argparse.Namespace, gpu: str, waiting: queue.SimpleQueue[str], rows: dict[str, Any], deadline: float
-) -> None:
-    """Measure variants on one GPU while there is time; each row is written at once."""
-    while not waiting.empty():
-        name = waiting.get()
-        if deadline - time.monotonic() < given.limit:
-            rows[name] = {"variant": name, "error": "no time left"}
-            continue
-        rows[name] = {"variant": name} | run(given, gpu, name)
-        with (given.out / "decode_14b.jsonl").open("a") as file:
-            file.write(json.dumps(rows[name]) + "\n")
-        shown = {key: value for key, value in rows[name].items() if key != "fixed"}
-        print(json.dumps(shown), file=sys.stderr, flush=True)
-
-
-def run(given: argparse.Namespace, gpu: str, name: str) -> dict[str, Any]:
-    """One variant in a process of its own; an error is a row, the end of the log goes to stderr."""
-    from emailrl.engines.vllm_engine import ENVIRONMENT
-
-    command = [sys.executable, __file__, "--variant", name, "--shape", given.shape, "--work", str(given.work)]
-    command += ["--rows", str(given.rows), "--tokens", str(given.tokens), *(["--smoke"] if given.smoke else [])]
-    environ = ENVIRONMENT | {"VLLM_USE_FLASHINFER_SAMPLER": "0"} | os.environ | VARIANTS[name][1]
-    environ |= {"VLLM_CACHE_ROOT": str(given.work / "cache")}
-    environ |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    begun, log = time.monotonic(), given.work / f"{name}.log"
-    limit = given.limit * (1.5 if name == "today" else 1)  # it has more to measure
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, env=environ)
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return {"error": f"over {limit:.0f} s"}
-    if process.returncode:
-        lines = log.read_text(errors="replace").splitlines()
-        print(f"{name}:\n  " + "\n  ".join(lines[-12:]), file=sys.stderr, flush=True)
-        told = [line for line in lines if "Error" in line] or ["?"]
-        return {"error": told[-1].strip()[-200:]}
-    row: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return row | {"wall": round(time.monotonic() - begun, 1)}
-
-
 # -- the table
 
 
-def print_table(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def print_table(given: argparse.Namespace, rows: list[Row]) -> None:
     """A row a variant; below, what was varied on the first."""
     today = next((row for row in rows if row["variant"] == "today" and "fixed" in row), None)
     print(f"\n{given.shape}, {given.rows} rows, contexts of {CONTEXT[0]:,} to {CONTEXT[1]:,} tokens")
-    print(
-        "| variant | ms a step | p90 | tokens/s | of today | tokens a row and step | |d| to today | |d| own | start s |"
-    )
-    print("|---" * 9 + "|")
-    for row in rows:
-        if "ms" not in row:
-            print(f"| {row['variant']} | {row.get('error', '?').replace('|', '/')[:120]} |" + " |" * 7)
-            continue
-        speed = gap = "–"
-        if today is not None:
-            speed = f"{row['tokens_per_second'] / today['tokens_per_second']:.2f}"
-            if row["variant"] != "merged":
-                pairs = zip(row["fixed"], today["fixed"], strict=True)
-                gap = f"{statistics.fmean(abs(a - b) for a, b in pairs):.4f}"
-        cells = [row["variant"], row["ms"], row["ms_p90"], f"{row['tokens_per_second']:,}", speed,
-                 row["tokens_per_row_and_step"], gap, f"{row['own']:.4f}", row["start"]]  # fmt: skip
-        print("| " + " | ".join(map(str, cells)) + " |")
+    columns = ["variant", "ms a step", "p90", "tokens/s", "of today", "tokens a row and step", "|d| to today",
+               "|d| own", "start s"]  # fmt: skip
+    print(markdown(columns, [cells(row, today) for row in rows]))
     for row in rows:
         for name, one in row.get("more", {}).items():
             print(
                 f"{row['variant']}, {name}: {one.get('ms', one.get('error'))} ms, {one.get('tokens_per_second', '–')} "
                 f"tokens/s, {one.get('tokens_per_row_and_step', '–')} tokens a row and step"
             )
+
+
+def cells(row: Row, today: Row | None) -> list[object]:
+    """A row of the table."""
+    if "ms" not in row:
+        return [row["variant"], row.get("error", "?").replace("|", "/")[:120]]
+    speed = gap = "–"
+    if today is not None:
+        speed = f"{row['tokens_per_second'] / today['tokens_per_second']:.2f}"
+        if row["variant"] != "merged":
+            gap = f"{statistics.fmean(abs(a - b) for a, b in zip(row['fixed'], today['fixed'], strict=True)):.4f}"
+    return [row["variant"], row["ms"], row["ms_p90"], f"{row['tokens_per_second']:,}", speed,
+            row["tokens_per_row_and_step"], gap, f"{row['own']:.4f}", row["start"]]  # fmt: skip
 
 
 if __name__ == "__main__":

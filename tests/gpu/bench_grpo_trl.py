@@ -19,21 +19,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from emailrl.engines.vllm_engine import ENVIRONMENT
+from measured import markdown, now, peak_gib
+from processes import environment, hand_out, in_time, itself, show_end
+
+from emailrl.recording import read_records
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
 SIDES = ("emailrl-asleep", "TRL-asleep", "emailrl-awake", "TRL-awake")
@@ -51,14 +52,7 @@ def main() -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     if not given.smoke:
         write_model(given.shape, given.tokenizer, given.work / given.shape, given.gpus[0])
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for side in given.sides:
-        waiting.put(side)
-    workers = [threading.Thread(target=work, args=(given, gpu, waiting)) for gpu in given.gpus]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    hand_out(given.sides, given.gpus, lambda side, gpu: run(given, side, gpu))
     print_table(given, {side: records(given.work / f"{side}.jsonl") for side in given.sides})
 
 
@@ -98,39 +92,27 @@ def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
     print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def work(given: argparse.Namespace, gpu: str, waiting: queue.SimpleQueue[str]) -> None:
-    """Run sides on a card until none waits."""
-    while not waiting.empty():
-        run(given, waiting.get(), gpu)
-
-
 def run(given: argparse.Namespace, side: str, gpu: str) -> None:
     """One side in its process, on its card; a failure shows the end of its log."""
     here = Path(__file__).parent
     out = given.work / f"{side}.jsonl"
     out.unlink(missing_ok=True)
-    common = ["--completion", str(given.completion), "--steps", str(given.steps), *(["--smoke"] if given.smoke else [])]
-    common += ["--shape", given.shape, *(["--tokenizer", str(given.tokenizer)] if given.tokenizer else [])]
-    if side.startswith("TRL"):
-        command = [sys.executable, __file__, "--side", side, "--work", str(given.work), *common]
-    else:
+    command = itself("--side", side)
+    if side.startswith("emailrl"):
         command = [sys.executable, str(here / "bench_grpo_step.py"), "--folder", str(given.work), "--out", str(out)]
-        command += [*common, "--seconds", str(given.seconds), "--engine", "transformers" if given.smoke else "vllm"]
+        command += ["--shape", given.shape, "--completion", str(given.completion), "--steps", str(given.steps)]
+        command += ["--seconds", str(given.seconds), "--engine", "transformers" if given.smoke else "vllm"]
+        command += ["--tokenizer", str(given.tokenizer)] if given.tokenizer else []
+        command += ["--smoke"] if given.smoke else []
         command += ["--set", "beta=0", "temperature=1"]
         awake = ["vllm_enable_sleep=false", f"vllm_gpu_memory_utilization={SHARE}"]
         command += awake if side.endswith("awake") else []
-    environ = ENVIRONMENT | os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
     log = given.work / f"{side}.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
-    try:
-        process.wait(given.seconds + 20)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment(gpu))
+    in_time(process, given.seconds + 20, by=signal.SIGKILL)
     if process.returncode:
-        end = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
-        print(f"{side} ended with {process.returncode}:\n  {end}", flush=True)
+        show_end(log, f"ended with {process.returncode}")
 
 
 # -- TRL
@@ -183,7 +165,7 @@ def trl(given: argparse.Namespace) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
             marks.append(now())
-            row = {"step": state.global_step, "seconds": marks[-1] - marks[-2], "peak_gib": peak()} | clocks
+            row = {"step": state.global_step, "seconds": marks[-1] - marks[-2], "peak_gib": peak_gib()} | clocks
             clocks.clear()
             with (given.work / f"{given.side}.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -261,28 +243,12 @@ def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
     setattr(owner, method, timing)
 
 
-def now() -> float:
-    """Seconds, once the GPU has done what it was given."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def peak() -> float:
-    """GiB that torch has allocated at most; 0 on a CPU."""
-    import torch
-
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-
-
 # -- the table
 
 
 def records(file: Path) -> list[dict[str, Any]]:
     """A side's steps after the first, in common words."""
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    found = [*read_records(file)] if file.exists() else []
     if file.stem.startswith("TRL"):
         return [
             {
@@ -307,22 +273,28 @@ def records(file: Path) -> list[dict[str, Any]]:
 OVER = ("adapter/save", "adapter/load", "adapter/proof", "wake", "sleep")
 
 
+def cells(mean: dict[str, float] | None) -> list[str]:
+    """A side's figures."""
+    if mean is None:
+        return ["no step was measured"]
+    rest = mean["seconds"] - mean["sampling"] - mean["hand-over"]
+    seconds = [f"{value:.2f}" for value in (mean["seconds"], mean["sampling"], mean["hand-over"], rest)]
+    rate = (mean["prompt"] + mean["sampled"]) / mean["seconds"]
+    return [*seconds, f"{mean['prompt']:,.0f}", f"{mean['sampled']:,.0f}", f"{rate:,.0f}"]
+
+
 def print_table(given: argparse.Namespace, sides: dict[str, list[dict[str, Any]]]) -> None:
     """Means over the steps, and how many times as fast emailrl is."""
     columns = ("seconds", "sampling", "hand-over", "prompt", "sampled")
+    means = {
+        side: {name: statistics.fmean(step[name] for step in steps) for name in columns}
+        for side, steps in sides.items()
+        if steps
+    }
     print(f"\n{'nano' if given.smoke else given.shape}, {QUESTIONS} x {ROLLOUTS} completions of {given.completion}")
-    print("| side | steps | s a step | of it sampling | hand-over of weights | update and rest | prompt tokens "
-          "| sampled tokens | tokens/s |\n" + "|---" * 9 + "|")  # fmt: skip
-    means = {}
-    for side, steps in sides.items():
-        if not steps:
-            print(f"| {side} | 0 | no step was measured |" + " |" * 6)
-            continue
-        mean = means[side] = {name: statistics.fmean(step[name] for step in steps) for name in columns}
-        rest = mean["seconds"] - mean["sampling"] - mean["hand-over"]
-        rate = (mean["prompt"] + mean["sampled"]) / mean["seconds"]
-        times = " | ".join(f"{value:.2f}" for value in (*(mean[name] for name in columns[:3]), rest))
-        print(f"| {side} | {len(steps)} | {times} | {mean['prompt']:,.0f} | {mean['sampled']:,.0f} | {rate:,.0f} |")
+    head = ["side", "steps", "s a step", "of it sampling", "hand-over of weights", "update and rest", "prompt tokens",
+            "sampled tokens", "tokens/s"]  # fmt: skip
+    print(markdown(head, [[side, len(steps), *cells(means.get(side))] for side, steps in sides.items()]))
     print()
     for side in means:
         parts = {name: statistics.fmean(step.get(name, 0.0) for step in sides[side]) for name in OVER}

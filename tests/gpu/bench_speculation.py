@@ -20,16 +20,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from bench_grpo_step import demo_settings
+from measured import Row, markdown, note
+from processes import environment, hand_out, itself, row_of
 
 SCORED = 24
 """Trajectories whose log-probabilities are compared."""
@@ -40,25 +41,19 @@ def main() -> None:
     given = arguments()
     given.work.mkdir(parents=True, exist_ok=True)
     if given.variant:
-        row = measure(given)
-        (given.work / f"{given.variant}.json").write_text(json.dumps(row))
-        sys.stdout.flush()
+        print(json.dumps(measure(given)), flush=True)
         os._exit(0)  # vLLM's own end may hang
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for variant in given.variants:
-        waiting.put(variant)
-    workers = [threading.Thread(target=work, args=(given, gpu, waiting)) for gpu in given.gpus]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    files = [given.work / f"{variant}.json" for variant in given.variants]
-    rows = [json.loads(file.read_text()) for file in files if file.exists()]
-    if given.out:
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(variant: str, gpu: str) -> Row:
+        environ = environment(gpu, VLLM_USE_FLASHINFER_SAMPLER="0")
+        log = given.work / f"{variant}.log"
+        row = {"variant": variant} | row_of(itself("--variant", variant), log=log, limit=given.limit, environ=environ)
+        note(row, given.out, unseen=("greedy", "sampled"))
+        return row
+
+    rows = hand_out(given.variants, given.gpus, run)
     print(table(rows))
-    if len(rows) < len(given.variants):
-        sys.exit(1)
+    sys.exit(any("error" in row for row in rows))
 
 
 def arguments() -> argparse.Namespace:
@@ -82,29 +77,6 @@ def arguments() -> argparse.Namespace:
     if given.smoke:
         given.gpus, given.limit, given.temperature = [""], 900, 0.0
     return given
-
-
-def work(given: argparse.Namespace, gpu: str, waiting: queue.SimpleQueue[str]) -> None:
-    """Run variants on one GPU until none is left."""
-    while True:
-        try:
-            variant = waiting.get_nowait()
-        except queue.Empty:
-            return
-        (given.work / f"{variant}.json").unlink(missing_ok=True)
-        environ = os.environ | {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"}
-        environ |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "2"}
-        log = given.work / f"{variant}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen([sys.executable, *sys.argv, "--variant", variant], env=environ, stderr=file)
-            try:
-                process.wait(given.limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if process.returncode:
-            last = "\n  ".join(log.read_text(errors="replace").splitlines()[-8:])
-            print(f"{variant} ended with {process.returncode}:\n  {last}", flush=True)
 
 
 # -- one variant
@@ -147,19 +119,18 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def settings_of(given: argparse.Namespace) -> Any:
     """The settings of a variant."""
     from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.demo import write_demo
     from emailrl.settings import load_settings
 
-    db = given.db
-    if db is None:
-        db = given.work / "demo.db"
-        write_demo(db, settings=load_settings({}, environ={}).store, seed=1, overwrite=True)
     rows = given.questions_asked * given.rollouts
     chosen: dict[str, Any] = {
-        "model_name": given.model, "engine": "vllm", "db": db, "questions": given.questions or questions_file(db),
+        "model_name": given.model, "engine": "vllm",
         "max_batch_trajectories": rows, "reward": "simple", "temperature": given.temperature,
         "vllm_enforce_eager": given.smoke, "vllm_enable_sleep": False,
     }  # fmt: skip
+    if given.db:
+        chosen |= {"db": given.db, "questions": given.questions or questions_file(given.db)}
+    else:
+        chosen |= demo_settings(given.work)
     if given.smol_base:
         chosen["smol_base"] = given.smol_base
     if given.variant.startswith("gpu-"):
@@ -203,7 +174,7 @@ def checked(policy: Any, trajectories: list[Any], temperature: float) -> dict[st
                     gaps.append(abs(each.sampler_logprobs[place + 1] - own[place].item()))
                     surprises.append((-own[place] - entropies[place]).item())
     error = statistics.stdev(surprises) / len(surprises) ** 0.5
-    return {"gap": statistics.mean(gaps), "surprise": statistics.mean(surprises), "error": error}
+    return {"gap": statistics.mean(gaps), "surprise": statistics.mean(surprises), "standard_error": error}
 
 
 # -- the table
@@ -211,23 +182,27 @@ def checked(policy: Any, trajectories: list[Any], temperature: float) -> dict[st
 
 def table(rows: list[dict[str, Any]]) -> str:
     """All variants beside the first."""
-    head = ["variant", "greedy tokens/s", "x off", "tokens a turn of a row", "as off", "reward",
-            "sampled tokens/s", "x off", "tokens a turn of a row", "reward", "gap", "surprise", "start s"]  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        cells = [row["variant"]]
-        for name in ("greedy", "sampled"):
-            one, off = row[name], rows[0][name]
-            rate = one["tokens_per_second"]
-            cells += [f"{rate:,}", f"{rate / off['tokens_per_second']:.2f}", f"{one['tokens_per_row']:.2f}"]
-            if name == "greedy":
-                same = sum(ids == others for ids, others in zip(one["ids"], off["ids"], strict=True))
-                cells.append(f"{same} of {len(off['ids'])}")
-            cells.append(f"{one['reward']:.3f}")
-        surprise = f"{row['surprise']:+.4f} ± {row['error']:.4f}"
-        cells += [f"{row['gap']:.4f}", surprise, str(row["start"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    columns = ["variant", "greedy tokens/s", "x off", "tokens a turn of a row", "as off", "reward",
+               "sampled tokens/s", "x off", "tokens a turn of a row", "reward", "gap", "surprise",
+               "start s"]  # fmt: skip
+    off = next((row for row in rows if "error" not in row), {})
+    return markdown(columns, [cells(row, off) for row in rows])
+
+
+def cells(row: Row, off: Row) -> list[str]:
+    """A row of the table."""
+    if "error" in row:
+        return [row["variant"], row["error"]]
+    found = [row["variant"]]
+    for name in ("greedy", "sampled"):
+        one, other = row[name], off[name]
+        rate = one["tokens_per_second"]
+        found += [f"{rate:,}", f"{rate / other['tokens_per_second']:.2f}", f"{one['tokens_per_row']:.2f}"]
+        if name == "greedy":
+            same = sum(ids == others for ids, others in zip(one["ids"], other["ids"], strict=True))
+            found.append(f"{same} of {len(other['ids'])}")
+        found.append(f"{one['reward']:.3f}")
+    return [*found, f"{row['gap']:.4f}", f"{row['surprise']:+.4f} ± {row['standard_error']:.4f}", str(row["start"])]
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def prepare(bench: Bench, run: Any) -> None:
 
     collector.make_environment = scripted
     collector.scorer = Drawn(collector.scorer)
+    assert callable(run.evaluate_if_due)
     run.evaluate_if_due = lambda: None
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
