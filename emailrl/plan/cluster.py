@@ -183,8 +183,7 @@ class Cluster:
     def split(self, trainers: int) -> Split | None:
         """This many ranks, and servers on all other GPUs; None if the trainers do not fit."""
         own, cards, tokens = self.tokens(1), min(trainers, self.fabric.per_host), self.tokens(trainers)
-        share = replace(own, trajectories=math.ceil(tokens.trajectories / trainers))
-        memory, seconds = self.estimate(share, cards)
+        memory, seconds = self.estimate(own, cards)
         if not memory.fits or (memory.cards > 1 and trainers % cards):
             return None
         if self.settings.model.shard == "host" and cards == 1 < self.fabric.per_host:
@@ -204,10 +203,10 @@ class Cluster:
             handover=HANDED_OVER if overlaps else HANDOVER,
             score=score,
             train=train,
-            gather=self._exposed(memory, share, score, train),
+            gather=self._exposed(memory, own, score, train),
             reduce=self._reduce(trainers),
             overlaps=overlaps,
-            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, 1),
+            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, self.settings.evaluation.eval_samples),
         )
 
     def shared(self) -> Split | None:
@@ -217,7 +216,7 @@ class Cluster:
         """
         ranks, each = self.fabric.gpus, engine_gpus(self.settings)
         own, tokens = self.tokens(1), self.tokens(ranks)
-        memory, seconds = self.estimate(replace(own, trajectories=math.ceil(tokens.trajectories / ranks)), 1)
+        memory, seconds = self.estimate(own, 1)
         if not memory.fits or self.fabric.per_host % each:
             return None
         engines, vllm = ranks // each, self.settings.agent.engine == "vllm"
@@ -243,7 +242,7 @@ class Cluster:
             gather=0.0,
             reduce=self._reduce(ranks),
             overlaps=False,
-            evaluation=sampling(tokens.eval_trajectories, 1),
+            evaluation=sampling(tokens.eval_trajectories, self.settings.evaluation.eval_samples),
         )
 
     def _reduce(self, ranks: int) -> float:

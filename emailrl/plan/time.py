@@ -91,7 +91,7 @@ def plan_seconds(
     score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
     sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
     rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
-    evaluation = sampling.seconds(tokens.eval_trajectories, members=1)
+    evaluation = sampling.seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
     train *= settings.training.update_epochs
     run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
     return Seconds(rollout, score, train, evaluation, run, share)

@@ -132,7 +132,7 @@ def count_tokens(
         most_per_trajectory=most,
         trainable_share=share if trainable_share is None else trainable_share,
         trajectories=per_step * training.num_generations,
-        eval_trajectories=settings.data.eval_dataset_size,
+        eval_trajectories=settings.data.eval_dataset_size * settings.evaluation.eval_samples,
         steps=steps,
         epochs=num_epochs(steps, per_step, num_questions),
         questions=num_questions,

@@ -72,7 +72,7 @@ class Fitter:
             group["lr"] = rate
         self.policy.model.train()
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
-            torch.manual_seed(self.settings.training.seed * 1_000_003 + step)
+            torch.manual_seed((self.settings.training.seed * 1_000_003 + step) % 2**63)
             loss = self._sum(examples, self._backward) / _num_spoken(examples)
         self.policy.model.eval()
         limit = self.settings.training.max_grad_norm or math.inf

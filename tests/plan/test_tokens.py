@@ -21,6 +21,7 @@ def test_tokens_and_steps(tmp_path: Path) -> None:
     tokens = plan_for(tmp_path, **values, max_steps=50, eval_steps=10).tokens
     assert (tokens.trajectories, tokens.per_step, tokens.steps, tokens.evaluations) == (48, 48 * 3800, 50, 6)
     assert tokens.most_per_trajectory == 900 + 4 * 1000 + 3 * 1700
+    assert plan_for(tmp_path, eval_dataset_size=20, eval_samples=3, eval_temperature=1).tokens.eval_trajectories == 60
     rollout = plan_for(tmp_path, **values, mode="rollout", train_dataset_size=80, num_train_epochs=2).tokens
     assert rollout.steps == 20
     with pytest.raises(UsageError, match="longer than the model's context of 40960"):

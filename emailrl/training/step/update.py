@@ -133,7 +133,7 @@ class Updater:
         rate = self._set_rates(step)
         summing = self.ranks.seconds
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
-            torch.manual_seed((training.seed * 1_000_003 + step) + self.ranks.rank * 2**32)
+            torch.manual_seed((training.seed * 1_000_003 + step + self.ranks.rank * 2**32) % 2**63)
             rounds, metrics = self._prepare(share, meter)
             for epoch in range(training.update_epochs):
                 for prepared in rounds:

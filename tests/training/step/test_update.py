@@ -238,6 +238,11 @@ def test_gradient_clipping(make: Make) -> None:
     assert total == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_every_seed_that_the_settings_take(make: Make) -> None:
+    updater = make(seed=2**63 - 1)
+    assert updater.train(samples(), PAID, step=1).metrics["updates_skipped"] == 0
+
+
 def test_nothing_to_train(make: Make, tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="without samples"):
         make().train([], {}, step=1)
