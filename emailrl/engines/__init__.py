@@ -22,13 +22,31 @@ __all__ = [
     "build_chat_engine",
     "build_engine",
     "check_engine",
+    "engine_gpus",
+    "has_servers",
     "is_chat",
+    "vllm_in_process",
 ]
 
 
 def is_chat(settings: Settings) -> bool:
     """Whether the configured engine is a chat server, which needs no policy, tokenizer or adapter."""
     return settings.agent.engine == "openai"
+
+
+def has_servers(settings: Settings) -> bool:
+    """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
+    return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
+
+
+def vllm_in_process(settings: Settings) -> bool:
+    """Whether vLLM samples on the trainer's own GPU."""
+    return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
+
+
+def engine_gpus(settings: Settings) -> int:
+    """GPUs, each with a rank, that share one engine in the trainer's process."""
+    return settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
 
 
 def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:

@@ -1,4 +1,4 @@
-"""Engine arguments for in-process vLLM, from the settings; does not import vLLM."""
+"""Engine arguments for vLLM in this process and in servers, from the settings; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -49,43 +49,54 @@ SET_BY = {
 value."""
 
 
-def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs``.
+def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
+    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common.
 
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``can_sleep`` says whether there is a
-    GPU. Log-probabilities are taken after temperature, unless top-p or top-k would change them too
-    (``check_sampling``). vLLM loads no tokenizer: ids in, ids out.
+    Log-probabilities are taken after temperature, unless top-p or top-k would change them too (``check_sampling``).
+    vLLM loads no tokenizer: ids in, ids out, which with no statistics halves a server's own time per sampled token.
     """
     vllm, agent = settings.vllm, settings.agent
     arguments: dict[str, Any] = {
-        "model": model,
-        "dtype": dtype,
         "skip_tokenizer_init": True,
-        "seed": settings.training.seed % 2**32,
         "max_model_len": settings.model.max_model_len,
         "max_num_seqs": agent.max_batch_trajectories,
         "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
-        "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
         "enforce_eager": vllm.vllm_enforce_eager,
         "enable_prefix_caching": vllm.vllm_enable_prefix_caching,
-        "enable_sleep_mode": vllm.vllm_enable_sleep and can_sleep,
         "logprobs_mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
         "disable_log_stats": True,
         "enable_lora": True,
-        "max_loras": vllm.vllm_max_loras,
-        "max_lora_rank": lora_rank_limit(lora_rank),
     }
-    if (cache := cache_bytes(settings)) is not None:
-        arguments["kv_cache_memory_bytes"] = cache
-    if not can_sleep:
+    if (gib := agent.kv_cache_gib) is not None:  # vLLM derives it from free memory, which other processes may change
+        arguments["kv_cache_memory_bytes"] = int(gib * GIB)
+    if not on_gpu:
         # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
         arguments["enable_chunked_prefill"] = False
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
+    return arguments | speculation(settings, on_gpu=on_gpu) | further_arguments(settings)
+
+
+def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
+    """The fields of ``vllm.EngineArgs`` for vLLM in this process.
+
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``can_sleep`` says whether there is a
+    GPU.
+    """
+    vllm = settings.vllm
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "seed": settings.training.seed % 2**32,
+        "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
+        "enable_sleep_mode": vllm.vllm_enable_sleep and can_sleep,
+        "max_loras": vllm.vllm_max_loras,
+        "max_lora_rank": lora_rank_limit(lora_rank),
+    }
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | speculation(settings, on_gpu=can_sleep) | further_arguments(settings)
+    return arguments | shared_arguments(settings, on_gpu=can_sleep)
 
 
 def speculation(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
@@ -105,12 +116,6 @@ def speculation(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
         )
     lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     return {"speculative_config": lookup | {"num_speculative_tokens": drafted}}
-
-
-def cache_bytes(settings: Settings) -> int | None:
-    """KV_CACHE_GIB in bytes; without it, vLLM derives it from free memory, which other processes may change."""
-    gib = settings.agent.kv_cache_gib
-    return None if gib is None else int(gib * GIB)
 
 
 def further_arguments(settings: Settings) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+from emailrl.engines import vllm_in_process
 from emailrl.errors import UsageError
 from emailrl.plan.cluster import Cluster, Fabric, Split
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
-from emailrl.plan.memory import Memory, plan_memory, vllm_in_process
+from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.obstacles import Obstacle, find_obstacles, sharding_obstacles, shared_obstacles
 from emailrl.plan.questions import limit_to_questions
 from emailrl.plan.time import Seconds, plan_seconds

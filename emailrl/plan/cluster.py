@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from emailrl.engines import engine_gpus
 from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import USABLE, VLLM_WORK, Memory, engine_gpus
+from emailrl.plan.memory import USABLE, VLLM_WORK, Memory
 from emailrl.plan.time import Sampling, Seconds, has_one_turn, scoring_passes
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from emailrl.engines import engine_gpus, vllm_in_process
 from emailrl.engines.budget import (
     BLOCK,
     FREE_SHARE,
@@ -276,16 +277,6 @@ def _vllm_besides_cache(shape: Shape, settings: Settings) -> int:
 
 def _vllm_while_training(shape: Shape, settings: Settings, total: int) -> int:
     return ASLEEP if settings.vllm.vllm_enable_sleep else _vllm_share(shape, settings, total)
-
-
-def engine_gpus(settings: Settings) -> int:
-    """GPUs of one engine in the trainer's process."""
-    return settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
-
-
-def vllm_in_process(settings: Settings) -> bool:
-    """Whether vLLM runs on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
 
 
 def samples_in_process(settings: Settings) -> bool:

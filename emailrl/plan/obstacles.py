@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 
+from emailrl.engines import engine_gpus, vllm_in_process
 from emailrl.plan.gpus import Device, count_gpus
-from emailrl.plan.memory import engine_gpus
 from emailrl.policy.shape import Shape
 from emailrl.policy.size import GPU_SIZED
 from emailrl.settings import Settings
@@ -66,7 +66,7 @@ def _of_settings(settings: Settings, shape: Shape, device: Device) -> Iterator[O
 
 def _of_this_machine(settings: Settings, device: Device) -> Iterator[Obstacle]:
     model, vllm = settings.model, settings.vllm
-    if settings.agent.engine == "vllm" and not vllm.vllm_urls:
+    if vllm_in_process(settings):
         if find_spec("vllm") is None:
             yield Obstacle(
                 "vllm is not installed here",

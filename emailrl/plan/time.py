@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from emailrl.engines import engine_gpus
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
-from emailrl.plan.memory import Memory, engine_gpus, samples_merged
+from emailrl.plan.memory import Memory, samples_merged
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape

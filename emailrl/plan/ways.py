@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from emailrl.engines import vllm_in_process
 from emailrl.plan.gpus import DEVICES, Device
-from emailrl.plan.memory import Memory, rollout_pass, samples_in_process, vllm_in_process
+from emailrl.plan.memory import Memory, rollout_pass, samples_in_process
 from emailrl.plan.time import Seconds
 from emailrl.policy.shape import KNOWN, Shape
 from emailrl.settings import Settings

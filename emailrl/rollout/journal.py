@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from emailrl.disk import naming, sync
-from emailrl.engines import is_chat
+from emailrl.engines import has_servers, is_chat
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import read_chat_template
 from emailrl.recording import Record, TrajectoryWriter, read_trajectories, write_trajectories
@@ -69,7 +69,7 @@ def playing_conditions(
 
 def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
-    if is_chat(settings) or (settings.agent.engine == "vllm" and settings.vllm.vllm_urls):
+    if is_chat(settings) or has_servers(settings):
         return None
     from emailrl.policy.device import DTYPES, sampling_dtype  # imports torch
 

@@ -10,16 +10,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from emailrl.engines.vllm_arguments import (
-    api_key,
-    as_flags,
-    cache_bytes,
-    further_arguments,
-    is_filtered,
-    lora_rank_limit,
-    speculation,
-)
+from emailrl.engines.vllm_arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.layout import dtype_name
 from emailrl.policy.resolve import base_name, resolve_model
 from emailrl.settings import Settings, check_key
 
@@ -38,35 +31,21 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
     vllm, model = settings.vllm, settings.model
     adapters = max(vllm.staleness(servers=True) + 2, vllm.vllm_max_loras)
     share = vllm.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in vllm.model_fields_set else MEMORY_SHARE
-    dtype = model.dtype if model.dtype != "auto" else "bf16" if on_gpu else "fp32"
-    flags: dict[str, object] = {
-        "model": resolve_model(model.name, model.smol_base),
-        "served-model-name": base_name(model.name),
+    arguments = {
+        "model": str(resolve_model(model.name, model.smol_base)),
+        "served_model_name": base_name(model.name),
         "host": host,
         "port": port,
-        "dtype": DTYPES[dtype],
-        "max-model-len": model.max_model_len,
-        "max-num-seqs": settings.agent.max_batch_trajectories,
-        "tensor-parallel-size": vllm.vllm_tensor_parallel_size,
-        "gpu-memory-utilization": share,
-        "kv-cache-memory-bytes": cache_bytes(settings),
-        "max-lora-rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
-        "max-loras": adapters,
+        "dtype": DTYPES[dtype_name(model.dtype, on_gpu=on_gpu)],
+        "gpu_memory_utilization": share,
+        "max_lora_rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
+        "max_loras": adapters,
         # A new version is loaded before the oldest is unloaded.
-        "max-cpu-loras": adapters + 1,
-        "logprobs-mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
+        "max_cpu_loras": adapters + 1,
     }
-    # Ids in, ids out: every sampled token costs the API server half as much without text and statistics.
-    switches = ["--skip-tokenizer-init", "--disable-log-stats", "--enable-lora"]
-    switches.append(f"--{'' if vllm.vllm_enable_prefix_caching else 'no-'}enable-prefix-caching")
-    if vllm.vllm_enforce_eager:
-        switches.append("--enforce-eager")
-    if not on_gpu:
-        switches.append("--no-enable-chunked-prefill")  # as in ``engine_arguments``
-    given = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-    more = as_flags(speculation(settings, on_gpu=on_gpu) | further_arguments(settings))
+    flags = as_flags(arguments | shared_arguments(settings, on_gpu=on_gpu))
     # As a module: the script of the CPU builds is broken.
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *switches, *more, *extra]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *extra]
 
 
 def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:

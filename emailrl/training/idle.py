@@ -31,8 +31,7 @@ def updates_per_step(settings: Settings) -> int:
 
 def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:
     """One line per setting that was given but has no effect, with the reason."""
-    rows = [*_of_the_update(algorithm, settings), *_of_the_run(settings), *_of_the_model(settings)]
-    rows += _of_vllm(settings)
+    rows = [*_of_the_update(algorithm, settings), *_of_the_run(settings), *_of_vllm(settings)]
     said = [
         f"{name.upper()} has no effect {reason}"
         for section, name, reason in rows
@@ -68,9 +67,6 @@ def _of_the_run(settings: Settings) -> Iterator[Row]:
         yield "training", "warmup_steps", "when WARMUP_RATIO is set"
     if settings.output.export_dir is None:
         yield "output", "export_format", "without EXPORT_DIR"
-
-
-def _of_the_model(settings: Settings) -> Iterator[Row]:
     if settings.model.shard == "off":
         yield "model", "shard_offload", "with SHARD=off"
 

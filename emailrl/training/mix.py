@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from emailrl.engines import has_servers
 from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings
 from emailrl.settings.names import nearest
@@ -202,11 +203,6 @@ def _rollouts(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
             " does not return.",
             "Train with EMAILRL_ENGINE=transformers or vllm.",
         )
-
-
-def has_servers(settings: Settings) -> bool:
-    """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
 
 
 def staleness(settings: Settings) -> int:

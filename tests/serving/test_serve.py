@@ -110,6 +110,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
         KV_CACHE_GIB="1.5",
         VLLM_SPECULATIVE_TOKENS="3",
+        LOAD_IN_4BIT="true",
     )
     result = json.loads(command.ready())
     assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
@@ -126,6 +127,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         assert flags["--kv-cache-memory-bytes"] == "1610612736"  # 1.5 · 2^30
         assert json.loads(flags["--speculative-config"])["num_speculative_tokens"] == 3
         assert flags["--kv-cache-dtype"] == "fp8" and "--no-enable-chunked-prefill" not in flags
+        assert flags["--quantization"] == "bitsandbytes"  # the trainer's base, or the probe would fail
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(30) == 130
     assert all_gone(starts)

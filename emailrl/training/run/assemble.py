@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import check_engine
+from emailrl.engines import check_engine, engine_gpus
 from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.environment.custom import MAIL, load_task
@@ -47,7 +47,7 @@ from emailrl.training.run.resume import (
 from emailrl.training.run.run import Run
 from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
-from emailrl.training.run.team import Team, TeamPlayer, leave_and_close, plays_on_all, ranks_per_engine, team_notes
+from emailrl.training.run.team import Team, TeamPlayer, leave_and_close, plays_on_all, team_notes
 from emailrl.training.run.tracking import Say, Tracker, check_services
 from emailrl.training.step.update import Updater
 
@@ -90,8 +90,8 @@ def open_run(
                 interrupts = Interrupts(tracker.say)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
-                    parent=start.parent, resumed_from=_resumed_from(checkpoint), snapshot=take_snapshot(state),
-                    saved_step=state.step if checkpoint else None,
+                    parent=start.parent, resumed_from=checkpoint.reference if checkpoint else None,
+                    snapshot=take_snapshot(state), saved_step=state.step if checkpoint else None,
                 )  # fmt: skip
                 run = Run(
                     settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
@@ -127,7 +127,7 @@ def _sampler(
     if not plays_on_all(settings, ranks):
         collector.engine = evaluator.engine = engine if ranks.is_alone else Noted(engine, ranks.activity)
         return engine
-    team = Team(ranks, engine, interrupts, per_engine=ranks_per_engine(settings))
+    team = Team(ranks, engine, interrupts, per_engine=engine_gpus(settings))
     collector.team, evaluator.team = TeamPlayer(team, collector, "train"), TeamPlayer(team, evaluator, "eval")
     return team
 
@@ -251,7 +251,3 @@ def _total_steps(settings: Settings, mode: Mode, num_questions: int, num_ranks: 
     return count_steps(
         num_questions, questions_per_step(training, num_ranks), training.max_steps, _epochs(settings, mode)
     )
-
-
-def _resumed_from(checkpoint: Checkpoint | None) -> str | None:
-    return checkpoint.reference if checkpoint else None

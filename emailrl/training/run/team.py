@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
+from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.engines.opened import OpenPolicy
 from emailrl.policy.adapter import CONFIG, WEIGHTS
@@ -23,7 +24,6 @@ from emailrl.rollout.noted import Noted
 from emailrl.rollout.player import Player, build_player
 from emailrl.settings import Settings
 from emailrl.store.connection import no_database
-from emailrl.training.mix import has_servers
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES
 from emailrl.trajectory import Trajectory
@@ -63,11 +63,6 @@ def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
     return not ranks.is_alone and not has_servers(settings)
 
 
-def ranks_per_engine(settings: Settings) -> int:
-    """Ranks that share one engine."""
-    return settings.vllm.vllm_tensor_parallel_size if settings.agent.engine == "vllm" else 1
-
-
 def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
     """Close this rank's engine; closing vLLM also ends the process group, and may wait forever for a lost rank."""
     ranks.leave()
@@ -79,7 +74,7 @@ def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
     """Note on the engines for a run's header; none for a single process or vLLM servers."""
     if not plays_on_all(settings, ranks):
         return []
-    each, several = ranks_per_engine(settings), ranks.world
+    each, several = engine_gpus(settings), ranks.world
     return [f"rollouts run on {several // each} engines, each on {each} of {several} ranks"]
 
 
@@ -178,7 +173,7 @@ class Member:
         if not settings.store.db.is_file():
             raise no_database(settings.store.db)
         self.ranks, self.engine = ranks, opened.engine
-        self.hands_in = ranks.rank % ranks_per_engine(settings) == 0
+        self.hands_in = ranks.rank % engine_gpus(settings) == 0
         make = MODES[settings.training.mode].make_environment
         self.players: dict[Role, Player] = {
             "train": build_player(settings, opened.policy, opened.engine, make_environment=make),
