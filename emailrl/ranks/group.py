@@ -17,7 +17,7 @@ from emailrl.errors import EmailRLError
 from emailrl.plain import first_line
 from emailrl.ranks.activity import CONTINUE, Activity, said
 from emailrl.ranks.alone import Ranks, T
-from emailrl.ranks.missing import missing_ranks
+from emailrl.ranks.missing import missing_ranks, note_missing
 from emailrl.ranks.place import Place
 from emailrl.ranks.pulse import Call, Caller, Listener
 
@@ -285,6 +285,7 @@ class RankGroup(Ranks):
         if self.lost is not None:
             return
         missing = missing_ranks(self._store, self.rank, self.world)
+        note_missing(missing or [])
         if missing is None:
             message = f"Rank {self.rank} of {self.world} lost the connection to the host of rank 0."
         elif missing:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from emailrl.ctrl_c import INTERRUPTED, RUN_ID, handled_by
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks.activity import CONTINUE
+from emailrl.ranks.missing import hung_ranks_killed
 
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
@@ -94,7 +95,8 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             **known,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
+            with hung_ranks_killed(Path(folder)):
+                elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
             return _report(rank, int(first.exitcode), Path(folder), say)

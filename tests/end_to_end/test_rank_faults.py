@@ -161,7 +161,7 @@ def test_a_rank_that_hangs_ends_all_within_the_limit(which: int, start: Start) -
     assert code == 1 and re.search(rf"Rank {which} of 3 ended or {hung}\.", line)
     assert "Traceback" not in said and "press again" not in said
     assert_none_left(running.folder, ranks)
-    assert seconds < 60
+    assert seconds < LIMIT + 22  # 15, and 7 for a busy machine
 
 
 def test_a_first_rank_that_ends_without_a_word_is_named(start: Start, tmp_path: Path) -> None:
