@@ -166,7 +166,7 @@ def _memory(planned: Plan) -> list[Row]:
         ("training", memory.training, memory.training_peak),
     ):
         rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
-        remarks["vLLM"] = "asleep" if planned.settings.vllm.vllm_enable_sleep else "awake"
+        remarks["vLLM"] = "asleep" if planned.memory.vllm_sleeps else "awake"
         rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
     usable = f"{planned.device.name}, {memory.usable / gib:.1f} usable"
     return [*rows, ("device", f"{planned.device.gib:.2f}", usable)]

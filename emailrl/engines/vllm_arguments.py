@@ -77,11 +77,12 @@ def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
     return arguments | speculation(settings, on_gpu=on_gpu) | further_arguments(settings)
 
 
-def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: int, can_sleep: bool) -> dict[str, Any]:
+def engine_arguments(
+    settings: Settings, *, model: str, dtype: str, lora_rank: int, on_gpu: bool, sleeps: bool
+) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs`` for vLLM in this process.
 
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``can_sleep`` says whether there is a
-    GPU.
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``vllm_sleep``.
     """
     vllm = settings.vllm
     arguments: dict[str, Any] = {
@@ -89,14 +90,14 @@ def engine_arguments(settings: Settings, *, model: str, dtype: str, lora_rank: i
         "dtype": dtype,
         "seed": settings.training.seed % 2**32,
         "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
-        "enable_sleep_mode": vllm.vllm_enable_sleep and can_sleep,
+        "enable_sleep_mode": sleeps and on_gpu,
         "max_loras": vllm.vllm_max_loras,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | shared_arguments(settings, on_gpu=can_sleep)
+    return arguments | shared_arguments(settings, on_gpu=on_gpu)
 
 
 def speculation(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:

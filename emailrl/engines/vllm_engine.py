@@ -23,10 +23,12 @@ import torch
 
 from emailrl.ending import bounded
 from emailrl.engines.base import Advance, Completion, Request, SamplingParams
-from emailrl.engines.probe import SAMPLED, Probe
+from emailrl.engines.probe import SAMPLED, Answer, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
+from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.size import card_bytes
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class VllmEngine:
         self._probe = probe
         self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
-        if settings.vllm.vllm_enable_sleep and not self.can_sleep:
+        self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card_bytes(policy.device))
+        if self._may_sleep and not self.can_sleep:
             report("vLLM cannot sleep without a GPU: it holds its memory during training.")
         self._engine: Any = None
         self._lora: Any = None
@@ -171,7 +174,12 @@ class VllmEngine:
         if self._path is not None:
             rank = max(rank, adapter_rank(self._path))
         arguments = engine_arguments(
-            self._settings, model=self._model, dtype=self._dtype, lora_rank=rank, can_sleep=self.can_sleep
+            self._settings,
+            model=self._model,
+            dtype=self._dtype,
+            lora_rank=rank,
+            on_gpu=self.can_sleep,
+            sleeps=self._may_sleep,
         )
         try:
             engine_args = EngineArgs(**arguments)
@@ -190,8 +198,11 @@ class VllmEngine:
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
-        expected = self._probe.load(self._path)  # also checks its files before vLLM reads them
-        self.adapter_sha256 = expected.adapter_sha256
+        self.adapter_sha256 = self._probe.prove("vLLM", self._path, self._answer)
+        self._proven = True
+
+    def _answer(self) -> Answer:
+        """What vLLM says to the probe under the current adapter, which it loads."""
         if self._engine is None:
             self._start()
         self._take_adapter()
@@ -203,9 +214,7 @@ class VllmEngine:
             outputs = self._step()
         ids, sampled = self._probe.ids, outputs[0].outputs[0]
         prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
-        self._probe.check_prompt("vLLM", prompt, expected)
-        self._probe.check_sampled("vLLM", sampled.token_ids, logprobs_of(sampled))
-        self._proven = True
+        return Answer(prompt, list(sampled.token_ids), logprobs_of(sampled))
 
     def _take_adapter(self) -> None:
         from vllm.lora.request import LoRARequest

@@ -137,7 +137,8 @@ class SharedWeights:
     def active(self) -> Iterator[None]:
         """Switch to evaluation mode and the version's adapter; restore both afterwards."""
         training = self.model.training
-        self.model.eval()
+        if training:  # thousands of modules, most often in evaluation mode already
+            self.model.eval()
         try:
             if not isinstance(self.model, PeftModel):
                 yield
@@ -152,7 +153,8 @@ class SharedWeights:
                 finally:
                     self.model.set_adapter(before)
         finally:
-            self.model.train(training)
+            if training:
+                self.model.train()
 
 
 def _overwrite(model: nn.Module, adapter: str, lora: PlainLora) -> bool:

@@ -26,7 +26,7 @@ Offers = dict[str, tuple[Any, str]]
 
 SWITCHES: Final = {
     "enable_prefix_caching": ("vllm_enable_prefix_caching", False),
-    "vllm_enable_sleep": ("vllm_enable_sleep", False),
+    "vllm_enable_sleep": ("vllm_enable_sleep", "off"),
     "packing_samples": ("packing", False),
     "gradient_checkpointing": ("gradient_checkpointing", "off"),
     "use_wandb": ("wandb_mode", "disabled"),

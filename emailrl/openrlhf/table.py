@@ -66,7 +66,7 @@ VLLM: Final[list[Row]] = [
      "weights are not broadcast: engines load the adapter's folder, with a new name per version"),
     ("enforce_eager", "vllm.enforce_eager", "vllm_enforce_eager", "off", ""),
     ("enable_prefix_caching", "vllm.enable_prefix_caching", "vllm_enable_prefix_caching", "off", "on by default here"),
-    ("vllm_enable_sleep", "vllm.enable_sleep", "vllm_enable_sleep", "off", "on by default here"),
+    ("vllm_enable_sleep", "vllm.enable_sleep", "vllm_enable_sleep", "off", "`auto` by default here: unless both fit"),
 ]  # fmt: skip
 
 DEEPSPEED: Final[list[Row]] = [

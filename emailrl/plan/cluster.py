@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.engines import engine_gpus
+from emailrl.engines.vllm_sleep import VLLM_WORK
 from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import USABLE, VLLM_WORK, Memory
+from emailrl.plan.memory import USABLE, Memory
 from emailrl.plan.time import Sampling, Seconds, has_one_turn, scoring_passes
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
@@ -237,7 +238,7 @@ class Cluster:
             tokens=tokens,
             sampling=sampling(tokens.trajectories, self.settings.training.num_generations),
             playing=RECORDING * tokens.trajectories,
-            handover=vllm * (HANDOVER + SLEEPING * self.settings.vllm.vllm_enable_sleep),
+            handover=vllm * (HANDOVER + SLEEPING * memory.vllm_sleeps),
             score=seconds.score / BALANCE,
             train=seconds.train / BALANCE,
             gather=0.0,

@@ -19,6 +19,7 @@ from emailrl.engines.budget import (
 from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
 from emailrl.plan.tokens import Tokens
+from emailrl.plan.vllm import ASLEEP, sampling_bytes, vllm_sleeps
 from emailrl.policy.layout import (
     Keep,
     choose_keep,
@@ -44,10 +45,6 @@ CACHE_GROWTH: Final = (1 + GROWTH) / 2
 HEAP: Final = 1.0
 """Freed blocks that glibc's heap keeps on a CPU, relative to the activations; measured with nano.
 MALLOC_MMAP_THRESHOLD_=65536 returns them."""
-ASLEEP: Final = int(1.5 * GIB)
-"""Memory a sleeping vLLM keeps on the GPU, such as CUDA graphs. Assumed; 0.9 GiB on 14B (docs/performance.md)."""
-VLLM_WORK: Final = 2 * GIB
-"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,8 @@ class Memory:
     """Trajectories that are sampled together."""
     cards: int = 1
     """GPUs over which the base is sharded."""
+    vllm_sleeps: bool = False
+    """Whether in-process vLLM sleeps while the trainer works."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -110,7 +109,8 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     resident = _resident(shape, settings, layout, cards)
     slots = _slots(shape, settings, layout, tokens)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
-    training = {"vLLM": _vllm_while_training(shape, settings, total)} if vllm_in_process(settings) else {}
+    asleep = vllm_sleeps(shape, settings, layout, total)
+    training = {"vLLM": ASLEEP if asleep else sampling["vLLM"]} if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(shape, settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     keep = keep_of(shape, settings, layout, batch, free)
@@ -127,6 +127,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         cache_needs=needs,
         at_once=slots if room is None else max(min(slots, room // tokens.per_trajectory), 1),
         cards=cards,
+        vllm_sleeps=asleep,
         notes=_notes(settings, layout),
     )
 
@@ -169,8 +170,7 @@ def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: 
     if layout.layers != "fused":
         least = layout.layers == "unsloth" or recomputes(checkpointing, on_gpu=layout.on_gpu)
         return Keep.INPUT if least else Keep.ALL
-    widths = {"hidden": shape.hidden, "queries": shape.queries, "keys": shape.keys, "ffn": shape.ffn}
-    numbers = {keep: batch * numbers_for(keep, layers=shape.layers, **widths) for keep in Keep}
+    numbers = {keep: batch * numbers_for(keep, layers=shape.layers, **shape.widths) for keep in Keep}
     return choose_keep(checkpointing, free, {keep: layout.itemsize * count for keep, count in numbers.items()})
 
 
@@ -223,10 +223,9 @@ def _sampling(
 ) -> tuple[dict[str, int], int | None, int]:
     """Bytes by part, the cache's capacity in tokens, and the tokens it must hold."""
     if vllm_in_process(settings):
-        gpus, share = engine_gpus(settings), _vllm_share(shape, settings, total)
-        room = max(share - _vllm_besides_cache(shape, settings), 0)
+        share, room = sampling_bytes(shape, settings, total)
         window = min(settings.model.max_model_len or shape.context, shape.context)
-        return {"vLLM": share}, room * gpus // shape.cache_bytes(2), window
+        return {"vLLM": share}, room * engine_gpus(settings) // shape.cache_bytes(2), window
     if not samples_in_process(settings):
         return {}, None, 0
     token, slots = shape.cache_bytes(layout.itemsize), _slots(shape, settings, layout, tokens)
@@ -261,22 +260,6 @@ def context_of(layout: Layout) -> int:
 def rollout_pass(settings: Settings, layout: Layout) -> int:
     """Prompt tokens that the in-process engine processes at once."""
     return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
-
-
-def _vllm_share(shape: Shape, settings: Settings, total: int) -> int:
-    """Bytes of in-process vLLM on each of its GPUs while it samples; KV_CACHE_GIB overrides its share."""
-    cache = settings.agent.kv_cache_gib
-    if cache is None:
-        return int(settings.vllm.vllm_gpu_memory_utilization * total)
-    return _vllm_besides_cache(shape, settings) + int(cache * GIB)
-
-
-def _vllm_besides_cache(shape: Shape, settings: Settings) -> int:
-    return shape.weight_bytes(2, four_bit=settings.model.load_in_4bit) // engine_gpus(settings) + VLLM_WORK
-
-
-def _vllm_while_training(shape: Shape, settings: Settings, total: int) -> int:
-    return ASLEEP if settings.vllm.vllm_enable_sleep else _vllm_share(shape, settings, total)
 
 
 def samples_in_process(settings: Settings) -> bool:

@@ -122,7 +122,7 @@ def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[
     if vllm_in_process(settings):
         share, window = settings.vllm.vllm_gpu_memory_utilization, _window(memory, longest)
         nearest = sorted(SHARES, key=lambda one: (round(abs(one - share), 2), one))
-        yield "vllm_enable_sleep", [True]
+        yield "vllm_enable_sleep", ["on"]
         yield "max_model_len", [window] if window else []
         yield "vllm_gpu_memory_utilization", nearest
     elif samples_in_process(settings):

@@ -58,6 +58,11 @@ class Shape:
         return self.kv_heads * self.head_dim
 
     @property
+    def widths(self) -> dict[str, int]:
+        """The widths that ``numbers_for`` takes."""
+        return {"hidden": self.hidden, "queries": self.queries, "keys": self.keys, "ffn": self.ffn}
+
+    @property
     def head_norms(self) -> bool:
         """Whether queries and keys are normed, as in Qwen3."""
         return self.family == "qwen3"

@@ -34,7 +34,7 @@ def check_fits(
     """
     num_parameters, named = _size(model.name, path)
     sharded = cards > 1 and shards_base(
-        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=_card_bytes(device), cards=cards
+        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=card_bytes(device), cards=cards
     )
     parts = cards if sharded else 1
     if not (sharded and model.shard_offload):
@@ -60,7 +60,7 @@ def _size(name: str, path: str | Path) -> tuple[int, bool]:
     return count_parameters(load_config(name, path)), False
 
 
-def _card_bytes(device: torch.device) -> float:
+def card_bytes(device: torch.device) -> float:
     """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
     import torch
 
@@ -74,7 +74,7 @@ def _refuse_if_too_large(
     need = num_parameters * bytes_each
     size = f"{num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB"
     if device.type == "cuda":
-        have = _card_bytes(device)
+        have = card_bytes(device)
         if need / parts > have:
             hint = "Use more GPUs (docs/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
             raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)

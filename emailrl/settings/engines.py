@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from emailrl.errors import UsageError
 from emailrl.settings.credentials import secret_argument
-from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section
+from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, on_or_off
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -69,8 +69,9 @@ class VllmSettings(Section):
     vllm_speculative_tokens: NonNegative = 0
     """Tokens that vLLM drafts per step by continuing an earlier occurrence of the last ones (n-gram speculation), and
     verifies at once; 0 drafts none. The sampling distribution stays the same."""
-    vllm_enable_sleep: bool = True
-    """In-process vLLM releases its GPU memory to the trainer between rollouts."""
+    vllm_enable_sleep: Annotated[Literal["auto", "off", "on"], BeforeValidator(on_or_off)] = "auto"
+    """In-process vLLM releases its GPU memory to the trainer between rollouts; auto does so unless the GPU has room for
+    both. true and false mean on and off."""
     vllm_max_loras: Positive = 1
     """Maximum adapters per batch."""
     vllm_max_lora_rank: Positive | None = None

@@ -52,6 +52,12 @@ class Section(BaseModel):
     )
 
 
+def on_or_off(value: object) -> object:
+    """The words of a switch for those of a boolean; anything else as it is."""
+    words = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
+    return words.get(str(value).lower(), value)
+
+
 def _greedy_or_warm(temperature: float) -> float:
     if 0 < temperature < 1e-3:  # dividing logits by it would overflow float32
         raise ValueError("0 (greedy) or at least 0.001")

@@ -7,14 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Env, Flag, Fraction, NonNegative, Positive, Section
+from emailrl.settings.fields import Env, Flag, Fraction, NonNegative, Positive, Section, on_or_off
 
 YEAR: Final = 365 * 24 * 3600
-
-
-def _on_or_off(value: object) -> object:
-    words = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
-    return words.get(str(value).lower(), value)
 
 
 class TrainingSettings(Section):
@@ -86,7 +81,7 @@ class TrainingSettings(Section):
     trainer may go without progress, before the run ends with an error."""
     rank_start_timeout: Annotated[float, Field(gt=0, le=YEAR)] = 1800
     """Seconds that ranks wait for each other until the model is loaded on all of them."""
-    gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(_on_or_off)] = "auto"
+    gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(on_or_off)] = "auto"
     """Recompute activations in the backward pass: on uses the least memory, off the least time, selective keeps only
     attention; auto recomputes what does not fit on the GPU, and nothing on a CPU. true and false mean on and off."""
 

@@ -15,6 +15,7 @@ from rewards.stub_scorer import StubScorer
 from emailrl.engines import build_engine
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.engines.vllm_arguments import engine_arguments
+from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
 from emailrl.rewards.http_reward import HttpReward
@@ -154,14 +155,23 @@ VLLM = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", 0.45, 0.5),
     "vllm_enforce_eager": ("enforce_eager", False, True),
     "vllm_enable_prefix_caching": ("enable_prefix_caching", True, False),
-    "vllm_enable_sleep": ("enable_sleep_mode", True, False),
 }
+
+
+@shows("vllm_enable_sleep")
+def test_vllm_sleeps_as_it_is_told(make_settings: MakeSettings) -> None:
+    small = Trainer(weights=1, adapter=1, activations=1)
+    assert [sleeps(make_settings(vllm_enable_sleep=value), small, 100) for value in ("auto", "on", "off")] == [
+        False, True, False,
+    ]  # fmt: skip
 
 
 @shows("vllm_speculative_tokens")
 def test_speculation_drafts_tokens(make_settings: MakeSettings) -> None:
     def speculation(**changes: int) -> object:
-        made = engine_arguments(make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, can_sleep=True)
+        made = engine_arguments(
+            make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True
+        )
         return made.get("speculative_config")
 
     assert speculation() is None
@@ -174,5 +184,7 @@ def test_speculation_drafts_tokens(make_settings: MakeSettings) -> None:
 def test_what_vllm_is_started_with(make_settings: MakeSettings, key: str) -> None:
     argument, default, other = VLLM[key]
     for value, changes in (default, {}), (other, {key: other}):
-        arguments = engine_arguments(make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, can_sleep=True)
+        arguments = engine_arguments(
+            make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True
+        )
         assert arguments[argument] == value

@@ -20,7 +20,7 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
         tmp_path, vllm_tensor_parallel_size=2, vllm_gpu_memory_utilization=0.3, vllm_enforce_eager=True,
         vllm_enable_prefix_caching=False, vllm_max_loras=2, max_model_len=8192, max_batch_trajectories=48, seed=7,
     )  # fmt: skip
-    made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, can_sleep=True)
+    made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, on_gpu=True, sleeps=True)
     assert made == {
         "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
         "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
@@ -30,9 +30,8 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "can_sleep", "expected"),
+    ("overrides", "on_gpu", "expected"),
     [
-        ({"vllm_enable_sleep": False}, True, {"enable_sleep_mode": False}),
         ({}, False, {"enable_sleep_mode": False, "enable_chunked_prefill": False}),
         ({"top_p": 0.9}, True, {"logprobs_mode": "raw_logprobs"}),
         ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
@@ -42,10 +41,10 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_depend_on_what_is_possible(
-    tmp_path: Path, overrides: dict[str, Any], can_sleep: bool, expected: dict[str, Any]
+    tmp_path: Path, overrides: dict[str, Any], on_gpu: bool, expected: dict[str, Any]
 ) -> None:
     made = engine_arguments(
-        settings_for(tmp_path, **overrides), model="x", dtype="float32", lora_rank=8, can_sleep=can_sleep
+        settings_for(tmp_path, **overrides), model="x", dtype="float32", lora_rank=8, on_gpu=on_gpu, sleeps=True
     )
     assert made | expected == made
 
@@ -53,7 +52,7 @@ def test_arguments_depend_on_what_is_possible(
 def test_among_ranks_it_is_started_by_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    made = engine_arguments(settings_for(tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    made = engine_arguments(settings_for(tmp_path), model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
     assert made["distributed_executor_backend"] == "external_launcher"
 
 
@@ -65,17 +64,17 @@ def test_ranks_are_those_vllm_takes() -> None:
 
 def test_a_given_cache_is_not_derived_from_free_memory(tmp_path: Path) -> None:
     settings = load_settings({"kv_cache_gib": 1.5}, environ={}, cwd=tmp_path)
-    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
     assert made["kv_cache_memory_bytes"] == 1_610_612_736  # 1.5 · 2^30
     settings = load_settings({}, environ={}, cwd=tmp_path)
-    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
     assert "kv_cache_memory_bytes" not in made
 
 
 def test_further_arguments_reach_vllm(tmp_path: Path) -> None:
     given = """{"kv_cache_dtype": "fp8", "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}"""
     settings = load_settings({"vllm_engine_args": given}, environ={}, cwd=tmp_path)
-    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    made = engine_arguments(settings, model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
     assert made["kv_cache_dtype"] == "fp8" and made["max_lora_rank"] == 8
     assert made["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
 
@@ -107,14 +106,19 @@ def test_a_base_in_4_bits_leaves_no_choice_of_quantization(tmp_path: Path) -> No
     given = {"load_in_4bit": True, "vllm_engine_args": '{"quantization": "fp8"}'}
     with pytest.raises(UsageError, match="cannot set quantization"):
         engine_arguments(
-            load_settings(given, environ={}, cwd=tmp_path), model="x", dtype="bfloat16", lora_rank=8, can_sleep=True
+            load_settings(given, environ={}, cwd=tmp_path),
+            model="x",
+            dtype="bfloat16",
+            lora_rank=8,
+            on_gpu=True,
+            sleeps=True,
         )
 
 
 def test_drafts_are_configured_in_one_place(tmp_path: Path) -> None:
     own = '{"speculative_config": {"method": "suffix"}}'
     alone = load_settings({"vllm_engine_args": own}, environ={}, cwd=tmp_path)
-    made = engine_arguments(alone, model="x", dtype="bfloat16", lora_rank=8, can_sleep=True)
+    made = engine_arguments(alone, model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
     assert made["speculative_config"] == {"method": "suffix"}
     both = load_settings({"vllm_speculative_tokens": 4, "vllm_engine_args": own}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="cannot set speculative_config") as error:
@@ -125,7 +129,7 @@ def test_drafts_are_configured_in_one_place(tmp_path: Path) -> None:
 def test_drafts_need_a_gpu_unless_greedy(tmp_path: Path) -> None:
     def made(**changes: Any) -> dict[str, Any]:
         settings = settings_for(tmp_path, vllm_speculative_tokens=4, **changes)
-        return engine_arguments(settings, model="x", dtype="float32", lora_rank=8, can_sleep=False)
+        return engine_arguments(settings, model="x", dtype="float32", lora_rank=8, on_gpu=False, sleeps=True)
 
     with pytest.raises(UsageError, match="Without a GPU") as error:
         made(temperature=0.7)

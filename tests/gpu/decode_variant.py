@@ -74,7 +74,7 @@ def start(given: argparse.Namespace, extra: dict[str, Any]) -> tuple[Any, Any]:
     settings = load_settings({"max_model_len": 8192, "lora_rank": 16, "kv_cache_gib": cache}, environ={})
     dtype = "float32" if given.smoke else "bfloat16"
     arguments = engine_arguments(
-        settings, model=str(given.work / "model"), dtype=dtype, lora_rank=16, can_sleep=not given.smoke
+        settings, model=str(given.work / "model"), dtype=dtype, lora_rank=16, on_gpu=not given.smoke, sleeps=True
     )
     arguments |= {"load_format": "dummy"} | ({"enforce_eager": True} if given.smoke else {})
     compilation = {"cudagraph_capture_sizes": sorted({1, 8, 40, 64})} | extra.get("compilation_config", {})

@@ -232,7 +232,12 @@ def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
     share = int(0.45 * 139.8 * GIB)
     assert made.memory.sampling == {"vLLM": share}
     assert made.memory.cache_tokens == (share - 8_044_936_192 - 2 * GIB) // 147_456
-    assert made.memory.training["vLLM"] < 2 * GIB
+    assert made.memory.training["vLLM"] == share and not made.memory.vllm_sleeps  # there is room for both
+    asleep = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B", vllm_enable_sleep="on")
+    assert asleep.memory.training["vLLM"] < 2 * GIB and asleep.memory.vllm_sleeps
+    assert asleep.memory.keep == made.memory.keep  # vLLM stays awake only where the trainer loses nothing
+    assert plan_for(tmp_path, engine="vllm").memory.vllm_sleeps  # 14B
+    assert plan_for(tmp_path, "A100-80", engine="vllm", model_name="Qwen/Qwen3-4B").memory.vllm_sleeps
     awake = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B", vllm_enable_sleep=False)
     assert awake.memory.training["vLLM"] == share
     servers = plan_for(tmp_path, engine="vllm", vllm_urls="http://one:8000")

@@ -55,11 +55,14 @@ class FusedBackbone:
 
     def bytes_for(self, num_tokens: int, keep: Keep) -> int:
         """Bytes of what the layers keep for the backward of ``num_tokens``, and of one layer at work."""
-        first = self.layers[0]
-        sizes = [linear_of(module).weight.shape for module in first.modules]
-        widths = {"hidden": sizes[0][1], "queries": sizes[0][0], "keys": sizes[1][0], "ffn": sizes[4][0]}
-        itemsize = linear_of(first.modules[0]).weight.dtype.itemsize
-        return num_tokens * itemsize * numbers_for(keep, layers=len(self.layers), **widths)
+        itemsize = linear_of(self.layers[0].modules[0]).weight.dtype.itemsize
+        return num_tokens * itemsize * numbers_for(keep, layers=len(self.layers), **self.widths)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths that ``numbers_for`` takes."""
+        sizes = [linear_of(module).weight.shape for module in self.layers[0].modules]
+        return {"hidden": sizes[0][1], "queries": sizes[0][0], "keys": sizes[1][0], "ffn": sizes[4][0]}
 
 
 def why_not_fused(backbone: Any) -> str | None:
