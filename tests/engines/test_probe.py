@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny import make_checkpoint, make_model
 
 from emailrl.engines import probe as module
-from emailrl.engines.probe import Expected, Probe, ProbeError
+from emailrl.engines.probe import Answer, Expected, Probe, ProbeError
+from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
+from emailrl.policy.logprobs import hidden_states
 from emailrl.settings import load_settings
 
 
@@ -69,3 +72,39 @@ def test_tokens_drawn_after_prefixes_are_compared_without_the_model(
     other = Expected(None, expected.prompt, expected.logits + torch.randn(expected.logits.shape))
     with pytest.raises(ProbeError, match="vLLM returns log-probabilities of sampled tokens that are off"):
         probe.check_next("vLLM", drawn, own, other)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_text_and_tokens_drawn_after_it_are_proven_in_one_pass(
+    make: Callable[..., Probe], temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is what single passes give: over the text, and over the text with every token before the one drawn."""
+    path = make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model").path
+    probe, drawn = make(temperature, 0.001), [3, 7, 3]
+    expected = probe.load(path)
+    texts = [[*probe.ids, *drawn[: count + 1]] for count in range(3)]
+    own = [probe.score(ids, len(ids) - 1, temperature)[0] for ids in texts]
+    plain = [probe.score(ids, len(ids) - 1)[0] for ids in texts]
+    probe.load(None)
+    passes = []
+
+    def counted(*given: Any) -> torch.Tensor:
+        passes.append(given)
+        return hidden_states(*given)
+
+    monkeypatch.setattr(module, "hidden_states", counted)
+    sha256 = probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, own))
+    assert sha256 == expected.adapter_sha256 and len(passes) == 1
+    with pytest.raises(ProbeError, match=r"not sampling from the adapter it was given: .* off by 0\.0100 nats"):
+        probe.prove("vLLM", path, lambda: Answer([value - 0.01 for value in expected.prompt], drawn, own))
+    with pytest.raises(ProbeError, match=r"sampled tokens that are off by 0\.0100 nats\."):
+        probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, [value - 0.01 for value in own]))
+    if temperature < 1:
+        with pytest.raises(ProbeError, match="taken before temperature"):
+            probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, plain))
+
+
+def test_an_engine_is_not_asked_about_an_adapter_that_is_damaged(make: Callable[..., Probe], tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    with pytest.raises(EmailRLError, match="is not an adapter"):
+        make().prove("vLLM", tmp_path / "bad", lambda: pytest.fail("vLLM would read the files"))

@@ -104,9 +104,9 @@ def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "seconds"), [(2, 13.30), (4, 13.88)])
 def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> None:
-    """4B on H200s, 48 completions of 768 tokens on each."""
+    """4B on H200s, 48 completions of 768 tokens on each; vLLM slept during training, as it always did then."""
     given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
-    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", **given)
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
     made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
     assert made.split is not None and made.split.shared and made.split.step == pytest.approx(seconds, rel=0.15)
 
