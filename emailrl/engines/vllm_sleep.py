@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from emailrl.engines import engine_gpus
 from emailrl.engines.budget import GIB
 from emailrl.policy.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.settings import Settings, TrainingSettings
@@ -79,4 +78,4 @@ def vllm_share(settings: Settings, weight_bytes: int, card_bytes: float) -> floa
     cache = settings.agent.kv_cache_gib
     if cache is None:
         return settings.vllm.vllm_gpu_memory_utilization * card_bytes
-    return weight_bytes // engine_gpus(settings) + VLLM_WORK + cache * GIB
+    return weight_bytes // settings.vllm.vllm_tensor_parallel_size + VLLM_WORK + cache * GIB
