@@ -1,5 +1,6 @@
 """The entry point of the ``emailrl`` command, also as ``python -m emailrl``."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from emailrl import ctrl_c
 
 def main() -> NoReturn:
     """Run the command line (``emailrl.cli.app.main``); Ctrl-C works while it is still being imported."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # ranks, servers and their children do not import from the folder either
     try:
         ctrl_c.install()
         from emailrl.cli.app import main as run

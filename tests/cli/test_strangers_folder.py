@@ -174,6 +174,17 @@ def test_python_dash_m_does_not_import_from_the_folder(here: Path) -> None:
     assert not (here / "PWNED").exists()
 
 
+def test_ranks_do_not_import_from_the_folder(tmp_path: Path) -> None:
+    """Neither a package that takes emailrl's place nor a module that takes the place of one of the standard library."""
+    for name in ("contextlib.py", "torch.py", "emailrl/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("open('PWNED', 'w')\n")
+    command = [sys.executable, "-P", "-m", "emailrl", "train", "--nproc", "2"]  # the command `emailrl` has no -m
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and "error: No such mail database" in done.stderr
+    assert not (tmp_path / "PWNED").exists()
+
+
 def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\input{pwn}\n")
     script = (

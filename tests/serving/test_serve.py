@@ -30,7 +30,8 @@ class Serving:
 
     def __init__(self, folder: Path, *arguments: str, environ: dict[str, str] | None = None) -> None:
         self.folder, self.port = folder, free_ports(2)
-        command = [sys.executable, "-m", "emailrl", "serve", "--model", "nano", "--port", str(self.port), *arguments]
+        command = [sys.executable, "-P", "-m", "emailrl", "serve", "--model", "nano"]
+        command += ["--port", str(self.port), *arguments]
         self.errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             command, cwd=folder, env=os.environ | {"PYTHONPATH": f"{STAND_IN}:{PACKAGE}"} | (environ or {}),
@@ -101,6 +102,15 @@ def parent(pid: int) -> int:
 
 def all_gone(starts: list[dict[str, Any]]) -> bool:
     return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
+
+
+def test_nothing_is_imported_from_the_working_folder(tmp_path: Path, serving: Callable[..., Serving]) -> None:
+    for name in ("contextlib.py", "ctypes.py", "torch.py", "emailrl/__init__.py", "vllm/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("open('PWNED', 'w')\n")
+    started = serving()
+    assert started.ready(), started.said()
+    assert not (tmp_path / "PWNED").exists()
 
 
 def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Callable[..., Serving]) -> None:
