@@ -33,9 +33,11 @@ def _options(
         int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
     ] = 0,
 ) -> LaunchOf:
-    return lambda settings: Launch(
-        settings.training.nproc, settings.training.nnodes, node_rank, rdzv_endpoint, max_restarts
-    )
+    def launch_of(settings: Settings) -> Launch:
+        own = settings.training
+        return Launch(own.nproc, own.nnodes, node_rank, rdzv_endpoint, max_restarts, own.rank_start_timeout)
+
+    return launch_of
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:

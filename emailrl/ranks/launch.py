@@ -13,17 +13,17 @@ import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from emailrl.ctrl_c import INTERRUPTED, RUN_ID, handled_by
+from emailrl.ctrl_c import INTERRUPTED, handled_by
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks.activity import CONTINUE
+from emailrl.ranks.meeting import Meeting, alone
 from emailrl.ranks.missing import hung_ranks_killed
 
 SECONDS_TO_END: Final = 120
@@ -42,9 +42,11 @@ class Launch:
     rdzv_endpoint: str | None = None
     """HOST:PORT of the first host, for rendezvous."""
     max_restarts: int = 0
+    start_seconds: float = 1800
+    """How long hosts wait for each other (RANK_START_TIMEOUT)."""
 
     def __post_init__(self) -> None:
-        if self.nnodes > 1 and self.rdzv_endpoint is None:
+        if self.nnodes > 1 and not self.rdzv_endpoint:
             raise UsageError(
                 f"--nnodes {self.nnodes} needs --rdzv-endpoint.",
                 "Pass the first host's address and a free port, HOST:PORT.",
@@ -55,9 +57,11 @@ class Launch:
             raise UsageError(
                 f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
             )
-        port = (self.rdzv_endpoint or "").rpartition(":")[2]
-        if port.isdecimal() and not 0 < int(port) < 65536:
-            raise UsageError(f"--rdzv-endpoint {self.rdzv_endpoint} has no such port.", "Ports are 1 to 65535.")
+        self.meeting()
+
+    def meeting(self) -> Meeting | None:
+        """How this host meets the others; None if there are none. Raises UsageError for an invalid address."""
+        return Meeting(self.rdzv_endpoint, self.start_seconds, self.node_rank) if self.rdzv_endpoint else None
 
     @property
     def is_needed(self) -> bool:
@@ -73,12 +77,16 @@ def restarts() -> int:
 def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None]) -> int:
     """Run ``emailrl`` with these arguments on all ranks of this host; returns the exit code once they have ended.
 
-    ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it.
+    ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it or hosts do not meet.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # every failed try to connect is a warning
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    meeting = wanted.meeting()
+    if meeting:
+        meeting.wait_for_address(say)
     logging.disable(logging.ERROR)  # the agent reports a failed rank on many lines
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // wanted.nproc)))
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
@@ -91,11 +99,11 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             nproc_per_node=wanted.nproc,
             max_restarts=wanted.max_restarts,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **_meeting(wanted),
+            **(meeting.config() if meeting else alone()),
             **known,
         )
         try:
-            with hung_ranks_killed(Path(folder)):
+            with hung_ranks_killed(Path(folder)), meeting.reported() if meeting else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
@@ -157,17 +165,6 @@ def _end_ranks() -> None:
             rank.terminate()
     for rank in psutil.wait_procs(ranks, SECONDS_TO_END)[1]:
         rank.kill()
-
-
-def _meeting(wanted: Launch) -> dict[str, Any]:
-    """Rendezvous settings for the hosts' agents; a single host needs none."""
-    if wanted.nnodes == 1:
-        here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
-        return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
-    meeting: dict[str, Any] = {"rdzv_endpoint": wanted.rdzv_endpoint, "run_id": RUN_ID}
-    if wanted.node_rank is None:
-        return {**meeting, "rdzv_backend": "c10d"}
-    return {**meeting, "rdzv_backend": "static", "rdzv_configs": {"rank": wanted.node_rank}}
 
 
 def _ended(rank: int, number: int) -> str:

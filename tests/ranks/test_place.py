@@ -51,7 +51,7 @@ def test_what_torchrun_does_not_set_is_refused(environ: dict[str, str], reason: 
         ({"RANK_TIMEOUT": "1e300"}, [], "RANK_TIMEOUT='1e300'"),
         ({"RANK_START_TIMEOUT": "1e300"}, [], "RANK_START_TIMEOUT='1e300'"),
         ({"LOCAL_RANK": "3", "RANK_TIMEOUT": "nan"}, ["--nproc", "2"], "RANK_TIMEOUT='nan'"),
-        ({}, ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:99999"], "no such port"),
+        ({}, ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:99999"], "is not HOST:PORT"),
     ],
 )
 def test_the_command_reports_it_on_one_line(

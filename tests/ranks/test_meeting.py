@@ -1,0 +1,66 @@
+"""The address at which several hosts meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.ranks.launch import Launch
+from emailrl.ranks.meeting import Meeting
+
+from .processes import free_port
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["nonsense", "node0:", ":29500", "node0:0", "node0:65536", "node0:x", "a b:1/c", "[::1:29500", "u@h:1"]
+)
+def test_what_is_no_address_and_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="is not HOST:PORT") as refused:
+        Launch(nnodes=2, rdzv_endpoint=endpoint)
+    assert "node0:29500" in refused.value.hint
+
+
+@pytest.mark.parametrize("endpoint", ["node0:29500", "10.0.0.1:1", "[::1]:65535", "trainer-0.emailrl:29500"])
+def test_names_and_numbers_are_accepted(endpoint: str) -> None:
+    assert Launch(nnodes=2, rdzv_endpoint=endpoint).is_needed
+
+
+def test_a_host_without_address_is_waited_for_as_long_as_the_setting_allows() -> None:
+    said: list[str] = []
+    begun = time.monotonic()
+    with pytest.raises(EmailRLError, match=r"the host nowhere\.invalid has no address after 1 s") as raised:
+        Meeting("nowhere.invalid:29500", seconds=1).wait_for_address(said.append)
+    assert 1 <= time.monotonic() - begun < 30 and "RANK_START_TIMEOUT" in raised.value.hint
+    assert said == ["Waiting up to 1 s (RANK_START_TIMEOUT) for the host nowhere.invalid, which has no address."]
+
+
+def test_a_host_that_gets_its_address_while_others_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Any] = []
+
+    def resolve(*name: Any, **kind: Any) -> list[Any]:
+        tries.append(name)
+        if len(tries) < 3:
+            raise OSError("not yet")
+        return []
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    Meeting("trainer-0:29500", seconds=60).wait_for_address(lambda line: None)
+    assert tries == [("trainer-0", 29500)] * 3
+
+
+@pytest.mark.parametrize("more", [[], ["--node-rank", "0"]])
+def test_hosts_that_do_not_meet_end_in_time_with_one_line(more: list[str], tmp_path: Path) -> None:
+    endpoint, begun = f"127.0.0.1:{free_port()}", time.monotonic()
+    command = [sys.executable, "-m", "emailrl", "train", "--nnodes", "2", "--rdzv-endpoint", endpoint, *more]
+    environ = os.environ | {"RANK_START_TIMEOUT": "3"}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(f"error: The hosts did not meet at {endpoint} (")
+    assert "RANK_START_TIMEOUT" in line and time.monotonic() - begun < 60
